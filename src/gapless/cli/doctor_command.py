@@ -155,7 +155,9 @@ def _add_reports(parser: Parser) -> None:
         "--save", metavar="FILE", help="also write all that was seen, for a later --diff"
     )
     reports.add_argument(
-        "--private", action="store_true", help="leave source, names of files and functions, and the script's arguments out of all reports"
+        "--private",
+        action="store_true",
+        help="leave source, names of files and functions, and the script's arguments out of all reports",
     )
     reports.add_argument(
         "--fail-on",

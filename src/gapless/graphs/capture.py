@@ -28,7 +28,7 @@ from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.refusal import objection_to_transforms
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.snapshot import Snapshot
-from gapless.graphs.step_call import is_at_work, work_of
+from gapless.graphs.step_call import is_within_a_step, work_of
 from gapless.graphs.step_group import checked_group, is_of_one_shape, work_of_group
 from gapless.pipeline.call_tree import CallTrees
 from gapless.pipeline.prefetch import prefetch
@@ -137,7 +137,7 @@ class CapturedFunction:
 
     @property
     def _runs_as_written(self) -> bool:
-        if self._is_never_captured or is_at_work():
+        if self._is_never_captured or is_within_a_step():
             return True
         objection = objection_to_transforms()
         if objection is None:

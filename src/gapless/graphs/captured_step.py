@@ -121,13 +121,13 @@ class StepRun:
         out: what the step returned, valid until the next batch.
         way: how it ran: eagerly, as a graph (`replay`), or eagerly while it was watched or a graph
             was captured for it (`capture`), which takes longer.
-        key: what the batch shares with others that the same graph can take; None if no graph can
+        kind: what the batch shares with others that the same graph can take; None if no graph can
             take it.
     """
 
     out: Any
     way: Literal["eager", "replay", "capture"]
-    key: Hashable | None
+    kind: Hashable | None
 
 
 def _call(replay: Callable[..., Any], *args: Any) -> Any:
@@ -135,11 +135,11 @@ def _call(replay: Callable[..., Any], *args: Any) -> Any:
 
 
 class CapturedStep:
-    """A step that is captured for each key of batches and then launched as one piece.
+    """A step that is captured for each kind of batches and then launched as one piece.
 
     Everything the step does on the device is captured; what it does on the host is not done
     again. Whoever runs the step calls its method `on_host(batch)`, if it has one, before every
-    batch. Plain values in a batch are part of its key, and plain values that the step returns
+    batch. Plain values in a batch are part of its kind, and plain values that the step returns
     stay as they were when it was captured.
 
     What else the step reads from Python is watched by guards: see `gapless.graphs.read_guards`.
@@ -151,7 +151,7 @@ class CapturedStep:
         step: takes a batch on the device, trains on it and returns its loss.
         device: where it runs.
         host_waits: the door for the waits that captures are.
-        num_warmup: eager runs of each key before its capture, at least 2: the first makes the
+        num_warmup: eager runs of each kind before its capture, at least 2: the first makes the
             optimizer's state, the second shows whether the step makes it anew.
         limits: for its graphs, and those of others; None: limits of its own.
         on_side_stream: returns a context for what is no replay: eager runs and captures.
@@ -256,8 +256,8 @@ class CapturedStep:
         self._passing = PassingKinds()
         self._former: Tree | None = None
         self._num_not_taken = 0
-        self._kinds: dict[Hashable, list[_Kind]] = {}
-        # By the hash of a key: keys themselves hold every plain value of their batch. Whether
+        self._variants: dict[Hashable, list[_Variant]] = {}
+        # By the hash of a kind: a kind itself holds every plain value of its batch. Whether
         # that is final.
         self._refused: dict[int, bool] = {}
         self._num_changes = 0
@@ -325,7 +325,7 @@ class CapturedStep:
     @property
     def num_graphs(self) -> int:
         """How many graphs there are now, those that wait for the verdict on them included."""
-        num_waiting = sum(kind.pending is not None for kind in self._all_kinds())
+        num_waiting = sum(variant.pending is not None for variant in self._all_variants())
         return len(self._graphs) + num_waiting
 
     @property
@@ -346,8 +346,8 @@ class CapturedStep:
         """
         self._try_none_first()
         self._graphs.clear()
-        for kind in self._all_kinds():
-            kind.pending, kind.graph = None, None
+        for variant in self._all_variants():
+            variant.pending, variant.graph = None, None
 
     def forget(self) -> None:
         """Let go of all graphs, and of all that is known of calls.
@@ -355,7 +355,7 @@ class CapturedStep:
         Sync: Does not block the host.
         """
         self.drop_graphs()
-        self._kinds.clear()
+        self._variants.clear()
 
     def lift_refusal(self) -> None:
         """Try again what was refused, if the reason may be gone."""
@@ -397,13 +397,15 @@ class CapturedStep:
     def _is_lost(self, kind: Hashable) -> bool:
         """Return whether there is no graph of a kind, or none for what its calls do now."""
         return not self._graphs.has(kind) or (
-            self._agreed.is_changed(kind) and self._lost_kind(kind) is not None
+            self._agreed.is_changed(kind) and self._lost_variant(kind) is not None
         )
 
-    def _lost_kind(self, key: Hashable) -> _Kind | None:
-        """Return the newest graph's kind if no graph does what the step does now, else None."""
-        captured = [kind for kind in self._kinds.get(key, ()) if kind.graph is not None]
-        if captured and all(kind.failure() is not None for kind in captured):
+    def _lost_variant(self, kind: Hashable) -> _Variant | None:
+        """Return the newest graph's variant if no graph does what the step does now, else None."""
+        captured = [
+            variant for variant in self._variants.get(kind, ()) if variant.graph is not None
+        ]
+        if captured and all(variant.failure() is not None for variant in captured):
             return captured[0]
         return None
 
@@ -414,7 +416,7 @@ class CapturedStep:
     # --- parts of a run ---
 
     def _objection_to(self, tree: Tree) -> Refusal | None:
-        # What a graph takes is asked less: its key and guards say that nothing else has changed.
+        # What a graph takes is asked less: its kind and guards say that nothing else has changed.
         if self._objection is not None:
             return self._objection(tree)
         return (
@@ -434,10 +436,10 @@ class CapturedStep:
             return kind
         base = tree.known_key = without_values(kind)
         self._batch_reads.forget(kind)
-        for one in list(self._kinds):
+        for one in list(self._variants):
             if without_values(one) == base:
                 self._graphs.drop(one)
-                del self._kinds[one]
+                del self._variants[one]
         self._try_none_first()
         self._refuse(base, [unlike_values(read.site)])
         return base
@@ -492,131 +494,131 @@ class CapturedStep:
         self.report.num_replays += 1
         return out
 
-    def _run_without_graph(self, key: Hashable, tree: Tree) -> StepRun:
+    def _run_without_graph(self, kind: Hashable, tree: Tree) -> StepRun:
         if self.report.is_rest_over:
             self.lift_refusal()
-        if hash(key) in self._refused:
+        if hash(kind) in self._refused:
             self.report.num_eager += 1
-            return StepRun(self._work(tree.value), "eager", key)
-        kinds = self._kinds.get(key)
-        if kinds is None:
-            return StepRun(self._run_eagerly(key, tree), "eager", key)
-        if self._take_verdicts(key, kinds):
-            graph = self._graphs.find(key)
+            return StepRun(self._work(tree.value), "eager", kind)
+        variants = self._variants.get(kind)
+        if variants is None:
+            return StepRun(self._run_eagerly(kind, tree), "eager", kind)
+        if self._take_verdicts(kind, variants):
+            graph = self._graphs.find(kind)
             if graph is not None and graph.takes(tree):
-                return StepRun(self._replay(graph, tree), "replay", key)
+                return StepRun(self._replay(graph, tree), "replay", kind)
         if self.report.forbids_all:
-            return StepRun(self._run_eagerly(None, tree), "eager", key)
-        kind = self._kind_of_now(key, kinds)
-        if kind is not None and kind.pending is not None:
-            return StepRun(self._run_eagerly(None, tree), "eager", key)
-        if kind is not None and kind.graph is None and self._may_capture(key):
+            return StepRun(self._run_eagerly(None, tree), "eager", kind)
+        variant = self._variant_now(kind, variants)
+        if variant is not None and variant.pending is not None:
+            return StepRun(self._run_eagerly(None, tree), "eager", kind)
+        if variant is not None and variant.graph is None and self._may_capture(kind):
             self.report.num_eager += 1
-            return StepRun(self._try(key, kind, tree), "capture", key)
-        return StepRun(self._run_eagerly(key, tree), "eager", key)
+            return StepRun(self._try(kind, variant, tree), "capture", kind)
+        return StepRun(self._run_eagerly(kind, tree), "eager", kind)
 
     # --- on several ranks ---
 
-    def _run_with_others(self, key: Hashable, tree: Tree, objection: Refusal | None) -> StepRun:
+    def _run_with_others(self, kind: Hashable, tree: Tree, objection: Refusal | None) -> StepRun:
         """Run a call without a graph, or capture it, as all ranks do at this call."""
-        num_asked = self._agreed.num_asked(key)
-        if key in self._agreed:
+        num_asked = self._agreed.num_asked(kind)
+        if kind in self._agreed:
             if objection is None:
-                self._note_lost(key)
+                self._note_lost(kind)
         elif num_asked > 0:
             # What speaks against this call may not speak against the next.
-            own = self._readiness(key) if objection is None else Readiness.NOT_YET
+            own = self._readiness(kind) if objection is None else Readiness.NOT_YET
             readiness = self._consent.least(own)
             if readiness is Readiness.READY:
                 self.report.num_eager += 1
-                return StepRun(self._try_with_others(key, tree), "capture", key)
+                return StepRun(self._try_with_others(kind, tree), "capture", kind)
             if readiness is Readiness.NEVER or num_asked >= _MAX_ASKED:
-                self._settle_without(key, objection)
+                self._settle_without(kind, objection)
         if objection is not None:
             self.report.refuse(objection)
-        is_open = key not in self._agreed and hash(key) not in self._refused
+        is_open = kind not in self._agreed and hash(kind) not in self._refused
         is_watched = is_open and objection is None
-        out = self._run_eagerly(key if is_watched else None, tree)
-        return StepRun(out, "eager", key)
+        out = self._run_eagerly(kind if is_watched else None, tree)
+        return StepRun(out, "eager", kind)
 
-    def _note_lost(self, key: Hashable) -> None:
+    def _note_lost(self, kind: Hashable) -> None:
         """Note what has changed, once, if the graphs of a kind do not do what the step does now."""
-        if self._agreed.is_changed(key):
+        if self._agreed.is_changed(kind):
             return
-        kind = self._lost_kind(key)
-        if kind is not None:
-            self._agreed.note_change(key)
-            self._note_change(kind)
+        variant = self._lost_variant(kind)
+        if variant is not None:
+            self._agreed.note_change(kind)
+            self._note_change(variant)
 
-    def _readiness(self, key: Hashable) -> Readiness:
-        if hash(key) in self._refused or self.report.forbids_all:
+    def _readiness(self, kind: Hashable) -> Readiness:
+        if hash(kind) in self._refused or self.report.forbids_all:
             return Readiness.NEVER
-        kinds = self._kinds.get(key)
-        kind = None if kinds is None else self._kind_of_now(key, kinds)
-        if kind is None:
+        variants = self._variants.get(kind)
+        variant = None if variants is None else self._variant_now(kind, variants)
+        if variant is None:
             return Readiness.NOT_YET
-        if kind.graph is not None:
+        if variant.graph is not None:
             # Another rank has lost its graph; all capture together.
-            self._graphs.remove(key, kind.graph)
-            kind.graph = None
+            self._graphs.remove(kind, variant.graph)
+            variant.graph = None
             self._device.release_cached_memory()
-        return Readiness.READY if self._may_capture(key) else Readiness.NEVER
+        return Readiness.READY if self._may_capture(kind) else Readiness.NEVER
 
-    def _try_with_others(self, key: Hashable, tree: Tree) -> Any:
+    def _try_with_others(self, kind: Hashable, tree: Tree) -> Any:
         """Capture and prove a kind that all ranks are ready for; keep the graph if all can.
 
         Sync: Blocks the host ("capture", "agreement").
         """
-        self._agreed.settle(key, is_captured=False)
-        kind = self._kind_of_now(key, self._kinds[key]) or self._kinds[key][0]
+        self._agreed.settle(kind, is_captured=False)
+        variant = self._variant_now(kind, self._variants[kind]) or self._variants[kind][0]
         with self._consent.capturing():
-            out = self._try(key, kind, tree)
-            if kind.pending is not None:
+            out = self._try(kind, variant, tree)
+            if variant.pending is not None:
                 self._host_waits.wait_stream(self._device.current_stream(), reason="capture")
-                self._take_verdict(key, kind)
-        has_graph = kind.graph is not None
+                self._take_verdict(kind, variant)
+        has_graph = variant.graph is not None
         readiness = Readiness.READY if has_graph else Readiness.NEVER
         if self._consent.least(readiness) is not Readiness.READY:
-            self._graphs.drop(key)
-            kind.pending = kind.graph = None
+            self._graphs.drop(kind)
+            variant.pending = variant.graph = None
             if has_graph:
-                self._refuse_for_others(key)
+                self._refuse_for_others(kind)
         else:
-            self._agreed.settle(key, is_captured=True)
+            self._agreed.settle(kind, is_captured=True)
         return out
 
     def _run_at_call(
-        self, calls: CallsOfRanks, key: Hashable, tree: Tree, graph: CallGraph | None
+        self, calls: CallsOfRanks, kind: Hashable, tree: Tree, graph: CallGraph | None
     ) -> StepRun:
         """Run a call of a step that talks to the ranks of a user, or capture it with them."""
-        least = self._tell_others(calls, key, tree, graph)
+        least = self._tell_others(calls, kind, tree, graph)
         if calls.refusal is not None:
             self._end_calls(calls, calls.refusal)
         elif graph is not None:
             self._try_first(graph, tree)
-            return StepRun(self._replay(graph, tree), "replay", key)
+            return StepRun(self._replay(graph, tree), "replay", kind)
         self._try_none_first()
         with self._on_side_stream():
             if least is Readiness.READY:
                 self.report.num_eager += 1
-                return StepRun(self._try_with_others(key, tree), "capture", key)
+                return StepRun(self._try_with_others(kind, tree), "capture", kind)
             if least is Readiness.NEVER:
-                self._settle_without(key)
-            is_watched = hash(key) not in self._refused
-            return StepRun(self._run_eagerly(key if is_watched else None, tree), "eager", key)
+                self._settle_without(kind)
+            is_watched = hash(kind) not in self._refused
+            return StepRun(self._run_eagerly(kind if is_watched else None, tree), "eager", kind)
 
     def _tell_others(
-        self, calls: CallsOfRanks, key: Hashable, tree: Tree, graph: CallGraph | None
+        self, calls: CallsOfRanks, kind: Hashable, tree: Tree, graph: CallGraph | None
     ) -> Readiness | None:
         if calls.refusal is not None:
             return None
         if graph is None:
             objection = self._objection_to(tree)
             if objection is not None:
-                self._refuse(key, [objection])
-        readiness = self._readiness_at_call(key, graph)
+                self._refuse(kind, [objection])
+        readiness = self._readiness_at_call(kind, graph)
         return calls.at_call(
-            key,
+            kind,
             readiness,
             is_replay=graph is not None,
             is_open=graph is None and readiness is not Readiness.NEVER,
@@ -630,84 +632,84 @@ class CapturedStep:
             self.report.refuse(refusal)
         self.drop_graphs()
 
-    def _readiness_at_call(self, key: Hashable, graph: CallGraph | None) -> Readiness:
+    def _readiness_at_call(self, kind: Hashable, graph: CallGraph | None) -> Readiness:
         if graph is not None:
             return Readiness.READY
         if self.report.is_rest_over:
             self.lift_refusal()
         if self.report.forbids_all and not self.report.forbids_all_for_good:
             return Readiness.NOT_YET
-        kinds = self._kinds.get(key, [])
+        variants = self._variants.get(kind, [])
         # There is a graph, which does not take this call.
-        if any(kind.graph is not None and kind.failure() is None for kind in kinds):
+        if any(variant.graph is not None and variant.failure() is None for variant in variants):
             return Readiness.NOT_YET
-        return self._readiness(key)
+        return self._readiness(kind)
 
-    def _settle_without(self, key: Hashable, objection: Refusal | None = None) -> None:
-        self._agreed.settle(key, is_captured=False)
+    def _settle_without(self, kind: Hashable, objection: Refusal | None = None) -> None:
+        self._agreed.settle(kind, is_captured=False)
         if objection is not None:
-            self._refuse(key, [objection])
-        elif hash(key) not in self._refused and not self.report.forbids_all:
-            self._refuse_for_others(key)
+            self._refuse(kind, [objection])
+        elif hash(kind) not in self._refused and not self.report.forbids_all:
+            self._refuse_for_others(kind)
 
-    def _refuse_for_others(self, key: Hashable) -> None:
-        self._refuse(key, [ON_ANOTHER_RANK])
+    def _refuse_for_others(self, kind: Hashable) -> None:
+        self._refuse(kind, [ON_ANOTHER_RANK])
         if self._of_ranks is not None:
             # The other rank may be able to later, and says so at the begin of an epoch.
-            self._refused[hash(key)] = False
+            self._refused[hash(kind)] = False
 
-    def _capture_one_ahead_with_others(self, key: Hashable, tree: Tree) -> None:
-        if key in self._agreed:
+    def _capture_one_ahead_with_others(self, kind: Hashable, tree: Tree) -> None:
+        if kind in self._agreed:
             return
-        self._graphs.expected.add(key)
-        readiness = self._consent.least(self._readiness(key))
+        self._graphs.expected.add(kind)
+        readiness = self._consent.least(self._readiness(kind))
         for _ in range(self._num_warmup + _MAX_ASKED):
             if readiness is not Readiness.NOT_YET:
                 break
-            if hash(key) in self._refused or self.report.forbids_all:
+            if hash(kind) in self._refused or self.report.forbids_all:
                 self._work(tree.value)
             else:
-                self._warm_up(key, tree)
-            readiness = self._consent.least(self._readiness(key))
+                self._warm_up(kind, tree)
+            readiness = self._consent.least(self._readiness(kind))
         if readiness is Readiness.READY:
-            self._try_with_others(key, tree)
+            self._try_with_others(kind, tree)
         else:
-            self._settle_without(key)
+            self._settle_without(kind)
 
     # --- refusals ---
 
-    def _refuse(self, key: Hashable, refusals: list[Refusal]) -> None:
-        """Refuse calls of a key; all calls, if no key was captured and some were refused.
+    def _refuse(self, kind: Hashable, refusals: list[Refusal]) -> None:
+        """Refuse calls of a kind; all calls, if no kind was captured and some were refused.
 
         What a step does depends on its arguments: it may train on some and validate on others.
         """
         if not refusals:
             return
-        self._refused[hash(key)] = any(refusal.is_final for refusal in refusals)
+        self._refused[hash(kind)] = any(refusal.is_final for refusal in refusals)
         is_hopeless = not self.report.num_graphs and len(self._refused) >= _MAX_REFUSED
         is_of_all = is_hopeless or len(self._refused) >= _MOST_REFUSED
         for refusal in refusals:
             self.report.refuse(replace(refusal, is_of_call=not is_of_all))
 
-    def _may_capture(self, key: Hashable) -> bool:
+    def _may_capture(self, kind: Hashable) -> bool:
         # A verdict that has just arrived may have refused it.
-        if hash(key) in self._refused or self.report.forbids_all:
+        if hash(kind) in self._refused or self.report.forbids_all:
             return False
-        if not self._warm_ups.are_done(key):
+        if not self._warm_ups.are_done(kind):
             return False
-        limit = self._graphs.limit(key)
+        limit = self._graphs.limit(kind)
         if limit is not None:
             self.report.refuse(limit)
         return limit is None
 
-    def _run_eagerly(self, key: Hashable | None, tree: Tree) -> Any:
+    def _run_eagerly(self, kind: Hashable | None, tree: Tree) -> Any:
         self.report.num_eager += 1
         if self.report.forbids_all:
             return self._work(tree.value)
         with self._consent.watch():
-            if key is None or self._warm_ups.are_done(key):
+            if kind is None or self._warm_ups.are_done(kind):
                 return self._result(self._work(tree.value), tree)
-            return self._warm_up(key, tree)
+            return self._warm_up(kind, tree)
 
     def _result(self, out: Any, tree: Tree) -> Any:
         """Return what a run as written returned, without graphs of gradients that are used up.
@@ -725,7 +727,7 @@ class CapturedStep:
         except BatchError:  # a container that cannot be made anew, which refuses the step
             return out
 
-    def _warm_up(self, key: Hashable, tree: Tree) -> Any:
+    def _warm_up(self, kind: Hashable, tree: Tree) -> Any:
         weights = [weight for weight, _ in self._weights.gradients()]
         sharded = refusal_of_weights(weights) or refusal_of_step(self.step)
         objection = sharded or objection_to_profiler()
@@ -734,50 +736,50 @@ class CapturedStep:
             return self._result(self._work(tree.value), tree)
         # Compiled code tells views from tensors of their own, and nothing can be compiled during
         # a capture.
-        if self._warm_ups.use_compiled_code and self._warm_ups.is_last(key):
+        if self._warm_ups.use_compiled_code and self._warm_ups.is_last(kind):
             copy = tree.map(torch.clone)
             batch = BatchWatch(copy)
-            out, refusals, watched = self._warm_ups.run(key, copy, self._work)
+            out, refusals, watched = self._warm_ups.run(kind, copy, self._work)
             with suppress(BatchError):  # such a step is refused when it is captured
                 out = batch.done_to(tree, out)
         else:
-            out, refusals, watched = self._warm_ups.run(key, tree, self._work)
-        self._refuse(key, refusals)
-        if self._warm_ups.are_done(key) and not refusals:
-            kind = _Kind(watched, self._host_watch.guards(carried=watched.kept))
-            kinds = self._kinds.setdefault(key, [])
-            kinds.insert(0, kind)
-            del kinds[MAX_VARIANTS:]
+            out, refusals, watched = self._warm_ups.run(kind, tree, self._work)
+        self._refuse(kind, refusals)
+        if self._warm_ups.are_done(kind) and not refusals:
+            variant = _Variant(watched, self._host_watch.guards(carried=watched.kept))
+            variants = self._variants.setdefault(kind, [])
+            variants.insert(0, variant)
+            del variants[MAX_VARIANTS:]
         return out if refusals else self._result(out, tree)
 
     # --- changes of what graphs bake in ---
 
-    def _all_kinds(self) -> Iterator[_Kind]:
-        for kinds in self._kinds.values():
-            yield from kinds
+    def _all_variants(self) -> Iterator[_Variant]:
+        for variants in self._variants.values():
+            yield from variants
 
-    def _kind_of_now(self, key: Hashable, kinds: list[_Kind]) -> _Kind | None:
+    def _variant_now(self, kind: Hashable, variants: list[_Variant]) -> _Variant | None:
         """Return what was seen with the values that the step reads now, None if nothing was.
 
         The kind is then to be watched again.
         """
-        for kind in kinds:
-            if kind.failure() is None:
-                if kind.graph is not None and kind.graph not in self._graphs:
-                    kind.graph = None
-                return kind
-        if self._warm_ups.are_done(key):
-            self._note_change(kinds[0])
-            self._warm_ups.once_more(key)
+        for variant in variants:
+            if variant.failure() is None:
+                if variant.graph is not None and variant.graph not in self._graphs:
+                    variant.graph = None
+                return variant
+        if self._warm_ups.are_done(kind):
+            self._note_change(variants[0])
+            self._warm_ups.once_more(kind)
         return None
 
-    def _note_change(self, kind: _Kind) -> None:
-        failure = kind.failure()
+    def _note_change(self, variant: _Variant) -> None:
+        failure = variant.failure()
         if failure is None:
             return
         self.report.note_change(failure.text)
         self._num_changes += 1
-        if failure.optimizer is not None and self.report.num_steps - kind.num_steps < _OFTEN:
+        if failure.optimizer is not None and self.report.num_steps - variant.num_steps < _OFTEN:
             self._number_changes_often(failure)
         if failure.is_memory:
             self._drop_dead()
@@ -800,11 +802,11 @@ class CapturedStep:
     def _drop_dead(self) -> None:
         """Let go of graphs that read memory which is not used any more, and of what led to them."""
         self._graphs.drop_dead()
-        for key, kinds in list(self._kinds.items()):
-            alive = [kind for kind in kinds if not kind.is_dead()]
+        for kind, variants in list(self._variants.items()):
+            alive = [variant for variant in variants if not variant.is_dead()]
             # One stays, to be compared with.
-            captured = [kind for kind in kinds if kind.graph is not None]
-            self._kinds[key] = alive or (captured or kinds)[:1]
+            captured = [variant for variant in variants if variant.graph is not None]
+            self._variants[kind] = alive or (captured or variants)[:1]
 
     # --- replays that do not pay ---
 
@@ -830,27 +832,27 @@ class CapturedStep:
 
     def _give_up_replays(self, kind: Hashable, refusal: Refusal) -> None:
         self._graphs.drop(kind)
-        self._kinds.pop(kind, None)
+        self._variants.pop(kind, None)
         self.report.refuse(refusal)
 
     # --- captures ---
 
-    def _try(self, key: Hashable, kind: _Kind, tree: Tree) -> Any:
+    def _try(self, kind: Hashable, variant: _Variant, tree: Tree) -> Any:
         start, num_bytes = self._device.now_ms(), self._limits.captured_bytes
         try:
-            tried = self._trial.run(tree, kind.reads, kind.watched)
+            tried = self._trial.run(tree, variant.reads, variant.watched)
         finally:
             self.report.seconds += (self._device.now_ms() - start) / 1000.0
             self.report.captured_bytes += self._limits.captured_bytes - num_bytes
         self.report.proof_seconds += tried.proof_seconds
-        if tried.graph is not None and not self._knows_reads_of(key, kind.watched, tried):
+        if tried.graph is not None and not self._knows_reads_of(kind, variant.watched, tried):
             tried.graph = None
-        self._refuse(key, tried.refusals)
+        self._refuse(kind, tried.refusals)
         if tried.graph is not None:
             self.report.num_graphs += 1
-            kind.pending = _Pending(tried.graph, tried.verdict)
+            variant.pending = _Pending(tried.graph, tried.verdict)
             drop_before_groups_end(self)
-            kind.num_steps = self.report.num_steps
+            variant.num_steps = self.report.num_steps
             self.report.note_updates_as_written(tried.updates_as_written)
             if tried.reads_rates:
                 self.report.rates = "tensor"
@@ -859,7 +861,7 @@ class CapturedStep:
                 self.report.note = f"not proved: {tried.not_proved}"
         return tried.out if tried.refusals else self._result(tried.out, tree)
 
-    def _knows_reads_of(self, key: Hashable, watched: Watched, tried: Tried) -> bool:
+    def _knows_reads_of(self, kind: Hashable, watched: Watched, tried: Tried) -> bool:
         """Return whether the kind of a call says all that the step reads, unlike its capture.
 
         If not, the step is refused, or values of its batches are part of their kinds from now on.
@@ -870,40 +872,44 @@ class CapturedStep:
         if self._of_ranks is not None and watched.batch_reads:
             tried.refusals += [value_of_one_rank(read.site) for read in watched.batch_reads]
             return False
-        if not self._batch_reads.add(key, watched.batch_reads):
+        if not self._batch_reads.add(kind, watched.batch_reads):
             return True
         self.report.note_batch_reads(read.site for read in watched.batch_reads)
         self._try_none_first()
         return False
 
-    def _take_verdicts(self, key: Hashable, kinds: list[_Kind]) -> bool:
+    def _take_verdicts(self, kind: Hashable, variants: list[_Variant]) -> bool:
         """Use graphs whose verdict has arrived and is good; return whether there are any.
 
         Sync: Does not block the host.
         """
-        taken = [self._take_verdict(key, kind) for kind in kinds if kind.pending is not None]
+        taken = [
+            self._take_verdict(kind, variant)
+            for variant in variants
+            if variant.pending is not None
+        ]
         return any(taken)
 
-    def _take_verdict(self, key: Hashable, kind: _Kind) -> bool:
-        assert kind.pending is not None
-        graph, verdict = kind.pending.graph, kind.pending.verdict
+    def _take_verdict(self, kind: Hashable, variant: _Variant) -> bool:
+        assert variant.pending is not None
+        graph, verdict = variant.pending.graph, variant.pending.verdict
         if verdict is not None:
             if not verdict.arrived():
                 return False
             if not verdict.holds:
-                kind.pending = None
-                kind.num_failed += 1
+                variant.pending = None
+                variant.num_failed += 1
                 # What does not repeat itself may be out of bounds by chance.
-                if verdict.repeats or kind.num_failed >= _MAX_PROOFS:
-                    self._refuse(key, [_proved_wrong(verdict.text)])
+                if verdict.repeats or variant.num_failed >= _MAX_PROOFS:
+                    self._refuse(kind, [_proved_wrong(verdict.text)])
                 return False
             self.report.proved += 1
             if not verdict.repeats:
                 self.report.note = verdict.text
             elif self._pay_off is not None:
                 self._pay_off.add(graph)
-        kind.pending, kind.graph = None, graph
-        self._graphs.add(key, graph)
+        variant.pending, variant.graph = None, graph
+        self._graphs.add(kind, graph)
         return True
 
     # --- ahead of a run ---
@@ -921,10 +927,10 @@ class CapturedStep:
         If the snapshot cannot be restored, nothing is done; the report has a note.
 
         Args:
-            batches: on the device, one of each key; the first are captured first, the last are
+            batches: on the device, one of each kind; the first are captured first, the last are
                 what the limits leave out.
             snapshot: of what the step changes, which is put back afterwards.
-            only_these: capture no other keys later.
+            only_these: capture no other kinds later.
             on_batch: called with the number of batches done so far.
 
         Sync: Blocks the host ("capture").
@@ -943,28 +949,28 @@ class CapturedStep:
             snapshot.restore()
             set_random_state(self._device, random)
         self._host_waits.wait_stream(self._device.current_stream(), reason="capture")
-        for key, kinds in self._kinds.items():
-            self._take_verdicts(key, kinds)
+        for kind, variants in self._variants.items():
+            self._take_verdicts(kind, variants)
         self._graphs.only_expected = only_these
 
     def _capture_one_ahead(self, tree: Tree) -> None:
         tree = tree.map(torch.clone)
-        key = self._kind_of(tree)
+        kind = self._kind_of(tree)
         if self._calls is not None and self._calls.is_unknown:
             # Does it talk to other ranks?
             with self._calls.watch():
                 self._work(tree.value)
         if self._consent.asks:
-            self._capture_one_ahead_with_others(key, tree)
+            self._capture_one_ahead_with_others(kind, tree)
             return
-        if key in self._kinds or self.report.forbids_all:
+        if kind in self._variants or self.report.forbids_all:
             return
-        self._graphs.expected.add(key)
-        while not self._warm_ups.are_done(key) and not self.report.forbids_all:
-            self._warm_up(key, tree)
-        if self._may_capture(key):
-            self._try(key, self._kinds[key][0], tree)
-        if self._kind_of(tree.map(torch.clone)) != key:  # values of it belong to its kind by now
+        self._graphs.expected.add(kind)
+        while not self._warm_ups.are_done(kind) and not self.report.forbids_all:
+            self._warm_up(kind, tree)
+        if self._may_capture(kind):
+            self._try(kind, self._variants[kind][0], tree)
+        if self._kind_of(tree.map(torch.clone)) != kind:  # values of it belong to its kind by now
             self._capture_one_ahead(tree)
 
 
@@ -977,8 +983,8 @@ class _Pending:
 
 
 @dataclass(slots=True)
-class _Kind:
-    """What is known of one kind of call, with what the step reads from Python.
+class _Variant:
+    """What is known of one kind of call while the step reads the same values from Python.
 
     Attributes:
         watched: what the last watched run showed.

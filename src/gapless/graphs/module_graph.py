@@ -28,7 +28,7 @@ from gapless.graphs.gradient_paths import gradients_by_use, nodes_behind, uses_o
 from gapless.graphs.proof import has_bits_of
 from gapless.graphs.refusal import Refusal
 from gapless.graphs.results import rebuilt
-from gapless.graphs.step_call import at_work
+from gapless.graphs.step_call import within_a_step
 from gapless.graphs.step_graph import StaticInputs
 from gapless.graphs.step_guards import Failure, failure_of_reads
 from gapless.graphs.tensor_copies import TensorCopies
@@ -455,7 +455,7 @@ class ModuleGraph:
                 for leaf, needs in zip(inputs, self._needs_grad, strict=True)
             ]
         with (
-            at_work(),
+            within_a_step(),
             torch.enable_grad(),
             self._as_then(run),
             self._settings.autocast_as(self._then),
@@ -476,7 +476,7 @@ class ModuleGraph:
         pairs = [(leaf, one) for leaf, one in zip(leaves, given, strict=True) if one is not None]
         wanted = [leaf for leaf, needs in zip(inputs, self._needs_grad, strict=True) if needs]
         outputs, gradients = zip(*pairs, strict=True)
-        with at_work(), _without_hooks(self._weights):
+        with within_a_step(), _without_hooks(self._weights):
             return gradients_by_use(
                 outputs, gradients, [*wanted, *self._weights], create_graph=create_graph
             )

@@ -35,7 +35,7 @@ from gapless.graphs.refusal import (
 )
 from gapless.graphs.shared_casts import watch_rest_of_block
 from gapless.graphs.side_stream import SideStream
-from gapless.graphs.step_call import at_work, is_at_work, work_of
+from gapless.graphs.step_call import is_within_a_step, within_a_step, work_of
 from gapless.pipeline.call_tree import CallTrees
 from gapless.pipeline.host_waits import HostWaits
 
@@ -262,7 +262,7 @@ class ModuleInPlace:
         return done.out
 
     def _runs_as_written(self) -> bool:
-        if self._is_never_captured or is_at_work():
+        if self._is_never_captured or is_within_a_step():
             return True
         objection = objection_to_transforms()
         if objection is not None:
@@ -306,7 +306,7 @@ class ModuleInPlace:
 
             def work(call: Call) -> Any:
                 trial = self._trials[key]
-                with at_work():
+                with within_a_step():
                     return trial.observed(
                         self._now.tree, lambda: self._as_written(*call.args, **call.kwargs)
                     )
@@ -325,7 +325,7 @@ class ModuleInPlace:
         return step
 
     def _plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with at_work():
+        with within_a_step():
             return self._as_written(*args, **kwargs)
 
     def _objection(self, tree: Tree) -> Refusal | None:

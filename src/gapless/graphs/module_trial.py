@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from gapless.graphs.addresses import address_of, share_memory
-from gapless.graphs.at_work import AT_WORK
 from gapless.graphs.backward_settings import Settings
 from gapless.graphs.device_state import DeviceState
 from gapless.graphs.gradient_paths import GradientPaths, number_of_next_node, uses_of
@@ -40,12 +39,13 @@ from gapless.graphs.module_refusals import (
     hook_refused,
     keeps_unknown,
 )
+from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.proof import NotProved, prove
 from gapless.graphs.reach import HOOK_TABLES, put_on
 from gapless.graphs.refusal import Refused, asks_of_its_call
 from gapless.graphs.rehearsal import Rehearsal
 from gapless.graphs.seen_calls import Given, SeenCalls, note_gradients
-from gapless.graphs.step_call import at_work
+from gapless.graphs.step_call import within_a_step
 from gapless.graphs.touched import TouchWatch
 from gapless.graphs.trial import Tried, why_it_failed
 from gapless.graphs.versions import VersionsBefore, version_of
@@ -178,7 +178,7 @@ class ModuleTrial:
             if refusals:
                 seen.watched = self._watch.num_runs
             return Tried(self._work(tree), refusals=refusals)
-        with AT_WORK, self._runs.side.use() as caller:
+        with ONE_AT_A_TIME, self._runs.side.use() as caller:
             tried = self._rehearsed(tree, reads, watched, seen.given, weights, caller)
         seen.watched = self._watch.num_runs
         versions = VersionsBefore(reads.tensors)
@@ -206,7 +206,7 @@ class ModuleTrial:
 
     def _work(self, tree: Tree) -> Any:
         call: Call = tree.value
-        with at_work():
+        with within_a_step():
             return self.observed(tree, lambda: self._forward(*call.args, **call.kwargs))
 
     def _refusals(
@@ -256,7 +256,6 @@ class ModuleTrial:
         written = [tensor for tensor in touched.written if not self._device.needs_copy(tensor)]
         before = DeviceState(written, self._device, generators=touched.generators)
         before.save()
-        start = self._device.now_ms()
         try:
             return self._captured_and_proved(
                 tree,
@@ -274,7 +273,6 @@ class ModuleTrial:
         finally:
             before.restore()
             before.forget()
-            del start
 
     def _captured_and_proved(
         self,

@@ -35,7 +35,7 @@ from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.quick_updates import QuickUpdates
 from gapless.graphs.refusal import Refusal
 from gapless.graphs.side_stream import SideStream
-from gapless.graphs.step_call import at_work, is_at_work
+from gapless.graphs.step_call import is_within_a_step, within_a_step
 from gapless.graphs.step_replaced import is_step_of_the_class, method_in_place_of
 from gapless.graphs.update_rules import (
     CALL_A_CLOSURE_ONCE,
@@ -158,7 +158,7 @@ class OptimizerInPlace:
         self._as_written = as_written
         if self._is_running:  # called by `_work`
             return as_written(*args, **kwargs)
-        if self._is_never_captured or is_at_work():
+        if self._is_never_captured or is_within_a_step():
             self.report.num_eager += 1
             return as_written(*args, **kwargs)
         objection = self._objection_to_call(args, kwargs)
@@ -311,7 +311,7 @@ class OptimizerInPlace:
         self._is_running = True
         try:
             with (
-                at_work(),
+                within_a_step(),
                 _placed(weights_of(self.target), gradients),
                 _replaced(vars(self.target), of_a_scaler),
             ):

@@ -17,7 +17,7 @@ from gapless.graphs.module_graph import Passes, Saved
 from gapless.graphs.module_refusals import OTHER_SETTINGS
 from gapless.graphs.refusal import Refused
 from gapless.graphs.stand_ins import with_stand_ins
-from gapless.graphs.step_call import at_work, cannot_return, cannot_return_from_host
+from gapless.graphs.step_call import cannot_return, cannot_return_from_host, within_a_step
 from gapless.graphs.touched import span_of
 from gapless.pipeline.tree import flatten, has_address, misalignment
 
@@ -102,7 +102,7 @@ class Rehearsal:
             if stand_ins
             else nullcontext(self._weights)
         )
-        with at_work(), standing as weights, torch.enable_grad():
+        with within_a_step(), standing as weights, torch.enable_grad():
             call: Call = static.with_leaves(inputs).value
             out = flatten(self._forward(*call.args, **call.kwargs))
             if out.unknown:

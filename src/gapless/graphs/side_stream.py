@@ -12,7 +12,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from gapless.graphs.at_work import AT_WORK
+from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class SideStream:
 
         Sync: Does not block the host.
         """
-        with AT_WORK, self._order.lock:
+        with ONE_AT_A_TIME, self._order.lock:
             self._come_after_runs()
 
     def launch(self, replay: Callable[..., _OutT], *args: Any) -> _OutT:
@@ -85,7 +85,7 @@ class SideStream:
         """
         caller = self._device.current_stream()
         # What another thread queues there must not become part of a capture.
-        with AT_WORK:
+        with ONE_AT_A_TIME:
             with self._order.lock:
                 self._order.num_inside += 1
                 self._wait_for_replays(caller)

@@ -17,37 +17,37 @@ if TYPE_CHECKING:
 
 
 class _Depth(local):
-    """How many steps are at work in this thread, one within the other."""
+    """How many steps run in this thread, one within the other."""
 
     depth = 0
 
 
-_at_work = _Depth()
+_depth = _Depth()
 
 
-def is_at_work() -> bool:
+def is_within_a_step() -> bool:
     """Return whether a captured step runs as written, or is being captured, in this thread.
 
     A captured function that it calls is a part of it: it has to run as written as well.
     """
-    return _at_work.depth > 0
+    return _depth.depth > 0
 
 
 @contextmanager
-def at_work() -> Iterator[None]:
+def within_a_step() -> Iterator[None]:
     """Let captured functions, modules and optimizers that the body calls be parts of a step."""
-    _at_work.depth += 1
+    _depth.depth += 1
     try:
         yield
     finally:
-        _at_work.depth -= 1
+        _depth.depth -= 1
 
 
 def work_of(step: Any) -> Callable[[Call], Any]:
     """Return a function that calls a step as a loop called it."""
 
     def work(call: Call) -> Any:
-        with at_work():
+        with within_a_step():
             return do_work(step, *call.args, **call.kwargs)
 
     return work
@@ -57,7 +57,7 @@ def work_of_batch(step: Any) -> Callable[[Any], Any]:
     """Return a function that calls a step with its one argument."""
 
     def work(batch: Any) -> Any:
-        with at_work():
+        with within_a_step():
             return do_work(step, batch)
 
     return work

@@ -15,7 +15,6 @@ import torch
 from gapless.errors import BatchError
 from gapless.graphs.addresses import address_of, share_memory
 from gapless.graphs.alignment import aligned_as, clone_of
-from gapless.graphs.at_work import AT_WORK
 from gapless.graphs.batch_changes import BatchWatch, has_container_twice
 from gapless.graphs.capture_failure import capture_failed, reads_for_a_scaler
 from gapless.graphs.consent import Alone, Readiness
@@ -23,6 +22,7 @@ from gapless.graphs.device_state import DeviceState, RandomStates
 from gapless.graphs.gradient_graph import is_used_up
 from gapless.graphs.inference_mode import inference_mode
 from gapless.graphs.kept_tensors import KeptTensors, place_of
+from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.proof import NotProved, prove
 from gapless.graphs.python_side import PythonSide
 from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal, Refused, host_read
@@ -135,7 +135,7 @@ class Trial:
 
         Sync: Blocks the host ("capture").
         """
-        with AT_WORK:
+        with ONE_AT_A_TIME:
             return self._run(tree, reads, watched)
 
     def _run(self, tree: Tree, reads: ReadGuards, watched: Watched) -> Tried:

@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 
-from gapless.graphs.step_call import at_work
+from gapless.graphs.step_call import within_a_step
 from gapless.graphs.step_replaced import step_as_written
 from gapless.graphs.update_rules import gradients_of, same_objects, weights_of
 
@@ -53,7 +53,7 @@ class UpdateAsWritten:
 
     def __call__(self) -> None:
         """Call `step` as it is now: with hooks and schedulers that came after the capture."""
-        with at_work(), self._modes.set_again(), self._gradients_in_place():
+        with within_a_step(), self._modes.set_again(), self._gradients_in_place():
             vars(self._optimizer).update(self._of_a_scaler)
             try:
                 step_as_written(self._optimizer)(*self._args, **self._kwargs)

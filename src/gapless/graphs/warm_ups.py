@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gapless.graphs.addresses import address_of
-from gapless.graphs.at_work import AT_WORK
 from gapless.graphs.batch_reads import ReadWatch
 from gapless.graphs.host_watch import HostRun
+from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.refusal import (
     Refusal,
     asks_of_its_call,
@@ -166,7 +166,7 @@ class WarmUps:
         batch = [list(map(bytes_of, plain_parts(leaf))) for leaf in tree.leaves]
         with (
             # What is replaced for the watch is put back in the reverse order.
-            AT_WORK,
+            ONE_AT_A_TIME,
             self._observer.watch(is_first=is_first, is_last=is_last) as seen,
             self._updates.watch(),
             self._watch_host(tree) if looks else nullcontext(HostRun()) as host,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.graphs.captor import captor_of
-from gapless.graphs.step_call import is_at_work
+from gapless.graphs.step_call import is_within_a_step
 from gapless.integrations.packed_positions import looking_once, note_positions
 from gapless.pipeline.containers import take_apart
 
@@ -101,7 +101,7 @@ def _note_masks(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     """
     global _known
     _known = None
-    if captor_of(model) is None or is_at_work():
+    if captor_of(model) is None or is_within_a_step():
         return
     named = dict(zip(_names(type(model).forward), args, strict=False)) | kwargs
     note_positions(type(model) if named.get("position_ids") is None else None)
@@ -149,7 +149,7 @@ def _answer_in_transformers() -> None:
 
     @wraps(captures)
     def is_cuda_stream_capturing() -> bool:
-        return not is_at_work() and bool(captures())
+        return not is_within_a_step() and bool(captures())
 
     import_utils.is_cuda_stream_capturing = is_cuda_stream_capturing
 

@@ -20,7 +20,7 @@ import gapless
 from gapless.device.find import find_device
 from gapless.errors import CaptureWarning, UserError
 from gapless.graphs.captor import captor_of
-from gapless.graphs.step_call import at_work
+from gapless.graphs.step_call import within_a_step
 from gapless.integrations import accelerate
 from gapless.integrations.batches import move_without_waits
 from gapless.integrations.losses import FilteredLoss
@@ -148,7 +148,7 @@ class CaptureInTraining(TrainerCallback):
         def prediction_step(*args: Any, **kwargs: Any) -> Any:
             if getattr(trainer.args, "predict_with_generate", False):
                 # A sentence that is generated has another shape with each of its tokens.
-                with at_work():
+                with within_a_step():
                     return predict(*args, **kwargs)
             if self._model is not trainer.model:
                 self._capture_model()

@@ -144,7 +144,7 @@ class AutoSteps:
         launch = Launch(
             round=self._round,
             way=done.way,
-            key=done.key,
+            key=done.kind,
             host_ms=self._device.now_ms() - start,
             data_wait_ms=data_wait_ms,
             found_idle=found_idle,

@@ -560,10 +560,6 @@ def _host() -> int:
     return zlib.crc32("".join(names).encode())
 
 
-def _say_nothing() -> None:
-    pass
-
-
 def _write(text: str) -> None:
     """Write if there is room, without streams and locks, which the main thread may hold."""
     with suppress(OSError):

@@ -124,11 +124,6 @@ class Function:
         """Its name, behind that of its class."""
         return f"{self.cls.name}.{self.node.name}" if self.cls else self.node.name
 
-    @property
-    def runs_once(self) -> bool:
-        """Whether it is where a script begins, or makes an object."""
-        return self.node.name.startswith("main") or self.node.name in _QUIET_METHODS
-
     def level_by_itself(self) -> int:
         """Return how often it runs where no call is seen: it may be called from any loop."""
         if self.node.name in _QUIET_METHODS or (self.cls is not None and self.cls.is_on_host):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from gapless.device.precision import Precision
 from gapless.errors import DataError, DeviceError, UserError
 from gapless.nmt.run.config_file import read_settings
-from gapless.nmt.run.save_interval import SaveInterval, seconds_of
+from gapless.nmt.run.interval import Interval, seconds_of
 from gapless.plans import Plan, get_plan
 from gapless.ranks.way_to_sum import WayToSum
 
@@ -445,15 +445,15 @@ class TrainConfig:
             run_ahead=self.run_ahead,
         )
 
-    def save_interval(self) -> SaveInterval:
+    def save_interval(self) -> Interval:
         """Return what is between two saved states.
 
         Raises:
             UserError: `save_every` names no interval.
         """
-        return SaveInterval.of(self.save_every)
+        return Interval.of(self.save_every)
 
-    def validation_interval(self) -> SaveInterval | None:
+    def validation_interval(self) -> Interval | None:
         """Return what is between two validations; None: `val_interval` epochs.
 
         Raises:
@@ -461,7 +461,7 @@ class TrainConfig:
         """
         if self.validate_every is None:
             return None
-        return SaveInterval.of(self.validate_every, name="validate_every")
+        return Interval.of(self.validate_every, name="validate_every")
 
     def time_limit_seconds(self) -> float | None:
         """Return the seconds in which the run is to be done; None if it has no limit.

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gapless.nmt.run.save_interval import seconds_of
+from gapless.nmt.run.interval import seconds_of
 
 
 if TYPE_CHECKING:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
-
-
-Schedule = Literal["inverse-sqrt", "cosine", "constant"]
 
 
 def learning_rate(
@@ -33,13 +29,3 @@ def learning_rate(
         done = min(1.0, (update - warmup) / max(1, total - warmup))
         return peak * 0.5 * (1.0 + math.cos(math.pi * done))
     return peak
-
-
-def noam(update: int, *, d_model: int, warmup: int, factor: float = 1.0) -> float:
-    """Return the rate of the Noam schedule: Vaswani et al. 2017, equation 3, times `factor`.
-
-    Equal to `inverse-sqrt` with peak `factor / sqrt(d_model * warmup)`, except that it starts at 0
-    and not at 1e-7.
-    """
-    rising = update / (warmup * math.sqrt(warmup))
-    return factor * min(1 / math.sqrt(update), rising) / math.sqrt(d_model)

@@ -23,7 +23,7 @@ from gapless.nmt.run.out_of_memory import naming_phase
 from gapless.nmt.run.pace import Pace
 from gapless.nmt.run.rank_warnings import RankWarnings
 from gapless.nmt.run.same_weights import check_same_weights
-from gapless.nmt.run.save_interval import SaveClock
+from gapless.nmt.run.interval import DueClock
 from gapless.nmt.run.saver import Saver
 from gapless.nmt.run.silent import SilentFolder, SilentLog, SilentObserver, SilentSaver
 from gapless.nmt.run.summary import describe_run, summarize
@@ -81,10 +81,10 @@ class Trainer:
         self._saver = self._make_saver() if self._is_first else SilentSaver(run.device)
         now = None if run.ranks.world == 1 else run.clock.seconds
         updates = run.step.num_updates
-        self._clock = SaveClock(run.config.save_interval(), updates=updates, now=now)
+        self._clock = DueClock(run.config.save_interval(), updates=updates, now=now)
         interval = run.config.validation_interval()
         self._validation_clock = (
-            None if interval is None else SaveClock(interval, updates=updates, now=now)
+            None if interval is None else DueClock(interval, updates=updates, now=now)
         )
         # The state that a resumed run began with is there already, with the settings that it had then.
         self._is_saved = run.covered is not None and not run.changed
@@ -521,7 +521,7 @@ class Trainer:
         run.time_limit.note_validation(seconds)
         self._together.settle()
         if self._validation_clock is not None:
-            self._validation_clock.saved(run.step.num_updates)
+            self._validation_clock.done(run.step.num_updates)
         if self._is_first:
             self._learning.at_validation()
         return run.position.note_validation(loss=found["val_loss"], bleu=found["val_bleu"])
@@ -687,5 +687,5 @@ class Trainer:
                 is_best=is_best,
                 sync_first=folder.metrics.sync,
             )
-        self._clock.saved(updates)
+        self._clock.done(updates)
         self._is_saved = True

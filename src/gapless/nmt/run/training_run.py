@@ -38,7 +38,7 @@ from gapless.nmt.run.resume import (
     resolve_resumed,
     settings_to_keep,
 )
-from gapless.nmt.run.room import check_room
+from gapless.nmt.run.disk_space import check_disk_space
 from gapless.nmt.run.scoring import decide_scoring, settle_language
 from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus
 from gapless.nmt.run.time_limit import AgreedClock, TimeLimit, WallClock
@@ -382,7 +382,7 @@ def _make_folder(run: TrainingRun) -> Path:
     Of several processes that chose the same one, each but the first takes the next, unless its user
     named the folder.
     """
-    check_room(run.run_dir, run.config, run.step)
+    check_disk_space(run.run_dir, run.config, run.step)
     while True:
         try:
             _begin_folder(run)
@@ -553,7 +553,7 @@ def _check_folder(run: TrainingRun, state: dict[str, Any]) -> None:
             end=_last_epoch(run),
             average=run.config.num_averaged,
         )
-    check_room(run.run_dir, run.config, run.step)
+    check_disk_space(run.run_dir, run.config, run.step)
     write_files(run.run_dir, files_of_run(run.config, run.task.vocabs))
     first = run.config.init_from
     told = restore_trained_on(

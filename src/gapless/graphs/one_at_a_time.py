@@ -9,4 +9,4 @@ from __future__ import annotations
 from threading import RLock
 
 
-AT_WORK = RLock()
+ONE_AT_A_TIME = RLock()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _STATE_COPIES = 3
 
 
-def room_needed(config: TrainConfig, weight_bytes: int) -> int:
+def space_needed(config: TrainConfig, weight_bytes: int) -> int:
     """Return the bytes that the checkpoints of a run take at most.
 
     States: those that are kept, the best one, and one that is being written. Weights: of the epochs
@@ -34,7 +34,7 @@ def room_needed(config: TrainConfig, weight_bytes: int) -> int:
     return weight_bytes * (_STATE_COPIES * states + weights)
 
 
-def check_room(run_dir: Path, config: TrainConfig, step: TranslationStep) -> None:
+def check_disk_space(run_dir: Path, config: TrainConfig, step: TranslationStep) -> None:
     """Check that the checkpoints of a run find room on the disk.
 
     Args:
@@ -46,7 +46,7 @@ def check_room(run_dir: Path, config: TrainConfig, step: TranslationStep) -> Non
         RunFolderError: they do not.
     """
     weight_bytes = sum(weight.numel() * weight.itemsize for weight in step.model.parameters())
-    needed = room_needed(config, weight_bytes)
+    needed = space_needed(config, weight_bytes)
     used = sum(path.lstat().st_size for path in run_dir.glob("checkpoints/*/*"))
     # The folder of a new run is not there yet.
     there = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())

@@ -1,4 +1,4 @@
-"""How often a run saves its state: every so many updates, or after so much time."""
+"""How often a run saves or validates: every so many updates, or after so much time."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h)?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaveInterval:
-    """What is between two states of a run: updates, or seconds; the other is None."""
+class Interval:
+    """What is between two saves or validations: updates, or seconds; the other is None."""
 
     updates: int | None = None
     seconds: float | None = None
 
     @classmethod
-    def of(cls, text: str, *, name: str = "save_every") -> SaveInterval:
+    def of(cls, text: str, *, name: str = "save_every") -> Interval:
         """Return the interval that a text such as `200`, `30s`, `10min` or `2h` names.
 
         Args:
@@ -64,27 +64,27 @@ def seconds_of(text: str, *, name: str) -> float:
     raise UserError(f"`{name}` must be a time such as 90s, 10min or 2h, but is {text!r}")
 
 
-class SaveClock:
-    """Says when the next state is due.
+class DueClock:
+    """Says when the next save or validation is due.
 
     The clock is one that nobody sets, so a machine whose time of day jumps saves as before.
 
     Args:
-        interval: between two states.
+        interval: between two.
         updates: done when the run starts or resumes.
         now: returns seconds from some moment on; None: those of this process.
     """
 
     def __init__(
         self,
-        interval: SaveInterval,
+        interval: Interval,
         *,
         updates: int,
         now: Callable[[], float] | None = None,
     ) -> None:
         self._interval = interval
         self._now = now or (lambda: perf_counter())
-        self.saved(updates)
+        self.done(updates)
 
     @property
     def is_timed(self) -> bool:
@@ -92,21 +92,21 @@ class SaveClock:
         return self._interval.seconds is not None
 
     def is_due(self, updates: int) -> bool:
-        """Return whether a state is due after this many updates."""
+        """Return whether one is due after this many updates."""
         if self._is_owed:
             return True
         if self._interval.updates is not None:
-            # Not those since the last one: a state at an epoch's end does not shift the others.
+            # Not those since the last one: a save at an epoch's end does not shift the others.
             return updates // self._interval.updates > self._updates // self._interval.updates
         assert self._interval.seconds is not None
         return self._now() - self._at >= self._interval.seconds
 
-    def saved(self, updates: int) -> None:
-        """Take note that the state after this many updates is being saved."""
+    def done(self, updates: int) -> None:
+        """Take note that it is done after this many updates."""
         self._updates = updates
         self._at = self._now()
         self._is_owed = False
 
     def owe(self) -> None:
-        """Let a state be due, because one could not be saved when it was."""
+        """Let one be due, because it could not be done when it was."""
         self._is_owed = True
