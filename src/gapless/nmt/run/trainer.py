@@ -16,6 +16,7 @@ from gapless.nmt.run.error_log import ErrorLog
 from gapless.nmt.run.final_model import FinalModel, averaged_model, best_of_all, put_weights
 from gapless.nmt.run.folder import LossLog, RunFolder, files_of_run, forget_later
 from gapless.nmt.run.interrupt import StopNow, StopRequest, until_stopped
+from gapless.nmt.run.interval import DueClock
 from gapless.nmt.run.late_history import LateHistory
 from gapless.nmt.run.learning_watch import LearningWatch
 from gapless.nmt.run.nonfinite import LossWatch
@@ -23,7 +24,6 @@ from gapless.nmt.run.out_of_memory import naming_phase
 from gapless.nmt.run.pace import Pace
 from gapless.nmt.run.rank_warnings import RankWarnings
 from gapless.nmt.run.same_weights import check_same_weights
-from gapless.nmt.run.interval import DueClock
 from gapless.nmt.run.saver import Saver
 from gapless.nmt.run.silent import SilentFolder, SilentLog, SilentObserver, SilentSaver
 from gapless.nmt.run.summary import describe_run, summarize

@@ -18,6 +18,7 @@ from gapless.errors import RunFolderError, RunLockedError, UserError
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run.build import build_step, num_workers, training_sampler
 from gapless.nmt.run.checkpoints import check_averaged, load_state, set_weights
+from gapless.nmt.run.disk_space import check_disk_space
 from gapless.nmt.run.first_rank import made_by_first
 from gapless.nmt.run.first_weights import read_first_weights
 from gapless.nmt.run.folder import (
@@ -38,7 +39,6 @@ from gapless.nmt.run.resume import (
     resolve_resumed,
     settings_to_keep,
 )
-from gapless.nmt.run.disk_space import check_disk_space
 from gapless.nmt.run.scoring import decide_scoring, settle_language
 from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus
 from gapless.nmt.run.time_limit import AgreedClock, TimeLimit, WallClock
