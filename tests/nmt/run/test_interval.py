@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gapless.errors import UserError
-from gapless.nmt.run import save_interval
+from gapless.nmt.run import interval
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.interval import DueClock, Interval
 
@@ -47,7 +47,7 @@ def test_a_state_is_due_at_multiples_of_the_interval():
 def test_a_state_is_due_after_a_time(monkeypatch):
     """Since the last one was saved."""
     now = [100.0]
-    monkeypatch.setattr(save_interval, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(interval, "perf_counter", lambda: now[0])
     clock = DueClock(Interval(seconds=10.0), updates=0)
 
     now[0] = 109.0
