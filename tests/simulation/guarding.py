@@ -48,13 +48,13 @@ for kind, expected in toy_steps.CASES.items():
 @scenario(only=ONE)
 def values_that_are_new_in_every_batch_end_capturing(device):
     """Each would be a kind of its own; the report says so, and memory stays bounded."""
-    most, warm_ups._MAX_KEYS = warm_ups._MAX_KEYS, 5
+    most, warm_ups._MAX_KINDS = warm_ups._MAX_KINDS, 5
     try:
         step = gapless.capture(lambda batch: batch[0] * 1.0, device=device)
         for batch in gapless.prefetch([(torch.ones(1), number) for number in range(20)], device):
             step(batch)
     finally:
-        warm_ups._MAX_KEYS = most
+        warm_ups._MAX_KINDS = most
     assert step.report.num_eager == 20
     assert step.report.refusal.kind == "too_many_keys"
     assert "more than 5 kinds" in step.report.refusal.text

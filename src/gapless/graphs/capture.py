@@ -135,8 +135,8 @@ class CapturedFunction:
         name = getattr(step, "__qualname__", None) or type(step).__qualname__
         return str(name).rpartition("<locals>.")[2]
 
-    @property
-    def _runs_as_written(self) -> bool:
+    def _must_run_as_written(self) -> bool:
+        """Return whether this call is no call to capture; what forbids it is told."""
         if self._is_never_captured or is_within_a_step():
             return True
         objection = objection_to_transforms()
@@ -159,7 +159,7 @@ class CapturedFunction:
 
     def _call_one(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         step = self._captured.step
-        if self._runs_as_written:
+        if self._must_run_as_written():
             self.report.num_eager += 1
             return self._call_as_written(args, kwargs)
         if host_part_of(step) is not None:
@@ -180,7 +180,7 @@ class CapturedFunction:
     def _call_all(self, group: CapturedStep, batches: Sequence[Any], size: int) -> list[Any]:
         """Do a step for each batch, by one launch if they are as many and alike."""
         tree = None
-        if 1 < size == len(batches) and not self._runs_as_written:
+        if 1 < size == len(batches) and not self._must_run_as_written():
             tree = self._tree_of_group(group, batches)
         if tree is None:
             return [self._call_one((batch,), {}) for batch in batches]
@@ -227,7 +227,7 @@ class CapturedFunction:
 
         Sync: Blocks the host ("capture"); on a CPU nothing is done.
         """
-        if self._runs_as_written:
+        if self._must_run_as_written():
             return
         with self._side.use():
             moved = list(prefetch(batches, self._device).trees())

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import torch
 
+from gapless.graphs.code_kinds import OWN_FOLDER, TORCH_FOLDER
 from gapless.graphs.refusal import Refusal
 
-
-_TORCH = str(Path(torch.__file__).parent)
-_ENGINE = str(Path(__file__).parents[1])
 
 # What torch and CUDA say, and what it means for a step.
 _HINTS = {
@@ -24,7 +22,7 @@ _HINTS = {
 def capture_failed(error: Exception) -> Refusal:
     """Name the line of the user's code that cannot be captured, and the error."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((_TORCH, _ENGINE))]
+    own = [frame for frame in frames if not frame.filename.startswith((TORCH_FOLDER, OWN_FOLDER))]
     where = f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
     what = next(iter(str(error).splitlines()), type(error).__name__)
     hint = next((hint for sign, hint in _HINTS.items() if sign in what), "")

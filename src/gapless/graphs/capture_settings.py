@@ -6,14 +6,12 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-import torch
 
 from gapless.errors import CaptureRefused, CaptureWarning, UserError
 from gapless.graphs.calls_of_ranks import CallsOfRanks
 from gapless.graphs.captured_step import CapturedStep
+from gapless.graphs.code_kinds import OWN_FOLDER, TORCH_FOLDER
 from gapless.graphs.graph_limits import GraphLimits, memory_share
 from gapless.graphs.refusal import Refusal
 from gapless.pipeline.host_waits import HostWaits
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 
 # Schedulers and modules call what is captured in place.
-_NOT_THE_USERS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+_NOT_THE_USERS = (OWN_FOLDER, TORCH_FOLDER)
 
 
 @dataclass(frozen=True, kw_only=True)

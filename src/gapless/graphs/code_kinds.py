@@ -48,20 +48,20 @@ def _folder(module: object) -> str:
     return str(Path(getattr(module, "__file__", "")).parent) + os.sep
 
 
-_TORCH = _folder(torch)
-_OWN = _folder(gapless)
+TORCH_FOLDER = _folder(torch)
+OWN_FOLDER = _folder(gapless)
 # Its steps are captured as anybody's are, and what stands in for other packages' code is guarded.
 _AS_THE_USERS = (
-    _OWN + "nmt" + os.sep,
-    _OWN + "integrations" + os.sep + "attention_masks.py",
+    OWN_FOLDER + "nmt" + os.sep,
+    OWN_FOLDER + "integrations" + os.sep + "attention_masks.py",
 )
 _STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 _PACKAGES = ("site-packages" + os.sep, "dist-packages" + os.sep)
-_MODULES = _TORCH + "nn" + os.sep + "modules" + os.sep
+_MODULES = TORCH_FOLDER + "nn" + os.sep + "modules" + os.sep
 # What calls a module is the same for all.
 _FRAME = (os.sep + "module.py", os.sep + "container.py")
-_COMPILER = _TORCH + "_dynamo" + os.sep + "convert_frame.py"
-_COMPILED = _TORCH + "_dynamo" + os.sep + "eval_frame.py"
+_COMPILER = TORCH_FOLDER + "_dynamo" + os.sep + "convert_frame.py"
+_COMPILED = TORCH_FOLDER + "_dynamo" + os.sep + "eval_frame.py"
 _FUNCTIONS = {CodeKind.COMPILER: "__call__", CodeKind.COMPILED: "compile_wrapper"}
 _SILENT = {"warnings.py", "linecache.py", "traceback.py", "inspect.py", "tokenize.py"}
 _TAKEN_FOR_GRANTED = {
@@ -97,13 +97,13 @@ def _kind_of_file(path: str) -> CodeKind:
     if path.startswith("<frozen"):
         is_import = path.startswith(("<frozen importlib", "<frozen zipimport", "<frozen runpy"))
         return CodeKind.SILENT if is_import else CodeKind.LIBRARY
-    if path.startswith(_TORCH):
+    if path.startswith(TORCH_FOLDER):
         if path.startswith(_MODULES) and not path.endswith(_FRAME):
             return CodeKind.MODULE
         if path == _COMPILED:
             return CodeKind.COMPILED
         return CodeKind.COMPILER if path == _COMPILER else CodeKind.TORCH
-    if path.startswith(_OWN) and not path.startswith(_AS_THE_USERS):
+    if path.startswith(OWN_FOLDER) and not path.startswith(_AS_THE_USERS):
         return CodeKind.OWN
     for marker in _PACKAGES:
         if marker in path:
@@ -138,11 +138,11 @@ def _path(folder: str, *parts: str) -> str:
 
 # Functions in Python that do something on the host which a replay would skip: by file, the names.
 _ACTING = {
-    _path(_TORCH, "optim", "lr_scheduler.py"): ("step",),
-    _path(_TORCH, "optim", "swa_utils.py"): ("step",),
-    _TORCH + "serialization.py": ("save", "load"),
-    _path(_TORCH, "utils", "tensorboard", "writer.py"): ("add_",),
-    _path(_OWN, "pipeline", "readback.py"): (
+    _path(TORCH_FOLDER, "optim", "lr_scheduler.py"): ("step",),
+    _path(TORCH_FOLDER, "optim", "swa_utils.py"): ("step",),
+    TORCH_FOLDER + "serialization.py": ("save", "load"),
+    _path(TORCH_FOLDER, "utils", "tensorboard", "writer.py"): ("add_",),
+    _path(OWN_FOLDER, "pipeline", "readback.py"): (
         "add",
         "flush",
         "mean",
@@ -151,18 +151,18 @@ _ACTING = {
         "reset",
         "update",
     ),
-    _path(_OWN, "pipeline", "prefetch.py"): ("__next__", "__iter__"),
+    _path(OWN_FOLDER, "pipeline", "prefetch.py"): ("__next__", "__iter__"),
 }
 
 # Functions in Python that differentiate in forward mode: by file, the names.
 _FORWARD_MODE = {
-    _path(_TORCH, "_functorch", "eager_transforms.py"): (
+    _path(TORCH_FOLDER, "_functorch", "eager_transforms.py"): (
         "jvp",
         "jacfwd",
         "hessian",
         "_jvp_with_argnums",
     ),
-    _path(_TORCH, "autograd", "forward_ad.py"): ("enter_dual_level", "make_dual"),
+    _path(TORCH_FOLDER, "autograd", "forward_ad.py"): ("enter_dual_level", "make_dual"),
 }
 
 

@@ -224,10 +224,10 @@ class ModuleInPlace:
         Sync: Does not block the host, except where a graph is captured ("capture"), and where
             the module does so itself.
         """
-        if self._runs_as_written():
+        if self._must_run_as_written():
             self.report.num_eager += 1
             since = number_of_next_node()
-            out = self._plainly(args, kwargs)
+            out = self._as_written_within(args, kwargs)
             if self._is_first_in_autocast:
                 self._watch.end = watch_rest_of_block(
                     out, since=since, on_use=self._refuse_shared_cast
@@ -261,7 +261,7 @@ class ModuleInPlace:
             self.settings.tell(self.report, type(self.target).__name__)
         return done.out
 
-    def _runs_as_written(self) -> bool:
+    def _must_run_as_written(self) -> bool:
         if self._is_never_captured or is_within_a_step():
             return True
         objection = objection_to_transforms()
@@ -280,7 +280,7 @@ class ModuleInPlace:
                 limits=self._limits,
                 work=work_of(self._as_written),
                 report=self.report,
-                as_written=self._plainly if self.settings.compares_replays else None,
+                as_written=self._as_written_within if self.settings.compares_replays else None,
             )
         return step
 
@@ -320,11 +320,11 @@ class ModuleInPlace:
                 make_trial=make_trial,
                 objection=self._objection,
                 on_side_stream=nullcontext,
-                as_written=self._plainly if self.settings.compares_replays else None,
+                as_written=self._as_written_within if self.settings.compares_replays else None,
             )
         return step
 
-    def _plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _as_written_within(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with within_a_step():
             return self._as_written(*args, **kwargs)
 

@@ -297,25 +297,18 @@ class ModuleTrial:
             device=self._device,
             settings=self._settings,
         )
-        others = [
-            *reads.tensors,
-            *[one for one in touched.read if address_of(one) not in watched.known],
-        ]
+        beside = [one for one in touched.read if address_of(one) not in watched.known]
         # Its own changes are put back where the call runs again.
         changed = set(map(address_of, written))
         saved = rehearsal.run_and_see_what_is_saved(
-            [one for one in others if address_of(one) not in changed]
+            [one for one in [*reads.tensors, *beside] if address_of(one) not in changed]
         )
         graph, passes, reserved = self._capture(rehearsal, watched)
         self._graphs.limits.note_memory(reserved)
         if not all(uses_of(passes.out.leaves, passes.targets)):
             raise Refused(OTHER_WEIGHTS)
         others = [tensor for tensor in [*reads.tensors, *weights] if has_address(tensor)]
-        for leaf in passes.out.leaves:
-            if any(address_of(leaf) == address_of(other) for other in [*others, *passes.inputs]):
-                raise Refused(RETURNS_OTHERS)
-        if share_memory(passes.out.leaves):
-            raise Refused(RETURNS_OTHERS)
+        _check_outs(passes, others)
         memory = [weight for weight in weights if not reads.compares(weight)]
         module_graph = ModuleGraph(
             graph,
@@ -331,11 +324,8 @@ class ModuleTrial:
             memory=[WeightsInPlace(memory)] if memory else [],
             held=[
                 *others,
-                *[
-                    tensor
-                    for tensor in [*touched.read, *touched.written]
-                    if address_of(tensor) not in watched.known
-                ],
+                *beside,
+                *[one for one in touched.written if address_of(one) not in watched.known],
             ],
             device=self._device,
             runs=self._runs,
@@ -345,20 +335,46 @@ class ModuleTrial:
             host_waits=self._host_waits,
             repeats=not touched.nondeterministic,
         )
+        known = watched.known | set(
+            map(address_of, [*tree.leaves, *rehearsal.memory_of_all(), *others])
+        )
+        return self._proved(
+            module_graph, tree, rehearsal, touched, written=written, known=known, caller=caller
+        )
+
+    def _proved(
+        self,
+        graph: ModuleGraph,
+        tree: Tree,
+        rehearsal: Rehearsal,
+        touched: TouchWatch,
+        *,
+        written: list[torch.Tensor],
+        known: set[int],
+        caller: Stream,
+    ) -> Tried:
+        """Compare a graph with both passes as written.
+
+        Args:
+            graph: of both passes.
+            tree: the call.
+            rehearsal: of it.
+            touched: the memory that its watched run used.
+            written: memory that its forward pass changes and that was there before.
+            known: addresses of memory that may be another in each run.
+            caller: the stream on which the module is called.
+        """
         start = self._device.now_ms()
         second_look = TouchWatch(self._device)
         looks = [second_look]
 
         def replay() -> Any:
-            return module_graph.rehearse(tree.leaves, rehearsal.gradients)
+            return graph.rehearse(tree.leaves, rehearsal.gradients)
 
         def as_written() -> Any:
             with self._runs.side.leave(caller), looks.pop() if looks else nullcontext():
                 return rehearsal.run()
 
-        known = watched.known | set(
-            map(address_of, [*tree.leaves, *rehearsal.memory_of_all(), *others])
-        )
         try:
             _, verdict = prove(
                 self._device,
@@ -370,11 +386,11 @@ class ModuleTrial:
                 nondeterministic=touched.nondeterministic,
             )
         except NotProved as error:
-            return Tried(None, module_graph, not_proved=str(error))
+            return Tried(None, graph, not_proved=str(error))
         if _uses_others(touched, second_look, known):
             raise Refused(REPLACED)
         seconds = (self._device.now_ms() - start) / 1000.0
-        return Tried(None, module_graph, verdict, proof_seconds=seconds)
+        return Tried(None, graph, verdict, proof_seconds=seconds)
 
     def _capture(self, rehearsal: Rehearsal, watched: Watched) -> tuple[Any, Passes, int]:
         reserved: list[int] = []
@@ -386,17 +402,28 @@ class ModuleTrial:
             reserved.append(self._device.reserved_memory_bytes())
             found.append(rehearsal.passes(static, given, lambda: cut(lambda: None)))
 
-        assert watched.touched is not None
-        kind = self._device.torch_device.type
-        generators = [
-            one for one in watched.touched.generators if one.device.type == kind != "cpu"
-        ]
         with self._host_waits.blocking("capture"):
             graph = self._device.capture(
-                queue, like=self._graphs.newest, generators=generators, keeps_casts=True
+                queue,
+                like=self._graphs.newest,
+                generators=watched.generators_on(self._device),
+                keeps_casts=True,
             )
         self._graphs.newest = graph
         return graph, found[0], self._device.reserved_memory_bytes() - reserved[0]
+
+
+def _check_outs(passes: Passes, others: Sequence[torch.Tensor]) -> None:
+    """Check that what a module returns is memory of its own, and no two of it are one memory.
+
+    Raises:
+        Refused: it is not.
+    """
+    known = {address_of(other) for other in [*others, *passes.inputs]}
+    if any(address_of(leaf) in known for leaf in passes.out.leaves) or share_memory(
+        passes.out.leaves
+    ):
+        raise Refused(RETURNS_OTHERS)
 
 
 def _uses_others(first: TouchWatch, second: TouchWatch, known: set[int]) -> bool:

@@ -103,7 +103,7 @@ class OptimizerInPlace:
             work=self._work,
             may_cut=False,
             gradients_are_given=True,
-            as_written=self._plainly if settings.compares_replays else None,
+            as_written=self._as_written_within if settings.compares_replays else None,
         )
         self.report.rates = settings.rates
         self._is_never_captured = settings.forbid(self.report) or settings.forbid_for(
@@ -299,7 +299,7 @@ class OptimizerInPlace:
 
     # --- the work of the captured step ---
 
-    def _plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _as_written_within(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._work(Call(args, kwargs))
         for weight, gradient in zip(weights_of(self.target), args[0], strict=True):
             weight.grad = gradient

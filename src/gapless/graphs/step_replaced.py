@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import update_wrapper
-from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import lr_scheduler
+
+from gapless.graphs.code_kinds import OWN_FOLDER
 
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 
 _SCHEDULERS = str(lr_scheduler.__file__)
-_ENGINE = str(Path(__file__).parents[1])
 
 # Where a function keeps what it stands in the place of.
 _AS_WRITTEN = "_gapless_as_written"
@@ -88,4 +88,4 @@ def is_step_of_the_class(optimizer: Optimizer) -> bool:
 def _is_passed_over(function: Any) -> bool:
     # Not by its attributes, which wrappers of users may copy.
     path = getattr(getattr(function, "__code__", None), "co_filename", "")
-    return path.startswith((_SCHEDULERS, _ENGINE)) and hasattr(function, "__wrapped__")
+    return path.startswith((_SCHEDULERS, OWN_FOLDER)) and hasattr(function, "__wrapped__")

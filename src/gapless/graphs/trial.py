@@ -223,7 +223,7 @@ class Trial:
         kept.begin_capture()
         with self._host_waits.blocking("capture"):
             graph = self._device.capture(
-                queue, like=self._graphs.newest, generators=self._generators(watched)
+                queue, like=self._graphs.newest, generators=watched.generators_on(self._device)
             )
         self._graphs.limits.note_memory(self._device.reserved_memory_bytes() - reserved_before[0])
         self._graphs.newest = graph
@@ -246,12 +246,6 @@ class Trial:
             kept=kept,
             counted=counted,
         )
-
-    def _generators(self, watched: Watched) -> list[torch.Generator]:
-        """Return the generators on the device that the step draws from, beside its default."""
-        found = [] if watched.touched is None else watched.touched.generators
-        kind = self._device.torch_device.type
-        return [one for one in found if one.device.type == kind and kind != "cpu"]
 
     def _step_graph(
         self,

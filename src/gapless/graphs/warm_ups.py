@@ -1,4 +1,4 @@
-"""Warm-up runs: the eager runs of a step before its capture, for each key."""
+"""Warm-up runs: the eager runs of a step before its capture, for each kind."""
 
 from __future__ import annotations
 
@@ -31,18 +31,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from contextlib import AbstractContextManager
 
+    import torch
+
     from gapless.device.base import Device
     from gapless.graphs.batch_reads import BatchRead
     from gapless.graphs.host_watch import HostWatch, KeptPath
-    from gapless.graphs.observation import Observer
+    from gapless.graphs.observation import Observation, Observer
     from gapless.graphs.update_outside import Updates
     from gapless.graphs.weight_guards import KnownWeights
     from gapless.pipeline.tree import Tree
 
 
-# A plain value that is new in every batch makes each batch a key of its own. Keys are only
+# A plain value that is new in every batch makes each batch a kind of its own. Kinds are only
 # counted up to here, so that memory stays bounded.
-_MAX_KEYS = 10_000
+_MAX_KINDS = 10_000
 
 # A graph would keep what it was in the capture.
 _COUNTED = frozenset(["_version"])
@@ -81,6 +83,12 @@ class Watched:
     batch: list[list[tuple[int, int]]]
     unused: set[int]
 
+    def generators_on(self, device: Device) -> list[torch.Generator]:
+        """Return the generators on a device that were drawn from, beside its default."""
+        kind = device.torch_device.type
+        found = [] if self.touched is None else self.touched.generators
+        return [one for one in found if one.device.type == kind and kind != "cpu"]
+
 
 class WarmUps:
     """Run a step as written for the first calls of each kind, and watch it.
@@ -118,32 +126,32 @@ class WarmUps:
         self._weights = weights
         self.use_compiled_code = False
         self.ran_backward = False
-        # By the hash of a key: keys themselves hold every plain value of their batch.
+        # By the hash of a kind: a kind itself holds every plain value of its batch.
         self._num_runs: Counter[int] = Counter()
         self._num_new_code: Counter[int] = Counter()
         self._seen: set[int] = set()
 
-    def are_done(self, key: Hashable) -> bool:
+    def are_done(self, kind: Hashable) -> bool:
         """Return whether a kind had all of its runs."""
-        return self._num_runs[hash(key)] >= self.num_warmup
+        return self._num_runs[hash(kind)] >= self.num_warmup
 
-    def is_last(self, key: Hashable) -> bool:
+    def is_last(self, kind: Hashable) -> bool:
         """Return whether the next run of a kind is its last one."""
-        return self._num_runs[hash(key)] == self.num_warmup - 1
+        return self._num_runs[hash(kind)] == self.num_warmup - 1
 
-    def once_more(self, key: Hashable) -> None:
+    def once_more(self, kind: Hashable) -> None:
         """Ask for another run of a kind, since what the step reads has changed."""
-        self._num_runs[hash(key)] = self.num_warmup - 1
+        self._num_runs[hash(kind)] = self.num_warmup - 1
 
     def run(
-        self, key: Hashable, tree: Tree, work: Callable[[Any], Any]
+        self, kind: Hashable, tree: Tree, work: Callable[[Any], Any]
     ) -> tuple[Any, list[Refusal], Watched]:
         """Run a step on a batch; return its result, why it cannot be captured, and what it did.
 
         Sync: Does not block the host, unless the step does.
         """
-        number = hash(key)
-        is_first, is_last = self._num_runs[number] == 0, self.is_last(key)
+        number = hash(kind)
+        is_first, is_last = self._num_runs[number] == 0, self.is_last(kind)
         reads = ReadWatch(
             tree.leaves,
             needs_copy=self._device.needs_copy,
@@ -175,17 +183,7 @@ class WarmUps:
             out = work(tree.value)
         self.ran_backward = self.ran_backward or seen.ran_backward
         self.use_compiled_code = self.use_compiled_code or host.runs_compiled
-        refusals = objections_to(seen)
-        objection = self._updates.objection()
-        refusals += [] if objection is None else [Refusal("update", objection)]
-        refusals += [host_write(write) for write in host.writes]
-        refusals += [forward_mode(site) for site in host.forward_modes]
-        asks = self._host_watch.site_of_name(_COUNTED) if is_last else None
-        refusals += [] if asks is None else [asks_of_its_call(asks)]
-        if touched is not None:
-            refusals += [host_draw(site) for site in dict.fromkeys(touched.host_draws)]
-        too_many = self._too_many_keys()
-        refusals += [] if too_many is None else [too_many]
+        refusals = self._refusals_of(seen, host, touched, is_last=is_last)
         if refusals:
             # Alone they refuse nothing before a capture was tried: some code reads in no capture.
             refusals += [host_read(site) for site in dict.fromkeys(seen.host_reads)]
@@ -218,16 +216,32 @@ class WarmUps:
             ),
         )
 
+    def _refusals_of(
+        self, seen: Observation, host: HostRun, touched: TouchWatch | None, *, is_last: bool
+    ) -> list[Refusal]:
+        """Return what a run showed that no graph could repeat."""
+        refusals = objections_to(seen)
+        objection = self._updates.objection()
+        refusals += [] if objection is None else [Refusal("update", objection)]
+        refusals += [host_write(write) for write in host.writes]
+        refusals += [forward_mode(site) for site in host.forward_modes]
+        asks = self._host_watch.site_of_name(_COUNTED) if is_last else None
+        refusals += [] if asks is None else [asks_of_its_call(asks)]
+        if touched is not None:
+            refusals += [host_draw(site) for site in dict.fromkeys(touched.host_draws)]
+        too_many = self._too_many_kinds()
+        return refusals + ([] if too_many is None else [too_many])
+
     def _watch_host(self, tree: Tree) -> AbstractContextManager[HostRun]:
         call = tree.value
         if isinstance(call, Call):
             return self._host_watch.watch(call.args, call.kwargs)
         return self._host_watch.watch((call,), {})
 
-    def _too_many_keys(self) -> Refusal | None:
-        if len(self._seen) <= _MAX_KEYS:
+    def _too_many_kinds(self) -> Refusal | None:
+        if len(self._seen) <= _MAX_KINDS:
             return None
         return Refusal(
             "too_many_keys",
-            f"there are more than {_MAX_KEYS:,} kinds of batches, by shapes and plain values",
+            f"there are more than {_MAX_KINDS:,} kinds of batches, by shapes and plain values",
         )

@@ -247,6 +247,19 @@ class AutoSteps:
         self._pace = None
         self._enter("settled")
 
+    def _watch_pace(self, sample: Sample) -> None:
+        self._recent.append(sample)
+        if len(self._recent) < _SETTLED_WINDOW:
+            return
+        pace, self._recent = Pace.of(self._recent), []
+        if self._pace is None:
+            self._pace = pace
+        elif pace.has_changed(self._pace) and self._num_rechecks < _MAX_RECHECKS:
+            self._num_rechecks += 1
+            # The waits that a measurement found are looked for again.
+            self.captured.lift_refusal()
+            self._enter("measure")
+
     # --- several ranks ---
 
     def _after_launch_of_all(self) -> None:
@@ -284,16 +297,3 @@ class AutoSteps:
             return [value]
         with self._host_waits.blocking("agreement"):
             return self._ranks.agree(value)
-
-    def _watch_pace(self, sample: Sample) -> None:
-        self._recent.append(sample)
-        if len(self._recent) < _SETTLED_WINDOW:
-            return
-        pace, self._recent = Pace.of(self._recent), []
-        if self._pace is None:
-            self._pace = pace
-        elif pace.has_changed(self._pace) and self._num_rechecks < _MAX_RECHECKS:
-            self._num_rechecks += 1
-            # The waits that a measurement found are looked for again.
-            self.captured.lift_refusal()
-            self._enter("measure")
