@@ -13,10 +13,14 @@ from gapless.errors import (
     BatchError as BatchError,
     CaptureRefused as CaptureRefused,
     CaptureWarning as CaptureWarning,
+    DeviceError as DeviceError,
     ForbiddenWaitError as ForbiddenWaitError,
     GaplessError as GaplessError,
     LossError as LossError,
     NonFiniteLossError as NonFiniteLossError,
+    PeerLostError as PeerLostError,
+    PlanError as PlanError,
+    RanksDifferError as RanksDifferError,
     UserError as UserError,
 )
 from gapless.graphs.capture import capture as capture
@@ -24,7 +28,7 @@ from gapless.graphs.in_place import capture_report as capture_report, release as
 from gapless.loop.train_loop import TrainLoop as TrainLoop, run_epoch as run_epoch
 from gapless.pipeline.prefetch import prefetch as prefetch
 from gapless.pipeline.readback import DeferredLoss as DeferredLoss
-from gapless.pipeline.step import StepLoss as StepLoss
+from gapless.pipeline.step import SplitStep as SplitStep, StepLoss as StepLoss
 from gapless.plans import PLANS as PLANS, Plan as Plan
 from gapless.records.epoch_record import EpochRecord as EpochRecord
 from gapless.records.step_values import StepValues as StepValues

@@ -452,7 +452,7 @@ def test_examples_need_what_has_to_be_put_back(missing):
     parts = {"model": model, "optimizer": optimizer}
     del parts[missing]
 
-    with pytest.raises(gapless.UserError, match=f"example_inputs got no {missing}"):
+    with pytest.raises(gapless.UserError, match=f"`example_inputs` got no `{missing}`"):
         gapless.capture(step, example_inputs=data[:1], device="cpu", **parts)
 
 

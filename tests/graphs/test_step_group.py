@@ -170,7 +170,7 @@ def test_a_group_has_a_limit(device):
 
 def test_a_group_has_a_least_size():
     """Zero batches at once make no sense."""
-    with pytest.raises(gapless.UserError, match="steps_per_launch is 0, expected at least 1"):
+    with pytest.raises(gapless.UserError, match="`steps_per_launch` is 0, expected at least 1"):
         gapless.capture(len, device="cpu", steps_per_launch=0)
 
 

@@ -159,7 +159,7 @@ def test_a_prefetcher_serves_many_epochs_also_after_a_break():
 
 def test_a_depth_below_zero_is_refused():
     """Reading behind the loop is a mistake, and is said so."""
-    with pytest.raises(ValueError, match="depth must be at least 0, but is -1"):
+    with pytest.raises(ValueError, match="`depth` must be at least 0, but is -1"):
         gapless.prefetch([], "cpu", depth=-1)
 
 

@@ -10,8 +10,8 @@ from gapless.checkpoint.files import replace_file
 from gapless.cli.decode_options import add_device_option
 from gapless.cli.extras import require_extra
 from gapless.cli.output import print_result
-from gapless.cli.parser import number, one_of, whole_number
-from gapless.cli.setting_options import COMPARE_SETTINGS, add_setting_options, flag, given_settings
+from gapless.cli.parser import flag, number, one_of, whole_number
+from gapless.cli.setting_options import COMPARE_SETTINGS, add_setting_options, given_settings
 from gapless.cli.written_files import require_writable
 from gapless.compare.ranking import DEFAULT_WEIGHTS, make_weights
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings

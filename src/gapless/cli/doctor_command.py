@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import os
 from argparse import ArgumentTypeError
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gapless.cli.parser import UsageError, one_of, positive_number, whole_number
+from gapless.cli.parser import UsageError, flag, one_of, positive_number, whole_number
+from gapless.cli.written_files import require_writable
 from gapless.doctor.causes import CODE_OF
 from gapless.scripts import Program, check_runs
 from gapless.trials.names import NAMES
@@ -218,15 +218,10 @@ def _run_script(options: Namespace) -> int:
 def _words_for_workers(options: Namespace) -> list[str]:
     """Return the options that each process of torchrun is watched with."""
     words = []
-    for flag, value in (
-        ("--step", options.step),
-        ("--warm-up", options.warm_up),
-        ("--steps", options.steps),
-    ):
-        words += [] if value is None else [flag, str(value)]
-    for flag, is_given in (("--stop-after", options.stop_after), ("--exact", options.exact)):
-        words += [flag] if is_given else []
-    return words
+    for name in ("step", "warm_up", "steps"):
+        value = getattr(options, name)
+        words += [] if value is None else [flag(name), str(value)]
+    return words + [flag(name) for name in ("stop_after", "exact") if getattr(options, name)]
 
 
 def _variants(text: str) -> Sequence[Variant]:
@@ -267,7 +262,7 @@ def _check(options: Namespace) -> None:
     """Refuse what cannot be done, before the script runs for hours.
 
     Raises:
-        UsageError: two options exclude each other, something is missing, or a file cannot be written.
+        UserError: two options exclude each other, something is missing, or a file cannot be written.
     """
     given = _given(options)
     for first, second in EXCLUDES:
@@ -296,18 +291,19 @@ def _check_outputs(options: Namespace) -> None:
     """Refuse reports that cannot be written, and those that would take the place of something.
 
     Raises:
-        UsageError: such a file is named.
+        UserError: such a file is named.
     """
     script = options.script if options.static else options.script[: options.module is None]
     read = [*(options.diff or ()), *script]
     taken = {Path(name).resolve() for name in read if name and Path(name).is_file()}
     reports: set[Path] = set()
-    for name in (options.out, options.html, options.perfetto, options.save):
+    for option in ("out", "html", "perfetto", "save"):
+        name = getattr(options, option)
         if name is None:
             continue
         if not name:
             raise UsageError("cannot write a report to '': expected the name of a file")
-        _check_writable(Path(name))
+        require_writable(Path(name), flag(option))
         path = Path(name).resolve()
         if path in taken or (path.suffix in _SOURCES and path.exists()):
             raise UsageError(
@@ -319,29 +315,13 @@ def _check_outputs(options: Namespace) -> None:
 
 
 def _given(options: Namespace) -> set[str]:
-    names = {
-        "try": options.tries is not None,
-        "m": options.module is not None,
-        "diff": options.diff is not None,
-    }
+    names = {"try": options.tries is not None, "diff": options.diff is not None}
     for name in ("static", "exact", "stop_after"):
         names[name] = getattr(options, name)
     for name in ("step", "save", "html", "perfetto", "warm_up", "steps", "format"):
         names[name] = getattr(options, name) is not None
-    return {_flag(name) for name, is_given in names.items() if is_given}
-
-
-def _flag(name: str) -> str:
-    return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
-
-
-def _check_writable(path: Path) -> None:
-    if path.is_dir():
-        raise UsageError(f"cannot write {path}: it is a folder")
-    if not path.parent.is_dir():
-        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"cannot write {path}: permission denied")
+    given = {flag(name) for name, is_given in names.items() if is_given}
+    return given if options.module is None else {*given, "-m"}
 
 
 def _codes(text: str) -> frozenset[str]:

@@ -51,6 +51,11 @@ _OTHER_NAMES = {
 }
 
 
+def flag(name: str) -> str:
+    """Return the flag of an option, such as `--warm-up` for `warm_up`."""
+    return f"--{name.replace('_', '-')}"
+
+
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` whose mistakes are exceptions, and whose help keeps its paragraphs.
 

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from gapless.cli.parser import count_or_auto, number, one_of, whole_number
+from gapless.cli.parser import count_or_auto, flag, number, one_of, whole_number
 from gapless.nmt.run.config import TrainConfig
 from gapless.plans import PLANS
 
@@ -66,11 +66,6 @@ def given_settings(
     return {
         name: value for name, value in vars(options).items() if name in names and value is not None
     }
-
-
-def flag(name: str) -> str:
-    """Return the flag of a setting."""
-    return f"--{name.replace('_', '-')}"
 
 
 def _add_option(group: argparse._ArgumentGroup, item: Field[Any], hint: Any, *, text: str) -> None:

@@ -20,14 +20,16 @@ def require_writable(path: Path, option: str) -> None:
         option: that named it, such as "--json".
 
     Raises:
-        UserError: it is a folder, or its folder does not exist or cannot be written.
+        UserError: it is a folder, it or its folder cannot be written, or its folder does not exist.
     """
     folder = path.parent
     if path.is_dir():
         found = "is a folder"
     elif not folder.is_dir():
         found = f"lies in {folder}, which does not exist"
-    elif not os.access(folder, os.W_OK):
+    elif path.exists() and not os.access(path, os.W_OK):
+        found = "cannot be written"
+    elif not path.exists() and not os.access(folder, os.W_OK):
         found = f"lies in {folder}, which cannot be written"
     else:
         return

@@ -74,7 +74,8 @@ class CpuDevice:
     def describe(self) -> str:
         """Return the processor's name and the number of threads torch uses."""
         name = platform.processor() or platform.machine()
-        return f"CPU {name}, {torch.get_num_threads()} threads"
+        threads = torch.get_num_threads()
+        return f"CPU {name}, {threads} thread{'' if threads == 1 else 's'}"
 
     def uuid(self) -> None:
         """Return None: processes share the CPU."""

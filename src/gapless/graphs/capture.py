@@ -575,7 +575,7 @@ def _alike(tree: Tree, count: int) -> tuple[Any, ...]:
 def _check_options_in_place(example_inputs: object, steps_per_launch: object) -> None:
     if example_inputs is not None or steps_per_launch is not None:
         raise UserError(
-            "capture of a module or an optimizer got example_inputs or steps_per_launch, which are for steps; "
+            "capture of a module or an optimizer got `example_inputs` or `steps_per_launch`, which are for steps; "
             "leave them out"
         )
 
@@ -583,7 +583,7 @@ def _check_options_in_place(example_inputs: object, steps_per_launch: object) ->
 def _needed(part: _PartT | None, name: str) -> _PartT:
     if part is None:
         raise UserError(
-            f"capture with example_inputs got no {name}, expected the model and the optimizer "
+            f"capture with `example_inputs` got no `{name}`, expected the model and the optimizer "
             "that the step trains, to put them back after the captures; give both, or no examples"
         )
     return part

@@ -55,24 +55,24 @@ class CaptureSettings:
     def __post_init__(self) -> None:
         if self.num_warmup < 2:
             raise UserError(
-                f"num_warmup is {self.num_warmup}, expected at least 2: the first run makes the "
+                f"`num_warmup` is {self.num_warmup}, expected at least 2: the first run makes the "
                 "optimizer's state, the second shows whether the step makes it anew"
             )
         if self.max_graphs < 1:
-            raise UserError(f"max_graphs is {self.max_graphs}, expected at least 1")
+            raise UserError(f"`max_graphs` is {self.max_graphs}, expected at least 1")
         if not 0.0 < self.memory_fraction <= 1.0:
             raise UserError(
-                f"memory_fraction is {self.memory_fraction}, expected a share of the device's "
+                f"`memory_fraction` is {self.memory_fraction}, expected a share of the device's "
                 "memory above 0 and up to 1"
             )
         if self.on_refusal not in ("eager", "raise"):
-            raise UserError(f"on_refusal is {self.on_refusal!r}, expected 'eager' or 'raise'")
+            raise UserError(f"`on_refusal` is {self.on_refusal!r}, expected 'eager' or 'raise'")
         if self.rates not in ("exact", "tensor"):
-            raise UserError(f"rates is {self.rates!r}, expected 'exact' or 'tensor'")
+            raise UserError(f"`rates` is {self.rates!r}, expected 'exact' or 'tensor'")
         if self.replay not in ("if_faster", "always"):
-            raise UserError(f"replay is {self.replay!r}, expected 'if_faster' or 'always'")
+            raise UserError(f"`replay` is {self.replay!r}, expected 'if_faster' or 'always'")
         if self.steps_per_launch is not None and self.steps_per_launch < 1:
-            raise UserError(f"steps_per_launch is {self.steps_per_launch}, expected at least 1")
+            raise UserError(f"`steps_per_launch` is {self.steps_per_launch}, expected at least 1")
 
     def limits(self) -> GraphLimits:
         """Return new limits for all graphs of one object."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gapless.graphs.graph_gradients import PoolGradients
 from gapless.graphs.refusal import Refusal
 
 
@@ -34,6 +35,7 @@ class GraphCache:
         expected: the kinds of the examples that were given ahead of a run.
         only_expected: whether other kinds are not captured.
         newest: the graph whose memory the next one shares, None before the first.
+        gradients: that these graphs have handed out.
         limits: as given.
         quick_calls: made for some of the graphs; they hold on to them.
     """
@@ -43,6 +45,7 @@ class GraphCache:
         self.only_expected = False
         self.newest: Graph | None = None
         self.limits = limits
+        self.gradients = PoolGradients()
         self.quick_calls: dict[CallGraph, QuickCall] = {}
         self._graphs: dict[Hashable, list[CallGraph]] = {}
 
@@ -93,7 +96,7 @@ class GraphCache:
         self.quick_calls = {}
         self._graphs.pop(kind, None)
         if not self._graphs:
-            self.newest = None
+            self._leave_memory()
 
     def drop_dead(self) -> None:
         """Let go of graphs that read memory which is not used any more."""
@@ -104,7 +107,7 @@ class GraphCache:
             if not alive:
                 del self._graphs[kind]
         if not self._graphs:
-            self.newest = None
+            self._leave_memory()
 
     def clear(self) -> None:
         """Let go of all graphs and their memory.
@@ -112,7 +115,10 @@ class GraphCache:
         Sync: Does not block the host.
         """
         self._graphs, self.quick_calls = {}, {}
-        self.newest = None
+        self._leave_memory()
+
+    def _leave_memory(self) -> None:
+        self.newest, self.gradients = None, PoolGradients()
 
     def limit(self, kind: Hashable) -> Refusal | None:
         """Return why no graph of this kind may be captured, None if one may."""

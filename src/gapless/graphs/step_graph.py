@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Graph
     from gapless.graphs.batch_changes import BatchChanges
+    from gapless.graphs.graph_gradients import GraphGradients
     from gapless.graphs.kept_tensors import KeptTensors
     from gapless.graphs.read_guards import ReadGuards
     from gapless.graphs.results import Results
     from gapless.graphs.step_guards import StepGuards
     from gapless.graphs.update_outside import CapturedUpdates
-    from gapless.graphs.weight_guards import GraphGradients
     from gapless.graphs.written_memory import WrittenMemory
     from gapless.pipeline.tree import Tree
 
@@ -112,7 +112,7 @@ class StepGraph:
 
         Sync: Does not block the host.
         """
-        return self._gradients.have_no_views() and not self._written.holds_any(leaves)
+        return self._gradients.may_overwrite() and not self._written.holds_any(leaves)
 
     def replay(self, tree: Tree, *, is_own: bool) -> Any:
         """Launch the step on a batch; return what it returns.

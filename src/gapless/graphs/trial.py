@@ -20,6 +20,7 @@ from gapless.graphs.capture_failure import capture_failed, reads_for_a_scaler
 from gapless.graphs.consent import Alone, Readiness
 from gapless.graphs.device_state import DeviceState, RandomStates
 from gapless.graphs.gradient_graph import is_used_up
+from gapless.graphs.graph_gradients import GraphGradients
 from gapless.graphs.inference_mode import inference_mode
 from gapless.graphs.kept_tensors import KeptTensors, place_of
 from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
@@ -34,7 +35,6 @@ from gapless.graphs.touched import TouchWatch
 from gapless.graphs.versions import VersionsBefore
 from gapless.graphs.weight_guards import (
     GradientsInPlace,
-    GraphGradients,
     WeightsInPlace,
 )
 from gapless.graphs.written_memory import WrittenMemory
@@ -232,6 +232,7 @@ class Trial:
             gradients=GraphGradients(
                 before,
                 updates[0].gradients,
+                pool=self._graphs.gradients,
                 unused=watched.unused,
                 others=_found_by(reads, watched),
             ),

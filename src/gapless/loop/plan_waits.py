@@ -15,16 +15,24 @@ class PlanWaits(Protocol):
     """What the host does after each step, and at the end of an epoch."""
 
     def after_step(self, num_steps: int) -> None:
-        """Wait and read losses as the plan says, after so many steps of the epoch."""
+        """Wait and read losses as the plan says, after so many steps of the epoch.
+
+        Sync: As the class says.
+        """
 
     def at_end(self) -> None:
         """Wait until every loss of the epoch is read.
 
         Can be called again when it was interrupted.
+
+        Sync: Blocks the host ("epoch_end").
         """
 
     def clear(self) -> None:
-        """Forget what is in flight; nothing of the epoch is left on the device."""
+        """Forget what is in flight; nothing of the epoch is left on the device.
+
+        Sync: Does not block the host.
+        """
 
 
 def waits_of(engine: Engine) -> PlanWaits:
@@ -39,7 +47,11 @@ def waits_of(engine: Engine) -> PlanWaits:
 
 
 class StreamWaits:
-    """Wait for the whole compute stream; each read of losses is a wait of its own."""
+    """Wait for the whole compute stream; each read of losses is a wait of its own.
+
+    Sync: Blocks the host every `sync_interval` steps ("batch", "interval"), and every `loss_interval`
+        steps ("loss_read").
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -62,7 +74,10 @@ class StreamWaits:
 
 
 class EventWaits:
-    """Wait for a recorded event; the copy of the losses is queued before it, so one wait does."""
+    """Wait for a recorded event; the copy of the losses is queued before it, so one wait does.
+
+    Sync: Blocks the host every `sync_interval` steps ("batch", "interval").
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -85,14 +100,17 @@ class EventWaits:
 
 
 class BoundedRunAhead:
-    """Never wait inside an epoch, unless the host is `run_ahead` steps ahead of the device."""
+    """Never wait inside an epoch, unless the host is `run_ahead` steps ahead of the device.
+
+    Sync: Blocks the host only then ("run_ahead").
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._in_flight: deque[Event] = deque()
 
     def after_step(self, num_steps: int) -> None:
-        """Wait and read losses where an interval of the plan ends."""
+        """Queue the copy of the losses where an interval ends; limit how far the host runs ahead."""
         engine = self._engine
         if num_steps % engine.plan.loss_interval == 0:
             engine.losses.flush()

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar
 
 from gapless.device.find import find_device
-from gapless.errors import noted_on
+from gapless.errors import UserError, noted_on
 from gapless.pipeline.batch_mover import DEFAULT_MAX_IN_FLIGHT, BatchMover
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.loaders import end_loader, expect_no_signal, has_fresh_memory
@@ -301,13 +301,13 @@ def prefetch(
         wait_stats: where host waits are counted, if any are needed.
 
     Raises:
-        ValueError: `depth` is below 0.
+        UserError: `depth` is below 0.
         DeviceError: the device is unknown or absent.
 
     Sync: Does not block the host.
     """
     if depth < 0:
-        raise ValueError(f"depth must be at least 0, but is {depth}")
+        raise UserError(f"`depth` must be at least 0, but is {depth}")
     found = find_device(device)
     return Prefetcher(
         loader,
