@@ -469,7 +469,7 @@ def test_examples_need_what_has_to_be_put_back(missing):
 )
 def test_settings_out_of_range_are_named(name, value):
     """The error names the setting and its value."""
-    with pytest.raises(gapless.UserError, match=f"^{name} is {value!r}, expected"):
+    with pytest.raises(gapless.UserError, match=f"^`{name}` is {value!r}, expected"):
         gapless.capture(lambda batch: batch, device="cpu", **{name: value})
 
 

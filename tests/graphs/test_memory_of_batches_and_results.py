@@ -446,9 +446,9 @@ def one_dictionary_twice(wrap, device):
         (one_dictionary_twice, "a batch in which one container stands twice"),
         (
             returned_and_kept_in_both_kinds,
-            "one memory as a tensor of inference mode and as another",
+            "one memory as tensors of two dtypes, as a conjugate and not, or in inference mode",
         ),
-        (put_in_both_kinds, "one memory as a tensor of inference mode and as another"),
+        (put_in_both_kinds, "one memory as tensors of two dtypes, as a conjugate and not, or in"),
         (written_where_two_share_memory, "of which two share memory"),
     ],
 )

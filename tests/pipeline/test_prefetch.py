@@ -9,6 +9,8 @@ import gc
 import pickle
 import threading
 import types
+from collections import ChainMap
+from collections.abc import MutableMapping
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +21,7 @@ from hypothesis import given, settings, strategies as st
 import gapless
 from gapless.errors import BatchError
 from gapless.pipeline.tree import flatten
+from gapless.testing import SimulatedDevice
 
 
 class Named(NamedTuple):
@@ -566,3 +569,72 @@ def test_a_batch_that_leads_to_itself_is_refused():
     next(batches)
     with pytest.raises(BatchError, match="leads to itself"):
         next(batches)
+
+
+class Layered(MutableMapping):
+    """A mapping of two layers, which it keeps in a list."""
+
+    def __init__(self, top, base):
+        self.layers = [top, base]
+
+    def __getitem__(self, key):
+        return self.layers[0].get(key, self.layers[1].get(key))
+
+    def __setitem__(self, key, value):
+        self.layers[0][key] = value
+
+    def __delitem__(self, key):
+        del self.layers[0][key]
+
+    def __iter__(self):
+        return iter({**self.layers[1], **self.layers[0]})
+
+    def __len__(self):
+        return len({**self.layers[1], **self.layers[0]})
+
+
+class Hidden:
+    """Holds the items of a mapping where a copy of the mapping does not look."""
+
+    def __init__(self, items):
+        self.items = items
+
+
+class Delegating(Layered):
+    """A mapping whose items lie in an object."""
+
+    def __init__(self, top, base):
+        self.hidden = Hidden([top, base])
+
+    @property
+    def layers(self):
+        return self.hidden.items
+
+
+@pytest.mark.parametrize("kind", [ChainMap, Layered])
+def test_a_mapping_of_layers_stays_as_the_loader_made_it(kind):
+    """What is moved to the device is put into no layer of the loader's own."""
+    top, base = {"x": torch.full((2,), 1.0)}, {"scale": torch.full((2,), 2.0)}
+    on_host = top["x"], base["scale"]
+
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+        (batch,) = gapless.prefetch([kind(top, base)], device)
+        found = [value.tolist() for value in (batch["x"], batch["scale"])]
+
+    assert found == [[1.0, 1.0], [2.0, 2.0]]
+    assert list(top) == ["x"]
+    assert list(base) == ["scale"]
+    assert (top["x"], base["scale"]) == on_host
+
+
+def test_a_mapping_whose_copy_shares_its_items_is_refused_and_left_as_it_was():
+    top = {"x": torch.full((2,), 1.0)}
+    on_host = top["x"]
+
+    with (
+        SimulatedDevice(scheduler="asap") as device,
+        pytest.raises(BatchError, match="cannot rebuild a Delegating"),
+    ):
+        list(gapless.prefetch([Delegating(top, {})], device))
+
+    assert top["x"] is on_host

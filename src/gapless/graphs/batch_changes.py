@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.errors import BatchError
+from gapless.graphs.addresses import address_of
 from gapless.graphs.inference_mode import inference_mode
 from gapless.graphs.reach import put_on
 from gapless.graphs.results import has_own_gradient
@@ -24,7 +25,7 @@ from gapless.pipeline.containers import (
     distinct_containers,
     tensors_inside,
 )
-from gapless.pipeline.tree import flatten
+from gapless.pipeline.tree import flatten, has_address
 
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class BatchWatch:
         self._containers = list(containers_in(tree.value))
         self._parts = [_parts(container) for container in self._containers]
         self._versions = [version_of(leaf) for leaf in tree.leaves]
+        self._layouts = list(map(layout_of, tree.leaves))
         self._attributes = [put_on(leaf) for leaf in tree.leaves]
         self._of_containers = list(map(_attributes_beside, self._containers))
 
@@ -113,7 +115,9 @@ class BatchWatch:
         return changes.apply(tree, put, out)
 
     def _marked(self) -> str | None:
-        """Return where an attribute was set that a replay would not set, None if nowhere."""
+        """Return what was set that a replay would not set, such as an attribute, None if nothing."""
+        if list(map(layout_of, self._tree.leaves)) != self._layouts:
+            return "the shape or the memory of a tensor"
         now = map(put_on, self._tree.leaves)
         if not all(map(_same_parts, now, self._attributes)):
             return "an attribute of a tensor"
@@ -121,6 +125,13 @@ class BatchWatch:
             if not _same_parts(_attributes_beside(container), before):
                 return f"an attribute of a {type(container).__qualname__}"
         return None
+
+
+def layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what `unsqueeze_`, `resize_` or another `.data` would change."""
+    if not has_address(tensor):
+        return (id(tensor),)
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), address_of(tensor)
 
 
 class BatchChanges:
@@ -133,7 +144,7 @@ class BatchChanges:
         counted: numbers of the tensors that the step wrote into, which counts a version.
         written: numbers of those that it wrote into without one.
         others: tensors that were there before the step.
-        marked: what it put on a tensor of the batch, None if nothing.
+        marked: what it set otherwise, None if nothing.
         out: what it returned.
 
     Attributes:

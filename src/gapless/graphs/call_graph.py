@@ -46,8 +46,8 @@ class CallGraph(Protocol):
     def guards(self) -> CallGuards:
         """What has to hold before a replay."""
 
-    def may_overwrite(self, leaves: Sequence[torch.Tensor]) -> bool:
-        """Return whether nobody needs the memory that a replay overwrites.
+    def can_take(self, leaves: Sequence[torch.Tensor]) -> bool:
+        """Return whether a replay on these tensors overwrites nothing that is needed.
 
         Args:
             leaves: the tensors of the call.

@@ -110,6 +110,10 @@ class KeptTensors:
             return False
         return _overlaps([leaf for tree in trees for leaf in tree.leaves]) == self._overlaps
 
+    def ids(self) -> set[int]:
+        """Return the ids of the tensors that the places hold."""
+        return {id(leaf) for path in self._paths for leaf in flatten(path.get()).leaves}
+
     def fill(self) -> None:
         """Copy what the places hold to where the graph reads it.
 

@@ -255,6 +255,7 @@ class ModuleGraph:
         self._written = written
         self.counted: list[torch.Tensor] = []
         self._written_memory = WrittenMemory(written)
+        self._read = reads.ids_of_tensors()
         # What is written is kept for each run.
         known = set(map(address_of, [*written, *passes.inputs]))
         read: dict[int, torch.Tensor] = {}
@@ -294,19 +295,22 @@ class ModuleGraph:
         self._gradients = passes.gradients
         self._gradient_copies = TensorCopies(arrived, apart=True)
 
-    def may_overwrite(self, leaves: Sequence[torch.Tensor]) -> bool:
+    def can_take(self, leaves: Sequence[torch.Tensor]) -> bool:
         """Return whether a replay may come.
 
-        No backward pass may read the graph's memory as it is, and no argument lie where the module writes.
+        No backward pass may read the graph's memory as it is, and no argument lie where the module writes. Nor may
+        the module's code read an argument by another way: it may ask whether it is the same.
 
         Sync: Does not block the host.
         """
         is_free = not self._is_refused and self._runs.is_free()
-        return is_free and not self._written_memory.holds_any(leaves)
+        if not is_free or self._written_memory.holds_any(leaves):
+            return False
+        return self._read.isdisjoint(map(id, leaves))
 
     def takes(self, tree: Tree) -> bool:
         """Return whether a replay does what the call as written would do."""
-        if not self.may_overwrite(tree.leaves):
+        if not self.can_take(tree.leaves):
             return False
         wanted = [leaf for leaf in tree.leaves if leaf.requires_grad]
         return not (len(wanted) > 1 and share_memory(wanted))

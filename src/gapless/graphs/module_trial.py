@@ -18,6 +18,7 @@ from torch import nn
 
 from gapless.graphs.addresses import address_of, share_memory
 from gapless.graphs.backward_settings import Settings
+from gapless.graphs.batch_changes import layout_of
 from gapless.graphs.device_state import DeviceState
 from gapless.graphs.gradient_paths import GradientPaths, number_of_next_node, uses_of
 from gapless.graphs.module_graph import ModuleGraph, Passes
@@ -434,7 +435,10 @@ def _uses_others(first: TouchWatch, second: TouchWatch, known: set[int]) -> bool
 
 def _states_of(leaves: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
     """Return what shows that a call has changed its arguments."""
-    return [(version_of(leaf), leaf.requires_grad, *_attributes_of(leaf)) for leaf in leaves]
+    return [
+        (version_of(leaf), leaf.requires_grad, layout_of(leaf), *_attributes_of(leaf))
+        for leaf in leaves
+    ]
 
 
 def _attributes_of(tensor: torch.Tensor) -> tuple[tuple[str, int], ...]:

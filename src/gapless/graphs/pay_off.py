@@ -115,11 +115,11 @@ class PayOff:
         are_alike = comparison_with(tree.leaves)
         if graph not in self._num_replays or are_alike is None:
             return replay
-        form, kind, guards_hold, may_overwrite = (
+        form, kind, guards_hold, can_take = (
             tree.structure(),
             tree.key(),
             graph.guards.hold,
-            graph.may_overwrite,
+            graph.can_take,
         )
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -133,7 +133,7 @@ class PayOff:
                 self.is_given_up(kind)
                 or form_of(args, kwargs, leaves) != form
                 or not are_alike(*leaves)
-                or not (guards_hold() and may_overwrite(leaves))
+                or not (guards_hold() and can_take(leaves))
             ):
                 self._forget_call()
                 return NOT_ALIKE

@@ -46,13 +46,13 @@ def quick_call(
     if are_alike is None or graph.changes_batch:
         return lambda *_: NOT_ALIKE
     form, guards_hold, replay = tree.structure(), graph.guards.hold, graph.replay_on
-    may_overwrite = graph.may_overwrite
+    can_take = graph.can_take
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves: list[torch.Tensor] = []
         if form_of(args, kwargs, leaves) != form or not are_alike(*leaves):
             return NOT_ALIKE
-        if not guards_hold() or not may_overwrite(leaves):
+        if not guards_hold() or not can_take(leaves):
             return NOT_ALIKE
         out = launch(replay, leaves)
         report.num_replays += 1

@@ -36,7 +36,7 @@ from gapless.pipeline.alike_tensors import comparison_with
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from torch import nn
 
@@ -466,6 +466,21 @@ class ReadGuards:
         if id(tensor) in self._tensors:
             return
         self._tensors[id(tensor)] = (tensor, name, site)
+
+    def name_of_any(self, tensors: Iterable[torch.Tensor]) -> str | None:
+        """Return what the code calls one of these tensors, None if it reaches none of them.
+
+        Sync: Does not block the host.
+        """
+        found = (self._tensors.get(id(tensor)) for tensor in tensors)
+        return next((one[1] for one in found if one is not None), None)
+
+    def ids_of_tensors(self) -> frozenset[int]:
+        """Return the ids of the tensors that the code reaches.
+
+        Sync: Does not block the host.
+        """
+        return frozenset(self._tensors)
 
     def _add_tensors(self) -> None:
         known = list(self._tensors.values())

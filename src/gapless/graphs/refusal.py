@@ -34,6 +34,7 @@ RefusalKind: TypeAlias = Literal[
     "inside_cached",  # the call stands where parametrized weights are cached
     "batch_on_host",  # a tensor of the batch is not on the device
     "batch_requires_grad",  # a tensor of the batch requires gradients
+    "batch_is_read",  # the step reads a tensor of its batch by another way as well
     "scheduler",  # the step calls a learning rate scheduler
     "host_read",  # the step reads a value of the device
     "too_many_keys",  # hardly any two batches are of one kind

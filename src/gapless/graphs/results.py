@@ -27,6 +27,7 @@ class _OfBatch:
     Attributes:
         number: of the tensor.
         is_whole: whether it is the tensor itself.
+        is_leaf: whether it is a view that requires gradients of its own.
         size: of the view.
         stride: of the view.
         offset: of the view, from where the tensor begins.
@@ -34,6 +35,7 @@ class _OfBatch:
 
     number: int
     is_whole: bool
+    is_leaf: bool
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
@@ -44,7 +46,8 @@ class _OfBatch:
         if self.is_whole:
             return tensor
         begin = tensor.storage_offset() + self.offset
-        return tensor.detach().as_strided(self.size, self.stride, begin)
+        view = tensor.detach().as_strided(self.size, self.stride, begin)
+        return view.requires_grad_() if self.is_leaf else view
 
 
 class Results:
@@ -100,11 +103,21 @@ class Results:
         }
         self._copies = TensorCopies(list(overwritten.values()))
         self._place = {key: place for place, key in enumerate(overwritten)}
-        # Copies that require gradients, as what the step returned did.
+        # What requires gradients of itself does so again; the rest has used up its graph.
         required = {
-            id(seen[id(leaf)]) for leaf in out.leaves if leaf.requires_grad and id(leaf) in seen
+            id(seen[id(leaf)]): leaf.is_leaf
+            for leaf in out.leaves
+            if leaf.requires_grad and id(leaf) in seen
         }
-        self._used_up = [place for key, place in self._place.items() if key in required]
+        self._are_required = [
+            (place, required[key]) for key, place in self._place.items() if key in required
+        ]
+        # The step has made these anew, though not their memory.
+        self._views = {
+            id(leaf): leaf
+            for leaf, stay in zip(self._leaves, stays, strict=True)
+            if stay and id(leaf) not in objects
+        }
         self._is_one_tensor = bool(overwritten) and self.in_place is self._leaves[0]
         self._only = self._copies.only if self._is_one_tensor else None
 
@@ -120,13 +133,16 @@ class Results:
         # As nearly all steps return.
         if self._only is not None and not torch.is_inference_mode_enabled():
             copy = self._only.clone()
-            return used_up(copy) if self._used_up else copy
+            return (
+                _requiring(copy, is_leaf=self._are_required[0][1]) if self._are_required else copy
+            )
         copies = self._copies.make()
-        for number in self._used_up:
-            copies[number] = used_up(copies[number])
+        for number, is_leaf in self._are_required:
+            copies[number] = _requiring(copies[number], is_leaf=is_leaf)
         if self._is_one_tensor:
             return copies[0]
         leaves: list[Any] = []
+        views = {key: view.detach() for key, view in self._views.items()}
         parts = zip(self._leaves, self._of_batch, self._weights, strict=True)
         for leaf, of_batch, weight in parts:
             place = self._place.get(id(leaf))
@@ -135,7 +151,7 @@ class Results:
             elif weight is not None:
                 leaves.append(weight.grad)
             else:
-                leaves.append(leaf if place is None else copies[place])
+                leaves.append(views.get(id(leaf), leaf) if place is None else copies[place])
         return rebuilt(self.in_place, iter(leaves))
 
 
@@ -144,14 +160,35 @@ def has_own_gradient(tensor: torch.Tensor) -> bool:
     return tensor.retains_grad or (tensor.is_leaf and tensor.grad is not None)
 
 
-def are_in_both_kinds(leaves: Iterable[torch.Tensor]) -> bool:
-    """Return whether one memory is there as a tensor of inference mode and as another.
+def _requiring(copy: torch.Tensor, *, is_leaf: bool) -> torch.Tensor:
+    """Return a copy that requires gradients, as what it is a copy of does."""
+    return copy.requires_grad_() if is_leaf else used_up(copy)
 
-    Copies of both kinds are made apart, so they would not share it.
+
+def are_unlike_in_one_memory(
+    leaves: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor]
+) -> bool:
+    """Return whether one memory is there as tensors that are copied apart, and would not share it.
+
+    These are tensors of two dtypes, a conjugate and another one, and one of inference mode and another.
+
+    Args:
+        leaves: that a step returns, keeps or puts into its batch.
+        inputs: of its batch.
     """
-    some = [leaf for leaf in leaves if leaf.numel()]
-    of_inference = {address_of(leaf) for leaf in some if leaf.is_inference()}
-    return any(address_of(leaf) in of_inference for leaf in some if not leaf.is_inference())
+    seen: dict[int, tuple[Any, ...]] = {}
+    some = [leaf for leaf in leaves if leaf.numel() and leaf.layout is torch.strided]
+    if any(seen.setdefault(address_of(leaf), _form_of(leaf)) != _form_of(leaf) for leaf in some):
+        return True
+    return any(
+        seen.get(address_of(one), _form_of(one))[:-1] != _form_of(one)[:-1]
+        for one in inputs
+        if one.numel() and one.layout is torch.strided
+    )
+
+
+def _form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.is_conj(), tensor.is_neg(), tensor.is_inference()
 
 
 def not_made_anew(out: Tree, others: Sequence[torch.Tensor]) -> Any:
@@ -203,6 +240,8 @@ def _place_in(leaf: torch.Tensor, inputs: Sequence[torch.Tensor]) -> _OfBatch | 
     for number, tensor in enumerate(inputs):
         if address_of(leaf) == address_of(tensor) and leaf.dtype == tensor.dtype:
             offset = int(leaf.storage_offset() - tensor.storage_offset())
-            is_whole = leaf is tensor
-            return _OfBatch(number, is_whole, tuple(leaf.size()), leaf.stride(), offset)
+            is_leaf = leaf.requires_grad and leaf.is_leaf
+            return _OfBatch(
+                number, leaf is tensor, is_leaf, tuple(leaf.size()), leaf.stride(), offset
+            )
     return None

@@ -50,6 +50,7 @@ class StepGraph:
         reads: what the step's code reads.
         held: tensors that the graph reads or writes, whose memory must stay.
         written: the memory among them that it writes.
+        read: ids of tensors that the step's code reads by another way than its batch.
         counted: tensors whose versions a run of the step counts up, each as often as it does.
 
     Attributes:
@@ -72,6 +73,7 @@ class StepGraph:
         reads: ReadGuards,
         held: Sequence[torch.Tensor],
         written: WrittenMemory,
+        read: frozenset[int],
         counted: list[torch.Tensor],
     ) -> None:
         self.guards = guards
@@ -86,6 +88,7 @@ class StepGraph:
         self._changes = changes
         self._held = held
         self._written = written
+        self._read = read
         self._counted = counted
         self.changes_batch = bool(changes)
         self._writes_batch = changes.writes_tensors
@@ -99,20 +102,31 @@ class StepGraph:
         show in another. Nobody can ask a replay for gradients of its batch. Views of the gradients
         of an earlier replay would change.
         """
-        if any(map(_requires_grad, tree.leaves)) or not self.may_overwrite(tree.leaves):
+        if any(map(_requires_grad, tree.leaves)) or not self.can_take(tree.leaves):
             return False
         if self.changes_batch and not self._changes.can_apply(tree):
             return False
         return not (self._writes_batch and share_memory(tree.leaves))
 
-    def may_overwrite(self, leaves: Sequence[torch.Tensor]) -> bool:
-        """Return whether a replay would overwrite nothing that is needed.
+    def can_take(self, leaves: Sequence[torch.Tensor]) -> bool:
+        """Return whether a replay on these tensors overwrites nothing that is needed.
 
-        That are views of gradients that somebody keeps, and a batch that lies where the step writes.
+        That are views of gradients that somebody keeps, and a batch that lies where the step writes. Nor
+        may the step's code reach a tensor by two ways, such as by the batch and by an attribute: it may
+        ask whether both are the same, and a graph has tensors of its own for batches and what is kept.
 
         Sync: Does not block the host.
         """
-        return self._gradients.may_overwrite() and not self._written.holds_any(leaves)
+        return (
+            self._gradients.may_overwrite()
+            and not self._written.holds_any(leaves)
+            and self._read.isdisjoint(map(id, leaves))
+            and not (self._keeps and self._keeps_any_of(leaves))
+        )
+
+    def _keeps_any_of(self, leaves: Sequence[torch.Tensor]) -> bool:
+        kept = self._kept.ids()
+        return not (kept.isdisjoint(map(id, leaves)) and kept.isdisjoint(self._read))
 
     def replay(self, tree: Tree, *, is_own: bool) -> Any:
         """Launch the step on a batch; return what it returns.

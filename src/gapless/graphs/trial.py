@@ -27,7 +27,12 @@ from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.proof import NotProved, prove
 from gapless.graphs.python_side import PythonSide
 from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal, Refused, host_read
-from gapless.graphs.results import Results, are_in_both_kinds, has_own_gradient, not_made_anew
+from gapless.graphs.results import (
+    Results,
+    are_unlike_in_one_memory,
+    has_own_gradient,
+    not_made_anew,
+)
 from gapless.graphs.step_call import cannot_return, cannot_return_from_host
 from gapless.graphs.step_graph import StepGraph
 from gapless.graphs.step_guards import StepGuards
@@ -143,8 +148,13 @@ class Trial:
         before = self._weights.gradients()
         side = PythonSide(before, list(self._optimizers), kept, on_device=self._is_on_device)
         found: StepGraph | list[Refusal]
+        name = None if self._gradients_are_given else reads.name_of_any(tree.leaves)
+        if name is None and not kept.ids().isdisjoint(map(id, tree.leaves)):
+            name = "one that the step keeps"
         if kept.objection is not None:
             found = [_keeps_what_it_cannot(kept.objection)]
+        elif name is not None:
+            found = [_is_read(name)]
         else:
             found = self._captured_or_refused(
                 tree, reads, watched, before=before, side=side, kept=kept
@@ -308,6 +318,7 @@ class Trial:
             reads=reads,
             held=others,
             written=written,
+            read=frozenset() if self._gradients_are_given else reads.ids_of_tensors(),
             counted=counted,
         )
 
@@ -506,9 +517,10 @@ def _results(
         _check_gradients([*out.leaves, *flatten(kept.left()).leaves], others)
         # Together, so that what shares memory shares it after a replay.
         everything = flatten((out.value, kept.left(), put) if kept or put else out.value)
-        there = set(map(id, others))
-        if are_in_both_kinds(leaf for leaf in everything.leaves if id(leaf) not in there):
-            raise Refused(_IN_BOTH_KINDS)
+        there = {address_of(other) for other in others if has_address(other)}
+        made = [leaf for leaf in everything.leaves if address_of(leaf) not in there]
+        if are_unlike_in_one_memory(made, static.leaves):
+            raise Refused(_UNLIKE_IN_ONE_MEMORY)
         return Results(everything, inputs=static.leaves, others=others, gradients=gradients)
     except BatchError as error:  # a container that cannot be made anew
         raise Refused(cannot_return(out.value)) from error
@@ -528,11 +540,11 @@ _HAS_A_GRADIENT = Refusal(
     "anew; return the gradient",
     name="a tensor with a gradient",
 )
-_IN_BOTH_KINDS = Refusal(
+_UNLIKE_IN_ONE_MEMORY = Refusal(
     "result",
-    "the step returns or keeps one memory as a tensor of inference mode and as another one, which a "
-    "replay cannot make anew; return a clone",
-    name="a tensor of inference mode that shares memory",
+    "the step returns or keeps one memory as tensors of two dtypes, as a conjugate and not, or in "
+    "inference mode and not, which a replay cannot make anew; return a clone",
+    name="unlike tensors of one memory",
 )
 _BACKWARD_IS_OUTSIDE = Refusal(
     "backward_outside",
@@ -560,6 +572,14 @@ _CHANGES_WHAT_STANDS_TWICE = Refusal(
     "the step changes a batch in which one container stands twice, which cannot be done again for a "
     "replay; pass copies",
 )
+
+
+def _is_read(name: str) -> Refusal:
+    return Refusal(
+        "batch_is_read",
+        f"a tensor of the batch is {name}, which the step reads as well: a graph has a batch of its "
+        "own, in which it is another one; pass a copy",
+    )
 
 
 def _of_batch(watched: Watched) -> frozenset[int]:

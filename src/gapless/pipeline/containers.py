@@ -165,8 +165,12 @@ def _mapping_with_parts(value: Any, parts: Sequence[Any]) -> Any:
     with _rebuilding(value, "a dict"):
         twin = copy.copy(value)
         _own_attributes(value, twin)
-        for name, part in zip(value, parts, strict=True):
+        before = [(name, value[name]) for name in value]
+        for (name, had), part in zip(before, parts, strict=True):
             twin[name] = part
+            if part is not had and value[name] is part:
+                value[name] = had
+                raise TypeError("its copy shares items with it")
             _check_is_kept(twin[name], part)
     return twin
 
@@ -184,8 +188,23 @@ def _own_attributes(value: Any, twin: Any) -> None:
         twin.__dict__ = twin
         return
     for name, attribute in attributes_of(value):
-        if isinstance(attribute, MutableMapping | list):
-            object.__setattr__(twin, name, copy.copy(attribute))
+        # Its class may have copied it.
+        if getattr(twin, name, None) is attribute:
+            object.__setattr__(twin, name, _own(attribute, {}))
+
+
+def _own(value: Any, known: dict[int, Any]) -> Any:
+    """Return a copy of a container that shares no list and no mapping with it, within others too."""
+    if not isinstance(value, MutableMapping | list):
+        return value
+    if id(value) not in known:
+        known[id(value)] = twin = copy.copy(value)
+        places = range(len(value)) if isinstance(value, list) else list(value)
+        for place in places:
+            part = value[place]
+            if isinstance(part, MutableMapping | list):
+                twin[place] = _own(part, known)
+    return known[id(value)]
 
 
 _DICT = Container(
