@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from types import SimpleNamespace
 
@@ -264,6 +265,7 @@ def changed_beside_compiled_code(wrap, device):
 
 REPLAYED = [
     put_and_returned,
+    put_into_layers,
     put_and_kept,
     batch_returned,
     new_part_put_and_returned,
@@ -418,6 +420,22 @@ def attributes_of(change):
         return step, [[tensor.tolist() for tensor in found] for found in tensors]
 
     return loop
+
+
+def put_into_layers(wrap, device):
+    """The step puts something into a mapping over one that all batches share."""
+    shared = {"d": numbers(9).to(device.torch_device)}
+
+    def step(batch):
+        batch["sum"] = batch["x"] + batch["d"]
+        return batch["sum"].sum()
+
+    step, seen = wrap(step), []
+    for n in range(NUM):
+        batch = ChainMap({"x": numbers(n).to(device.torch_device)}, shared)
+        loss = step(batch).item()
+        seen.append([loss, [{key: layer[key].tolist() for key in layer} for layer in batch.maps]])
+    return step, seen
 
 
 def one_dictionary_twice(wrap, device):

@@ -353,9 +353,16 @@ def _can_change(container: Any) -> bool:
 def _change(container: Any, parts: dict[Any, Any]) -> None:
     if isinstance(container, list):
         container[:] = list(parts.values())
-    elif isinstance(container, MutableMapping):
+    elif isinstance(container, dict):
         container.clear()
         container.update(parts)
+    elif isinstance(container, MutableMapping):
+        # What it has may lie in several layers, of which it writes into one.
+        for name in [name for name in container if name not in parts]:
+            del container[name]
+        for name, part in parts.items():
+            if name not in container or container[name] is not part:
+                container[name] = part
     else:
         for name in set(vars(container)) - set(parts):
             object.__delattr__(container, name)
