@@ -104,3 +104,27 @@ def test_a_small_corpus_is_learned(gapless, data):
     assert done.code == 0
     assert float(score.split()[1]) > 60
     assert "the final model has the " in done.out
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        (["--heads", "3"], "d_model 132"),
+        (["--d-model", "72"], "heads "),
+        (["--d-model", "20"], "heads "),
+    ],
+)
+def test_a_width_or_a_number_of_heads_alone_gets_a_partner_that_fits(gapless, data, flag, says):
+    """The other one follows it, and nobody is told of a default that is not used."""
+    ended = gapless("train", "--data", data, *SIDES, *flag, "--dry-run")
+
+    assert (ended.code, ended.err) == (0, "")
+    assert says in ended.out
+
+
+def test_weights_of_another_run_without_text_to_go_on_with(gapless, tiny_run):
+    """The embedded corpus has settings of its own: a dry run and a run say the same."""
+    for more in ([], ["--dry-run"]):
+        refused = gapless("train", "--init-from", tiny_run, *more)
+
+        refused.check_refused(f"--init-from {tiny_run} goes on with other text", "--data")

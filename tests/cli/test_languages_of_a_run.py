@@ -236,3 +236,33 @@ def test_a_real_terminal_is_asked(tiny_data, tmp_path, table):
 
     assert code == 0
     assert settings(tmp_path / "r")["tgt_language"] == "zh"
+
+
+def test_a_target_that_is_named_anew_is_scored_as_its_language_is(gapless, table, tiny_data):
+    """What a run has settled by its text is no setting of another one's."""
+    gapless("train", *table(turned=True, name="turned.tsv"), *FLAGS)
+    turned = settings()
+
+    again = gapless(
+        *("train", "--config", "r/config.yaml", *table("en", "zh")),
+        *("--src", "en", "--tgt", "zh", "--dry-run"),
+    )
+
+    assert turned["score_tokenizer"] == "13a"
+    assert "BLEU with tokenizer zh" in again.out
+
+
+def test_sources_in_another_script_are_told_by_evaluate(gapless, table):
+    """BLEU of a model that is given the other language says nothing."""
+    gapless("train", *table("en", "zh"), *FLAGS)
+
+    scored = gapless(
+        *("evaluate", "r", *table("zh", "en", turned=True, name="turned.tsv")),
+        *("--columns", "en,zh", "--tgt-language", "English", "--no-check-columns"),
+    )
+    told = gapless(
+        *("evaluate", "r", *table(turned=True, name="bare.tsv"), "--tgt-language", "English")
+    )
+
+    assert "warning" not in scored.err
+    assert "the run translates from English, but the source side looks Chinese" in told.err

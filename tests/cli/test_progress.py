@@ -291,3 +291,14 @@ def test_showing_progress_makes_nobody_wait_for_the_device(open_terminal, always
     assert without == counted_waits(plan, observer)
     assert (without[0].total() > 0) == (plan == "deferred-loss")
     assert "loss 1.00  mean 1.00  lr" in on_screen(stdout.getvalue())
+
+
+def test_a_terminal_that_cannot_draw_gets_lines(open_terminal, monkeypatch):
+    """As the shell within an editor, which shows characters of control as they are."""
+    monkeypatch.setenv("TERM", "dumb")
+    open_terminal()
+
+    assert isinstance(shown.make_observer(), shown.PlainObserver)
+
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(shown.make_observer(), shown.TerminalObserver)

@@ -263,6 +263,22 @@ def changed_beside_compiled_code(wrap, device):
     return step, seen
 
 
+def put_into_layers(wrap, device):
+    """The step puts something into a mapping over one that all batches share."""
+    shared = {"d": numbers(9).to(device.torch_device)}
+
+    def step(batch):
+        batch["sum"] = batch["x"] + batch["d"]
+        return batch["sum"].sum()
+
+    step, seen = wrap(step), []
+    for n in range(NUM):
+        batch = ChainMap({"x": numbers(n).to(device.torch_device)}, shared)
+        loss = step(batch).item()
+        seen.append([loss, [{key: layer[key].tolist() for key in layer} for layer in batch.maps]])
+    return step, seen
+
+
 REPLAYED = [
     put_and_returned,
     put_into_layers,
@@ -420,22 +436,6 @@ def attributes_of(change):
         return step, [[tensor.tolist() for tensor in found] for found in tensors]
 
     return loop
-
-
-def put_into_layers(wrap, device):
-    """The step puts something into a mapping over one that all batches share."""
-    shared = {"d": numbers(9).to(device.torch_device)}
-
-    def step(batch):
-        batch["sum"] = batch["x"] + batch["d"]
-        return batch["sum"].sum()
-
-    step, seen = wrap(step), []
-    for n in range(NUM):
-        batch = ChainMap({"x": numbers(n).to(device.torch_device)}, shared)
-        loss = step(batch).item()
-        seen.append([loss, [{key: layer[key].tolist() for key in layer} for layer in batch.maps]])
-    return step, seen
 
 
 def one_dictionary_twice(wrap, device):

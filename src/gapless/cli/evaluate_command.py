@@ -92,6 +92,7 @@ def run(options: Namespace) -> int:
     """Translate a split, print its scores, and write sources, references and translations."""
     require_extra("nmt", "gapless evaluate")
     from gapless.nmt.run.score import evaluate
+    from gapless.nmt.run.scoring import note_of_source
     from gapless.nmt.run.trained_on import find_trained_on
 
     translator = make_translator(options)
@@ -105,6 +106,9 @@ def run(options: Namespace) -> int:
     for note in (*pairs.notes, *_note_trained_on(trained_on, options, of=len(pairs))):
         warn(note)
     scoring = _scoring(config, pairs)
+    source = note_of_source(config, pairs) if config.check_columns else None
+    if source is not None:
+        warn(f"{source}; exchange the names in --columns, or look whether it is the right text")
     folder = options.out or options.run
     _make_folder(folder)
     with Translating(of=len(pairs)) as shown:

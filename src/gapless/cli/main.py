@@ -195,6 +195,8 @@ def _run(arguments: Sequence[str]) -> int:
             print_result(f"gapless {__version__}")
             return 0
     except SystemExit as ended:  # argparse's after --help, or of `user_workload`
+        if isinstance(ended.code, str):
+            raise
         return int(ended.code or 0)
     hint = did_you_mean(name, COMMANDS) or f"the commands are {', '.join(COMMANDS)}"
     raise UsageError(f"unknown command {name!r}; {hint}")

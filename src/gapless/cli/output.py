@@ -73,10 +73,20 @@ def warn_with_flags_of(names: Collection[str]) -> None:
     _flags.update(names)
 
 
+def as_flags(text: str) -> str:
+    """Return text in which options of the command that runs are its flags."""
+    return with_flags(text, _flags)
+
+
 def warn(text: str) -> None:
     """Print a warning to standard error; on a terminal it is broken at spaces where it ends."""
-    text = with_flags(text, _flags)
+    text = as_flags(text)
     write(sys.stderr, fitting(f"gapless: warning: {text}", sys.stderr) + "\n")
+
+
+def draws_bars(stream: TextIO | None) -> bool:
+    """Return whether a stream leads to a terminal that can draw a line anew."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def fitting(text: str, stream: TextIO | None, *, indent: int = 2) -> str:

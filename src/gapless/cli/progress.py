@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
 from gapless.cli.bar import BAR_SECONDS, Bar, StepBar, Timer
-from gapless.cli.output import say, say_wrapped, warn
+from gapless.cli.output import as_flags, draws_bars, say, say_wrapped, warn
 from gapless.report.epoch_text import epoch_line, waits_table
 from gapless.report.progress_text import EpochTitle, progress_bar, progress_line
 
@@ -35,8 +35,7 @@ def make_observer(*, waits_each_epoch: bool = False) -> PlainObserver | Terminal
     Args:
         waits_each_epoch: print the table of waits after each epoch.
     """
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    kind = TerminalObserver if is_terminal else PlainObserver
+    kind = TerminalObserver if draws_bars(sys.stdout) else PlainObserver
     return kind(waits_each_epoch=waits_each_epoch)
 
 
@@ -89,7 +88,7 @@ class PlainObserver:
 
     def noted(self, text: str) -> None:
         """Print it."""
-        say(text)
+        say(as_flags(text))
 
     def warned(self, text: str) -> None:
         """Print it to standard error."""
@@ -187,7 +186,7 @@ class TerminalObserver:
 
     def noted(self, text: str) -> None:
         """Print it, above the bar if there is one."""
-        self._say(text)
+        self._say(as_flags(text))
 
     def warned(self, text: str) -> None:
         """Print it to standard error, above the bar if there is one."""

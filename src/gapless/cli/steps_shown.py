@@ -6,6 +6,7 @@ import sys
 from typing import Self
 
 from gapless.cli.bar import StepBar
+from gapless.cli.output import draws_bars
 from gapless.cli.step_lines import StepLines
 
 
@@ -16,8 +17,7 @@ def steps_shown(unit: str, *, at_once: bool = True) -> StepBar | StepLines:
         unit: what is counted.
         at_once: whether a line is written when something begins; a bar is drawn anyway.
     """
-    is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    return StepBar(unit) if is_terminal else StepLines(at_once=at_once)
+    return StepBar(unit) if draws_bars(sys.stderr) else StepLines(at_once=at_once)
 
 
 class Translating:

@@ -236,7 +236,7 @@ def _trainer(
     device: Device | None,
 ) -> Trainer:
     from gapless.nmt.run.chosen_run import choose_run
-    from gapless.nmt.run.config import make_config, settings_given
+    from gapless.nmt.run.config import make_config, settings_of_new_run
     from gapless.nmt.run.first_rank import made_by_first
     from gapless.nmt.run.folder import settings_file
     from gapless.nmt.run.trainer import Trainer
@@ -246,7 +246,7 @@ def _trainer(
             config = made_by_first(ranks, lambda: make_config(flags, file=settings_file(resume)))
             return Trainer.resume(config, resume, observer=observer, ranks=ranks, device=device)
         chosen = made_by_first(
-            ranks, lambda: choose_run(settings_given(flags, file=file), world=ranks.world)
+            ranks, lambda: choose_run(settings_of_new_run(flags, file=file), world=ranks.world)
         )
         return Trainer.new(
             chosen.config, observer=observer, chosen=chosen, ranks=ranks, device=device
@@ -276,7 +276,7 @@ def _dry_run_by_first(options: Namespace) -> int:
 def _dry_run(options: Namespace) -> int:
     """Print what a new run would do, and write nothing."""
     from gapless.nmt.run.chosen_run import choose_run
-    from gapless.nmt.run.config import settings_given
+    from gapless.nmt.run.config import settings_of_new_run
     from gapless.nmt.run.dry_run import estimate_run
     from gapless.nmt.run.learning_watch import short_line
     from gapless.nmt.run.out_of_memory import naming_phase
@@ -286,7 +286,7 @@ def _dry_run(options: Namespace) -> int:
 
     world = read_launch(os.environ).world
     chosen = _asking(
-        lambda flags: choose_run(settings_given(flags, file=options.config), world=world),
+        lambda flags: choose_run(settings_of_new_run(flags, file=options.config), world=world),
         given_settings(options),
     )
     config, corpus = chosen.config, chosen.task.corpus

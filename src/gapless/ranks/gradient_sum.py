@@ -301,4 +301,6 @@ class _TrainedWeights:
                 )
 
     def _shown(self, number: int) -> str:
+        if number >= len(self._weights):  # another rank has more
+            return f"parameter {number}"
         return f"parameter {number} (shape {tuple(self._weights[number].shape)})"

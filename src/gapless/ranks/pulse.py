@@ -218,7 +218,12 @@ class Pulse:
         now = monotonic()
         if self._updates and not self._num_pauses:
             self._slowest_seconds = max(self._slowest_seconds, now - self._moved_at)
+        is_first = updates > 0 and not self._updates
         self._updates, self._moved_at = updates, now
+        if is_first:
+            # From now on the others expect a beat within seconds.
+            with self._changed:
+                self._tell()
 
     @contextmanager
     def pause(self, *, may_be_silent: bool = True) -> Iterator[None]:

@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 
 from gapless.errors import DataError
 from gapless.nmt.data.corpus import Corpus, load_corpus, load_split
-from gapless.nmt.data.text_files import read_lines
+from gapless.nmt.data.text_files import read_lines, read_text
 
 
 if TYPE_CHECKING:
@@ -190,11 +190,11 @@ def test_an_offset_counts_the_byte_order_mark(tmp_path: Path) -> None:
 # Named, because an archive holds the time at which it was made.
 @pytest.mark.parametrize(
     "raw",
-    [PACKED[:-9], PACKED[:5], b"a\tb\n", PACKED[:40] + bytes(8) + PACKED[48:]],
-    ids=["its end is missing", "hardly begun", "no archive", "damaged within"],
+    [PACKED[:-9], PACKED[:5], PACKED[:40] + bytes(8) + PACKED[48:]],
+    ids=["its end is missing", "hardly begun", "damaged within"],
 )
 def test_a_broken_archive(tmp_path: Path, raw: bytes) -> None:
-    """The message names an archive that is cut off, damaged, or no archive."""
+    """The message names an archive that is cut off or damaged."""
     path = tmp_path / "p.tsv.gz"
     path.write_bytes(raw)
 
@@ -472,3 +472,41 @@ def test_a_stray_zero_is_a_character_like_others(tmp_path: Path) -> None:
     for text in ("\0a\tb\n" * 5, "x" + "".join(f"a{n}\tb\0\n" for n in range(10, 51))):
         path.write_text(text, "utf-8")
         assert len(read_lines(path)) == text.count("\n")
+
+
+def test_text_that_was_unpacked_under_way(tmp_path: Path) -> None:
+    """Some downloads unpack a file and leave its name."""
+    path = tmp_path / "p.tsv.gz"
+    path.write_bytes("en\tzh\na cat\t一只猫\n".encode())
+
+    assert read_text(path) == "en\tzh\na cat\t一只猫\n"
+
+
+def test_an_archive_in_an_archive(tmp_path: Path) -> None:
+    """To unpack it once more helps, to convert it to UTF-8 does not."""
+    path = tmp_path / "p.tsv.gz"
+    path.write_bytes(gzip.compress(PACKED))
+
+    assert f"{path} is packed by gzip twice" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("p.tsv", "a cat,一只猫\na dog,一只狗\n", "give it the ending .csv if commas do"),
+        ("p.json", '{"data": [{"en": "a", "zh": "b"}]}', "holds one JSON object, expected a list"),
+    ],
+)
+def test_text_in_another_form(tmp_path: Path, name: str, text: str, said: str) -> None:
+    """The message says what was found and what helps."""
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+
+    assert said in refusal(path)
+
+
+def test_a_link_that_leads_nowhere(tmp_path: Path) -> None:
+    path = tmp_path / "p.tsv"
+    path.symlink_to(tmp_path / "absent")
+
+    assert f"{path} is a link that leads nowhere" in refusal(path)

@@ -213,3 +213,43 @@ def test_what_is_written_so_is_scored_so():
         writing = written_in(sentences)
         assert tokenizer(language_of_writing(writing)) == tokenizer_of_writing(writing)
     assert (tokenizer_of_writing("Latin"), language_of_writing("Latin")) == ("13a", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "tag"),
+    [
+        *zip(
+            ["韓語", "德語", "法語", "俄語", "日語", "泰語"],
+            ["ko", "de", "fr", "ru", "ja", "th"],
+            strict=True,
+        ),
+        *zip(
+            ["越南語", "阿拉伯語", "西班牙語", "葡萄牙語"], ["vi", "ar", "es", "pt"], strict=True
+        ),
+        *zip(
+            ["荷蘭語", "義大利語", "普通話", "中國語", "漢語"],
+            ["nl", "it", "zh", "zh", "zh"],
+            strict=True,
+        ),
+        *zip(
+            ["國語", "華語", "粵語", "廣東話", "繁體"],
+            ["zh", "zh", "yue", "yue", "zh-Hant"],
+            strict=True,
+        ),
+        ("Min Nan", "nan"),
+    ],
+)
+def test_names_in_traditional_characters_and_of_two_words(name, tag):
+    """As people in Taipei and Hong Kong write them; two words are no two codes."""
+    assert find_language(name, is_declared=True).tag == tag
+
+
+@pytest.mark.parametrize("name", ["qaa", "qtz", "x-klingon", "art-x-foo", "und"])
+def test_codes_that_mean_no_language(name):
+    assert find_language(name, is_declared=True) is None
+
+
+@pytest.mark.parametrize("name", ["克林貢語", "火星語", "Mandrin", "Brazilian", "Austrian"])
+def test_an_ending_is_no_reason_to_propose_a_language(name):
+    """Names of many languages end so."""
+    assert near_name(name) is None

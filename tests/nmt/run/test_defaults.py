@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import fields, replace
 
 import pytest
@@ -287,3 +288,13 @@ def test_a_number_that_is_too_small_is_refused_by_its_name(name, value):
     """Not by that of a setting which follows from it."""
     with pytest.raises(UserError, match=rf"`{name}` must be at least \d, but is {value}"):
         choose_run({"data": "anywhere.tsv", name: value})
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 60])
+def test_the_reason_for_validations_counts_those_that_come(steps):
+    """Not more than there are updates."""
+    choices = choose(CPU, {"max_steps": steps})
+    reason = next(one.reason for one in choices if "val" in " ".join(one.settings))
+    count = int(re.search(r"about (\d+) validation", reason)[1])
+
+    assert 1 <= count <= steps

@@ -280,6 +280,27 @@ def test_a_mean_of_so_many_epochs_is_taken_as_asked(train):
     assert not any("final model" in note for note in run.notes)
 
 
+def test_a_mean_of_more_epochs_than_there_are_is_told(train):
+    """A run of two epochs has no mean of nine."""
+    run = train(epochs=2, average=9)
+
+    assert [note for note in run.notes if "mean of 2 epochs, though `average=9`" in note]
+
+
+def test_a_run_says_what_ended_it_and_that_nothing_is_left(train):
+    """Where that is its number of updates; and a resume of a run that has ended trains nothing."""
+    run = train(epochs=9, max_steps=20)
+    listener = Listener()
+    config = make_config({"lr": 0.5}, file=run.path / "config.yaml")
+
+    Trainer.resume(config, run.path, observer=listener).train()
+
+    assert "training ends after 20 updates, as many as `max_steps` says" in run.notes
+    assert [
+        note for note in listener.notes if note.startswith("nothing is left to train: the run")
+    ]
+
+
 @pytest.mark.parametrize("value", ["some", 0, -1])
 def test_an_average_that_is_none(value):
     """Is refused by name."""

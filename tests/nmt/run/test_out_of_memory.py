@@ -11,6 +11,7 @@ from gapless.device.memory_errors import asked_bytes, is_out_of_memory
 from gapless.errors import OutOfMemoryError
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run import trainer
+from gapless.nmt.run.out_of_memory import naming_phase
 from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run.translation_step import TranslationStep
 from tiny_run import tiny_config
@@ -86,3 +87,12 @@ def test_each_phase_is_named(tmp_path, monkeypatch, phase):
     if lower == "`batch_tokens`":
         assert "for a batch of " in text
         assert "while captured graphs hold 12,345 bytes" in text
+
+
+def test_an_error_of_python_that_says_nothing():
+    """The line has no gap where others name a size."""
+    with (
+        pytest.raises(OutOfMemoryError, match="while training: the host has no more; lower x"),
+        naming_phase("training", lower="x"),
+    ):
+        raise MemoryError

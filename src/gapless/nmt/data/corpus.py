@@ -269,7 +269,8 @@ def load_split(
             f"source and target are both {src!r}; give both `src` and `tgt`, with two names"
         )
     if not path.exists():
-        raise DataError(f"{path} does not exist; `data` takes a folder or a file")
+        what = "is a link that leads nowhere" if path.is_symlink() else "does not exist"
+        raise DataError(f"{path} {what}; `data` takes a folder or a file")
     if path.is_file():
         return _read_table(path, src=src, tgt=tgt, columns=columns, checks=checks, split=split)
     if not path.is_dir():

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 # What people write for a language though it is neither its code nor its name.
 _INFORMAL = {
-    **dict.fromkeys(("cn", "chs", "汉语", "漢語", "华语", "華語", "国语", "國語"), "zh"),
+    **dict.fromkeys(("cn", "chs", "汉语", "华语", "国语", "中国语"), "zh"),
     **dict.fromkeys(("zhs", "zhcn"), "zh-Hans"),
     **dict.fromkeys(("cht", "zht", "zhtw"), "zh-Hant"),
-    **dict.fromkeys(("粤语", "粵語", "廣東話", "广东话"), "yue"),
+    **dict.fromkeys(("粤语", "广东话"), "yue"),
     "jp": "ja",
     "한국말": "ko",
+    "义大利语": "it",
     "中文 简体": "zh-Hans",
     **dict.fromkeys(("中文 繁體", "中文 繁体"), "zh-Hant"),
     **dict.fromkeys(("简体", "簡體", "zh simp", "zh simplified"), "zh-Hans"),
@@ -102,7 +103,17 @@ _OF_TWO_SCRIPTS = frozenset(
 # A language with fewer speakers is not what a short name of a column means.
 _MANY_SPEAKERS = 1_000_000
 
-_NO_LANGUAGE = frozenset(("mis", "mul", "und", "zxx"))
+_NO_LANGUAGE = frozenset(("mis", "mul", "und", "zxx", "art"))
+# Codes that everybody may use for anything.
+_PRIVATE = ("qaa", "qtz")
+
+# Of letters in names of languages.
+_SIMPLIFIED = str.maketrans(
+    "語韓蘭話國羅亞維烏東馬來緬賓爾倫臘當廣漢華薩喬達義粵興圖魯紹臺灣",
+    "语韩兰话国罗亚维乌东马来缅宾尔伦腊当广汉华萨乔达义粤兴图鲁绍台湾",
+)
+# Ends of Chinese names of languages, which are no reason to mean one by another.
+_WORDS_FOR_LANGUAGE = "语文话"
 
 # Scripts, by their ISO codes and by Unicode's words, whose text has no spaces between words.
 _UNSPACED = {
@@ -245,10 +256,20 @@ def _of_words(words: list[str], *, is_declared: bool) -> Language | None:
     is_column = text in COLUMN_WORDS and not is_declared
     if is_column or text in AMBIGUOUS or not text or not text.isprintable():
         return None
-    if text in _INFORMAL:
-        return _language(_parsed(_INFORMAL[text]))
-    found = _of_code("-".join(words)) or _of_name(text)
-    if found is None or (found.language or "und") in _NO_LANGUAGE:
+    simplified = text.translate(_SIMPLIFIED)
+    informal = _INFORMAL.get(text) or _INFORMAL.get(simplified)
+    if informal is not None:
+        return _language(_parsed(informal))
+    ways = [
+        lambda: _of_code("-".join(words)),
+        lambda: _of_name(text),
+        lambda: _of_name(simplified),
+    ]
+    # Names of several words, such as Min Nan, may be made of codes.
+    found = next(
+        filter(None, (way() for way in (ways[1:] + ways[:1] if len(words) > 1 else ways))), None
+    )
+    if found is None or not _is_language(found):
         return None
     return _language(found) if is_declared or _is_well_known(found) else None
 
@@ -270,6 +291,15 @@ def _of_name(text: str) -> langcodes.Language | None:
         except LookupError:
             continue
     return None
+
+
+def _is_language(found: langcodes.Language) -> bool:
+    """Return whether a tag names one language that others know."""
+    code = found.language or "und"
+    is_private = found.to_tag().startswith("x-") or (
+        len(code) == len(_PRIVATE[0]) and _PRIVATE[0] <= code <= _PRIVATE[1]
+    )
+    return code not in _NO_LANGUAGE and not is_private
 
 
 def _parsed(tag: str) -> langcodes.Language:
@@ -351,10 +381,18 @@ def near_name(wanted: str, names: Sequence[str] = ()) -> str | None:
         return None
     known = {name.casefold(): name for code in _OFTEN_MEANT for name in _names_of(code)}
     known |= {name.casefold(): name for name in names}
-    # One of two Chinese characters is half of a name.
-    cutoff = 0.6 if wanted.isascii() else 0.5
-    near = get_close_matches(wanted.strip().casefold(), list(known), n=1, cutoff=cutoff)
-    return known[near[0]] if near else None
+    text = wanted.strip().casefold()
+    if not text.isascii():
+        # One of two Chinese characters is half of a name.
+        stem = text.translate(_SIMPLIFIED).rstrip(_WORDS_FOR_LANGUAGE)
+        known = {
+            name: meant
+            for name, meant in known.items()
+            if set(stem) & set(name.translate(_SIMPLIFIED).rstrip(_WORDS_FOR_LANGUAGE))
+        }
+    near = get_close_matches(text, list(known), n=1, cutoff=0.6 if text.isascii() else 0.5)
+    # Endings such as -ian are no reason either.
+    return known[near[0]] if near and known[near[0]][:1].casefold() == text[:1] else None
 
 
 def _names_of(code: str) -> tuple[str, ...]:

@@ -631,8 +631,9 @@ def _tsv_rows(path: Path) -> Callable[[], Iterator[_Row]]:
                 continue
             cells = line.split("\t")
             if len(cells) < 2:
+                advice = "; give it the ending .csv if commas do" if "," in line else ""
                 raise DataError(
-                    f"{path} line {number} has one column, expected two separated by a tab"
+                    f"{path} line {number} has one column, expected two separated by a tab{advice}"
                 )
             yield f"line {number}", cells
 
@@ -747,6 +748,9 @@ def _is_prose(row: list[str]) -> bool:
 # --- JSON ---
 
 
+_JSON_NAMES = {dict: "object", str: "string", int: "number", float: "number"}
+
+
 def _json_items(path: Path, ending: str) -> list[tuple[str, Any]]:
     """Return the items of a file with their places."""
     if ending == ".jsonl":
@@ -761,8 +765,8 @@ def _json_items(path: Path, ending: str) -> list[tuple[str, Any]]:
     items = _parse(text, path, 1)
     if not isinstance(items, list):
         raise DataError(
-            f"{path} holds a JSON {type(items).__name__}, expected a list of pairs; "
-            "give it the ending .jsonl if it has one pair a line"
+            f"{path} holds one JSON {_JSON_NAMES.get(type(items), 'value')}, expected a list of pairs, such as "
+            '[{"en": "...", "zh": "..."}]; write it so, or one pair a line in a file that ends in .jsonl'
         )
     return [(f"item {number}", item) for number, item in enumerate(items)]
 

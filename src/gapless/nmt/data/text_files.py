@@ -192,12 +192,17 @@ def read_text(path: Path) -> str:
     try:
         raw = path.read_bytes()
         # A name may lack the ending, as that of a download.
-        if path.suffix.casefold() == ".gz" or raw.startswith(_GZIP):
+        if raw.startswith(_GZIP):
             raw = gzip.decompress(raw)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path} is not a whole gzip file ({error}); fetch it again") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    if raw.startswith(_GZIP):
+        raise DataError(
+            f"{path} is packed by gzip twice, expected text or gzip; "
+            f"{_unpack(path, command='gunzip -c', to=path.with_name(f'unpacked-{path.stem}.gz'))}"
+        )
     for ending, (begin, command) in _PACKED.items():
         if ending != ".zip" and begin.match(raw):
             advice = _unpack(path, command=command, to=path.with_name(f"unpacked-{path.name}"))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from gapless.device.find import find_device
+from gapless.errors import UserError
 from gapless.nmt.run.config import DEMO, make_config
 from gapless.nmt.run.defaults import (
     Choice,
@@ -78,6 +79,11 @@ def choose_run(given: Mapping[str, Any], *, world: int = 1) -> ChosenRun:
     if holds_update:
         given = {name: value for name, value in given.items() if name != "accumulate"}
     if given.get("data") is None:
+        if given.get("init_from") is not None:
+            raise UserError(
+                f"`init_from={given['init_from']}` goes on with other text, and none is named; name it "
+                "with `data`"
+            )
         return _embedded(given, clock=clock, world=world, holds_update=holds_update)
     first, choices = None, list[Choice]()
     if given.get("init_from") is not None:
@@ -95,13 +101,13 @@ def choose_run(given: Mapping[str, Any], *, world: int = 1) -> ChosenRun:
     corpus = replace(corpus, notes=(*corpus.notes, *told))
     if first is None:
         choices = choose_vocabulary(_text_facts(may_be_learned(corpus.train, draft)), given)
-        config = _with(choices, given)
+        config = _so_far(choices, given)
         vocabs = make_vocabs(corpus.train, config, nearest=given.get("vocab_size") is None)
         choices = _with_real_size(choices, vocabs)
     else:
         vocabs = first.vocabs
     known = {**given, **chosen_settings(choices)}
-    task = prepare(_with(choices, given), vocabs=vocabs, corpus=corpus)
+    task = prepare(_so_far(choices, given), vocabs=vocabs, corpus=corpus)
     facts = _facts(task, device, is_trained=first is not None)
     choices += choose(replace(facts, world=world, holds_update=holds_update), known)
     return ChosenRun(
@@ -131,9 +137,13 @@ def _embedded(
 
 def _draft(given: Mapping[str, Any]) -> TrainConfig:
     """Return settings of which only those that were given count; they are checked."""
-    text = TextFacts(characters=1, alphabet=1)
+    return _so_far(choose_vocabulary(TextFacts(characters=1, alphabet=1), given), given)
+
+
+def _so_far(choices: list[Choice], given: Mapping[str, Any]) -> TrainConfig:
+    """Return settings of which only those that were given or chosen count; what fits them stands beside."""
     one = Facts(pairs=1, tokens=1, vocabulary=1, is_accelerator=False)
-    return _with([*choose_vocabulary(text, given), *choose(one, given)], given)
+    return _with([*choose(one, {**given, **chosen_settings(choices)}), *choices], given)
 
 
 def _with(choices: list[Choice], given: Mapping[str, Any]) -> TrainConfig:

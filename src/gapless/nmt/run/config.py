@@ -586,6 +586,19 @@ def settings_given(flags: Mapping[str, Any], *, file: Path | None = None) -> dic
     return given | {name: value for name, value in flags.items() if value is not None}
 
 
+def settings_of_new_run(flags: Mapping[str, Any], *, file: Path | None = None) -> dict[str, Any]:
+    """Return the settings that a user gave for a new run: as `settings_given`.
+
+    A target that is named anew has a language of its own, whatever that of the file's run was.
+    """
+    given = settings_given(flags, file=file)
+    if flags.get("tgt") is not None:
+        for name in ("tgt_language", "score_tokenizer"):
+            if flags.get(name) is None:
+                given.pop(name, None)
+    return given
+
+
 def make_config(flags: Mapping[str, Any], *, file: Path | None = None) -> TrainConfig:
     """Return the settings of a run: flags win over the file, the file over the defaults.
 

@@ -450,10 +450,17 @@ def _validations(
     run: _RunLength, known: Mapping[str, Any], *, wanted: int
 ) -> tuple[dict[str, Any], str]:
     apart = run.updates // wanted
-    reason = f"about {wanted} validations in {run.updates:,} updates"
     if "val_interval" in known or max(apart, _LEAST_UPDATES) >= run.updates_per_epoch:
-        return {"val_interval": max(1, apart // run.updates_per_epoch)}, reason
-    return {"validate_every": str(max(apart, _LEAST_UPDATES))}, reason
+        epochs = max(1, apart // run.updates_per_epoch)
+        apart = epochs * run.updates_per_epoch
+        setting: dict[str, Any] = {"val_interval": epochs}
+    else:
+        apart = max(apart, _LEAST_UPDATES)
+        setting = {"validate_every": str(apart)}
+    # The end of the run is validated as well.
+    count = max(1, math.ceil(run.updates / apart))
+    validations = "validation" if count == 1 else "validations"
+    return setting, f"about {count} {validations} in {run.updates:,} updates"
 
 
 # --- numbers ---

@@ -36,12 +36,14 @@ class FinalModel:
         bleu: of all that were compared, on the validation pairs, by what they are; none if the
             settings say which to take.
         num_pairs: that were translated for it.
+        num_averaged: epochs whose mean it is, where the settings say so.
     """
 
     name: str
     weights: Mapping[str, torch.Tensor]
     bleu: Mapping[str, float] = field(default_factory=dict)
     num_pairs: int = 0
+    num_averaged: int = 0
 
     @property
     def line(self) -> str:
@@ -73,6 +75,7 @@ def averaged_model(run: TrainingRun) -> FinalModel:
     return FinalModel(
         name=f"mean of {len(paths)} epochs",
         weights=made_by_first(run.ranks, lambda: checkpoints.average_weights(paths)),
+        num_averaged=len(paths),
     )
 
 

@@ -38,8 +38,10 @@ def naming_phase(
         if not is_out_of_memory(error):
             raise
         asked = asked_bytes(error)
+        said = f"{asked:,} bytes were asked for" if asked else str(error).partition("\n")[0]
         parts = [
-            f"{asked:,} bytes were asked for" if asked else str(error).partition("\n")[0],
+            # Python's own error says nothing.
+            said or "the host has no more",
             *([f"for a batch of {shape()}"] if shape() else []),
             *([f"while captured graphs hold {graph_bytes():,} bytes"] if graph_bytes() else []),
         ]

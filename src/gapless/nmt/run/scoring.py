@@ -166,6 +166,22 @@ def check_direction(
     )
 
 
+def note_of_source(config: TrainConfig, pairs: Pairs) -> str | None:
+    """Return a line if the source sides of pairs are not written as the language of a run's source is.
+
+    Args:
+        config: of the run.
+        pairs: to be translated.
+    """
+    language, seen = find_language(config.src), written_in(_some(pairs.src))
+    wanted = None if language is None else language.writing
+    if language is None or None in (wanted, seen) or seen == wanted:
+        return None
+    if (wanted, seen) == ("Japanese", "Chinese"):
+        return None
+    return f"the run translates from {language.name}, but the source side {looks(str(seen))}"
+
+
 def _check_source(config: TrainConfig, train: Pairs) -> tuple[str, ...]:
     """Return a line if the source side is not written as its language is.
 

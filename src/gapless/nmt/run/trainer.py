@@ -325,7 +325,7 @@ class Trainer:
         self, loader: WatchedLoader[AnyBatch], folder: AnyFolder, stop: StopRequest
     ) -> None:
         run = self.run
-        pace = Pace(run)
+        pace, had_ended = Pace(run), run.is_finished
         for record in run.position.records:
             if record.validation:
                 self._observer.validated(record.validation)
@@ -338,7 +338,13 @@ class Trainer:
                 self._close_epoch(run.position.end_epoch(), folder)
         if run.position.updates and not stop.is_set:
             self._close_epoch(run.position.records[-1], folder)
-        self._note_early_end(stop)
+        if had_ended and not stop.is_set:
+            self._observer.noted(
+                f"nothing is left to train: the run has ended after {run.step.num_updates:,} updates; raise "
+                "what ended it, such as `epochs` or `max_steps`, to go on"
+            )
+        else:
+            self._note_early_end(stop)
         if not self._is_saved:
             self._save_state(self._copy_weights(), folder)
 
@@ -543,6 +549,8 @@ class Trainer:
                 f"training ends {done}: the rest of {run.config.max_time} is for the final model "
                 "and its scores"
             )
+        elif run.updates_left == 0 and run.position.epoch < run.config.epochs:
+            self._observer.noted(f"training ends {done}, as many as `max_steps` says")
 
     def _note_skipped(self, update: int, loss: float) -> None:
         text = f"the loss of update {update} is {loss}; the update is skipped"
@@ -595,7 +603,13 @@ class Trainer:
     def _final_model(self, stop: StopRequest) -> FinalModel | None:
         run = self.run
         if run.config.average != "auto":
-            return averaged_model(run)
+            final, asked = averaged_model(run), run.config.num_averaged
+            if final.num_averaged < asked:
+                self._observer.noted(
+                    f"the final model has the {final.name}, though `average={asked}` asks for more: the run "
+                    "has no others"
+                )
+            return final
         with naming_phase("comparing weights on the validation sentences", lower=_OF_BATCHES):
             try:
                 final = best_of_all(run, on_batch=stop.check, on_damaged=self._observer.warned)
