@@ -176,9 +176,9 @@ def order_of_buckets(agree, *, rank):
     return {"sent": sent, "sums": sums}
 
 
-def text_of_error(agree, first, second):
+def text_of_error(agree, first, second, *, num_weights=2):
     """Return what the second of two updates says, in which these parameters get gradients."""
-    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(num_weights)]
     gradients = FlatSum(weights, group=dist.group.WORLD, agree=agree)
     try:
         for numbers in (first, second):
@@ -309,6 +309,7 @@ def main():
     found = {case.name: trained(case, rank=rank, world=world, agree=agree) for case in CASES}
     found["order"] = order_of_buckets(agree, rank=rank)
     found["ranks differ"] = text_of_error(agree, [0] if rank else [0, 1], [])
+    found["one has more"] = text_of_error(agree, [0] if rank else [0, 1], [], num_weights=2 - rank)
     found["updates differ"] = text_of_error(agree, [0, 1], [0])
     ranks = Ranks(agree, rank=rank, world=world)
     found["steps"] = {

@@ -108,6 +108,15 @@ def test_ranks_that_train_different_parameters_are_told(of_ranks):
     assert [found["ranks differ"] for found in of_ranks] == [expected] * WORLD
 
 
+def test_a_parameter_that_one_rank_alone_trains_is_named(of_ranks):
+    """Where the other one has frozen it, so that it knows nothing of its shape."""
+    assert [found["one has more"] for found in of_ranks] == [
+        f"RanksDifferError: parameter 1{shape} has a gradient on rank 0, but none on rank 1; all "
+        "ranks must compute with the same parameters"
+        for shape in (" (shape (2,))", "")
+    ]
+
+
 def test_a_gradient_that_is_missing_later_is_named(of_ranks):
     """Its part of the sum would hold an older one."""
     expected = (
