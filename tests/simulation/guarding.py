@@ -75,6 +75,28 @@ def derivatives_in_forward_mode_end_capturing(device):
     assert step.report.refusal.kind == "forward_mode"
 
 
+@scenario(only=ONE)
+def a_batch_that_the_step_reads_elsewhere_is_not_captured(device):
+    """It draws noise where its batch is another one than in the call before, and the loop gives one twice."""
+
+    class Noise:
+        batch = numbers = None
+
+    noise = Noise()
+
+    def train(batch):
+        if noise.batch is not batch:
+            noise.batch, noise.numbers = batch, batch.clone()
+        noise.numbers = noise.numbers * 2.0
+        return noise.numbers.sum()
+
+    step, found = gapless.capture(train, device=device), []
+    with device.allow_waits():
+        for batch in gapless.prefetch([torch.ones(2), torch.zeros(2)], device):
+            found += [toy_steps.read_back(device, step(batch)).item() for _ in range(4)]
+    assert found == [4.0, 8.0, 16.0, 32.0, 0.0, 0.0, 0.0, 0.0]
+
+
 class TrainsByNadam(toy_steps.Training):
     """The state of its optimizer begins at one. It is not called: its counts are on the host."""
 

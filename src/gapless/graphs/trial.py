@@ -154,7 +154,7 @@ class Trial:
         if kept.objection is not None:
             found = [_keeps_what_it_cannot(kept.objection)]
         elif name is not None:
-            found = [_is_read(name)]
+            found = [_read_elsewhere(name)]
         else:
             found = self._captured_or_refused(
                 tree, reads, watched, before=before, side=side, kept=kept
@@ -574,7 +574,7 @@ _CHANGES_WHAT_STANDS_TWICE = Refusal(
 )
 
 
-def _is_read(name: str) -> Refusal:
+def _read_elsewhere(name: str) -> Refusal:
     return Refusal(
         "batch_is_read",
         f"a tensor of the batch is {name}, which the step reads as well: a graph has a batch of its "
