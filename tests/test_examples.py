@@ -48,7 +48,7 @@ def test_the_captured_loop_prints_the_same_losses_and_what_was_captured(plain, l
 
     assert plain.splitlines() == losses
     assert report.startswith("captured 0 graphs")
-    assert "0 steps replayed, 120 ran eagerly" in report
+    assert "0 steps replayed, 120 ran as written" in report
 
 
 def test_three_lines_of_the_loop_differ():

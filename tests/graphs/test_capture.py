@@ -69,7 +69,7 @@ def test_on_a_cpu_it_is_the_step_itself(with_examples):
     assert all(map(torch.equal, weights, model.parameters()))
     assert step.report.refusal.kind == "cpu"
     assert str(step.report) == (
-        "captured 0 graphs in 0.0 s, 0 steps replayed, 20 ran eagerly; no further graph: a CPU "
+        "captured 0 graphs in 0.0 s, 0 steps replayed, 20 ran as written; no further graph: a CPU "
         "runs its work itself, there is nothing to launch"
     )
 

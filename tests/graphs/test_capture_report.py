@@ -17,8 +17,8 @@ from gapless.testing import SimulatedDevice
 @pytest.mark.parametrize(
     ("counts", "text"),
     [
-        ((1, 1, 2), "captured 1 graph in 0.5 s, 1 step replayed, 2 ran eagerly"),
-        ((3, 20, 0), "captured 3 graphs in 0.5 s, 20 steps replayed, 0 ran eagerly"),
+        ((1, 1, 2), "captured 1 graph in 0.5 s, 1 step replayed, 2 ran as written"),
+        ((3, 20, 0), "captured 3 graphs in 0.5 s, 20 steps replayed, 0 ran as written"),
     ],
 )
 def test_the_text_is_one_line_with_right_plurals(counts, text):
@@ -45,7 +45,7 @@ def test_each_further_refusal_has_a_line():
 
     first, *others = str(report).splitlines()
 
-    assert first.endswith("0 ran eagerly; no further graph: it counts")
+    assert first.endswith("0 ran as written; no further graph: it counts")
     assert others == [
         "also: a.py:1 makes the host wait for the device",
         "changed: self.alpha (train.py:3) was 1.0 and is 2.0",

@@ -43,7 +43,7 @@ class CaptureReport:
         num_graphs: graphs captured, those that were captured anew included.
         num_replays: steps that ran as a graph.
         num_quick: updates of an optimizer by the operations of its step alone, without its Python.
-        num_eager: steps that ran eagerly, as written.
+        num_eager: steps that ran as written.
         seconds: time spent capturing, during which the device is idle.
         captured_bytes: of the device's memory that captures have reserved, for graphs that are gone
             as well.
@@ -173,11 +173,11 @@ class CaptureReport:
         )
 
     def __str__(self) -> str:
-        """Return one line on what ran as a graph and what ran eagerly; more say why."""
+        """Return one line on what ran as a graph and what ran as written; more say why."""
         texts = [refusal.text for refusal in self.refusals]
         done = (
             f"captured {_count(self.num_graphs, 'graph')} in {self.seconds:.1f} s{self._memory()}, "
-            f"{_count(self.num_replays, 'step')} replayed, {self.num_eager} ran eagerly"
+            f"{_count(self.num_replays, 'step')} replayed, {self.num_eager} ran as written"
         )
         parts = [done, *self._quick(), *self._proofs(), *self._rates()]
         if texts:
