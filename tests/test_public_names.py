@@ -60,8 +60,9 @@ def test_importing_gapless_loads_nothing_else():
 
 
 NAMES = """
-BatchError CaptureRefused CaptureWarning DeferredLoss EpochRecord ForbiddenWaitError GaplessError
-LossError NonFiniteLossError PLANS Plan StepLoss StepValues TrainLoop UserError WaitStats Workload __version__
+BatchError CaptureRefused CaptureWarning DeferredLoss DeviceError EpochRecord ForbiddenWaitError
+GaplessError LossError NonFiniteLossError PLANS PeerLostError Plan PlanError RanksDifferError SplitStep
+StepLoss StepValues TrainLoop UserError WaitStats Workload __version__
 allow_waits capture capture_report compare_plans count_waits find_device forbid_waits prefetch release run_epoch
 verify_plan
 """

@@ -428,7 +428,7 @@ for x, y in batches:
         "Torch keeps such memory for the next time, but to fill it is a copy on the host, on the thread that "
         "should queue work.",
         mend="Let the loader pin: it does so in a thread of its own. Or make one pinned buffer before the loop. "
-        "`gapless.prefetch` keeps such buffers and uses them again.",
+        "`gapless.prefetch` needs neither: it uses torch's page-locked memory again as soon as its copy is done.",
         before="""\
 loader = torch.utils.data.DataLoader(dataset, batch_size=8)
 for x, y in loader:
