@@ -139,6 +139,52 @@ def two_heads(device, capture):
     return left
 
 
+def gradients_of_another(device, capture):
+    """A second model takes over gradients of the first, as workers do that share weights."""
+    torch.manual_seed(5)
+    model, shared = nn.Linear(4, 3).to(device), nn.Linear(4, 3).to(device)
+    optimizer = torch.optim.SGD(shared.parameters(), lr=0.1)
+
+    def backward(x, y):
+        model.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    step, left = capture(backward), []
+    for number, batch in enumerate(batches_of(device, [6, 6, 9] * NUM_CALLS)):
+        loss = step(*batch)
+        if number % 4 == 0:
+            for ours, theirs in zip(shared.parameters(), model.parameters(), strict=True):
+                ours.grad = theirs.grad
+            model.zero_grad()
+        left.append(bits([loss, [weight.grad for weight in shared.parameters()]]))
+        if number % 4 == 3:
+            optimizer.step()
+    return left
+
+
+def gradients_in_a_backward_pass_to_come(device, capture):
+    """The loop computes with gradients, and differentiates that when the next step is done."""
+    torch.manual_seed(5)
+    model, factor = nn.Linear(4, 3).to(device), nn.Parameter(torch.ones(3, 4).to(device))
+
+    def backward(x, y):
+        model.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    step, left, pending = capture(backward), [], None
+    for batch in batches_of(device, [6, 6, 9] * NUM_CALLS):
+        loss = step(*batch)
+        if pending is not None:
+            pending.backward()
+        pending = (factor * model.weight.grad).sum()
+        left.append(bits([loss, factor.grad]))
+    return left
+
+
 def cosines(keep):
     """Of gradients with those of the step before, which had more rows or fewer."""
 

@@ -49,9 +49,9 @@ def test_every_plan_is_measured_and_one_can_be_measured_again(tmp_path):
     assert rows["blocking"]["waits_per_step"] == 2.0
     assert found["facts"]["commit"] == "abc1234"
     assert "same bits? a plain loop, first run  1/6" in done.stderr
-    assert "| `four-stream` | 方案 1, 阶段 2 | yes |" in (tmp_path / "origin.md").read_text(
-        "utf-8"
-    )
+    assert "| `four-stream` | 方案 1, 阶段 2 (plan 1, stage 2) | yes |" in (
+        tmp_path / "origin.md"
+    ).read_text("utf-8")
 
     done, again = measured(tmp_path, "--only", "events", "--rounds", "1", "--commit", "later")
 

@@ -21,6 +21,8 @@ LOOPS = {
         for how in micro_steps.HOW
     },
     "two heads": micro_steps.two_heads,
+    "of another": micro_steps.gradients_of_another,
+    "in a backward pass to come": micro_steps.gradients_in_a_backward_pass_to_come,
     "gradients kept": micro_steps.cosines(lambda grad: grad),
     "views kept": micro_steps.cosines(torch.detach),
     **{f"program {seed}": micro_steps.Program.of(seed).loop for seed in range(60)},

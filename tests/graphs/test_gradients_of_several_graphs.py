@@ -61,6 +61,16 @@ def test_a_head_that_another_graph_knows_nothing_of():
     assert report.num_replays > micro_steps.NUM_CALLS
 
 
+@pytest.mark.parametrize(
+    "loop", [micro_steps.gradients_of_another, micro_steps.gradients_in_a_backward_pass_to_come]
+)
+def test_gradients_that_something_else_than_python_holds(loop):
+    """Another weight, or a backward pass that is still to come."""
+    (report,) = check(loop)
+
+    assert report.num_replays > micro_steps.NUM_CALLS
+
+
 @pytest.mark.parametrize("keep", [lambda grad: grad, torch.detach], ids=["gradients", "views"])
 def test_gradients_that_the_loop_keeps_while_batches_have_other_shapes(keep):
     """Those of a longer batch, while a shorter one is trained on."""

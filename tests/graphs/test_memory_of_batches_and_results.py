@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
+from collections import ChainMap, OrderedDict, UserDict
 from collections.abc import Mapping
 from types import SimpleNamespace
 
@@ -279,9 +279,31 @@ def put_into_layers(wrap, device):
     return step, seen
 
 
+def put_in_another_order(kind):
+    """Items of a mapping that is no dict, one of which is taken out and put in again."""
+
+    def loop(wrap, device):
+        def step(batch):
+            batch["labels"] = batch.pop("labels") * 2
+            return batch["x"].sum()
+
+        step, seen = wrap(step), []
+        for n in range(NUM):
+            x = numbers(n).to(device.torch_device)
+            batch = kind({"labels": x + 1, "x": x})
+            step(batch)
+            seen.append([(name, value.tolist()) for name, value in batch.items()])
+        return step, seen
+
+    return loop
+
+
 REPLAYED = [
     put_and_returned,
     put_into_layers,
+    put_in_another_order(UserDict),
+    put_in_another_order(ChainMap),
+    put_in_another_order(OrderedDict),
     put_and_kept,
     batch_returned,
     new_part_put_and_returned,

@@ -97,6 +97,33 @@ def a_batch_that_the_step_reads_elsewhere_is_not_captured(device):
     assert found == [4.0, 8.0, 16.0, 32.0, 0.0, 0.0, 0.0, 0.0]
 
 
+class Compares(torch.nn.Module):
+    """Takes another way where it is given its own reference."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self.register_buffer("reference", torch.ones(2))
+
+    def forward(self, x):
+        return self.weight * (x if x is self.reference else x - self.reference)
+
+
+@scenario(only=ONE)
+def a_module_that_is_given_what_it_reads_elsewhere_is_not_captured(device):
+    """A graph of its own memory would take the other way, and would never be replayed."""
+    with device.allow_waits():
+        model = Compares().to(device.torch_device)
+        gapless.capture(model, device=device)
+        for _ in range(6):
+            model(model.reference).sum().backward()
+        gradient = toy_steps.read_back(device, model.weight.grad).tolist()
+    report = gapless.capture_report(model)
+    assert gradient == [6.0, 6.0]
+    assert report.num_graphs == 0
+    assert report.refusal.kind == "batch_is_read"
+
+
 class TrainsByNadam(toy_steps.Training):
     """The state of its optimizer begins at one. It is not called: its counts are on the host."""
 

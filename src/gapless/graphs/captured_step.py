@@ -466,8 +466,9 @@ class CapturedStep:
         self._num_not_taken += 1
         if self._num_not_taken == _MANY_NOT_TAKEN and self.report.note is None:
             self.report.note = (
-                "calls ran as written beside their graph, which would overwrite what is in use: views of "
-                "gradients that are kept, or a batch in memory where the step writes"
+                "calls ran as written beside their graph, which would overwrite what is in use (views of "
+                "gradients that are kept, or a batch in memory where the step writes), or has no tensor that "
+                "is both in the batch and elsewhere, which the step compares by `is`"
             )
 
     def _try_first(self, graph: CallGraph, tree: Tree) -> None:

@@ -161,6 +161,26 @@ def reads_of(code: CodeType) -> CodeReads:
     return _Follower(code, _Scope()).run()
 
 
+def compares_objects(code: CodeType) -> bool:
+    """Return whether a code object asks whether two things are the same one, neither of them a constant."""
+    before = ""
+    for at in dis.get_instructions(code):
+        if at.opname == "IS_OP" and before != "LOAD_CONST":
+            return True
+        if (
+            at.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD")
+            and at.argval in _IDENTITIES
+        ):
+            return True
+        if at.opname not in ("EXTENDED_ARG", "CACHE", "PRECALL"):
+            before = at.opname
+    return False
+
+
+# What tells one object from another: `id`, and `is_` and `is_not` of `operator`.
+_IDENTITIES = ("id", "is_", "is_not")
+
+
 @dataclass
 class _Scope:
     """What names of enclosing functions stand for, for a function that is defined inside."""

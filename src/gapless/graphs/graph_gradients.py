@@ -8,7 +8,7 @@ from itertools import chain, count
 from operator import attrgetter
 from sys import getrefcount
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -123,28 +123,44 @@ class GraphGradients:
         self._own = own[-1]
         self._all_own = own
         self._lists: list[list[Any]] = [*cuts, self._made, *own]
-        self._replaces = {id(weight) for weight in self._weights}
-        self._adds_to = {id(weight) for weight, found in self.expected if found is not None}
+        self.replaces = frozenset(map(id, self._weights))
+        self.adds_to = {id(weight) for weight, found in self.expected if found is not None}
         # The pool outlives its graphs, and holds some of them.
         self._pool = weakref.ref(pool)
         self._number = next(_numbers)
         self._are_in_place = False
         self._are_copies = False
+        self.ids: frozenset[int] = frozenset()
+        self._note_ids()
         _holders.add(self)
         self._look_anew()
 
+    def _note_ids(self) -> None:
+        """Know what is held by now; who holds it is counted anew."""
+        self.ids = frozenset(map(id, self.held()))
+        self._of_change = -1
+
     def _look_anew(self) -> None:
         """Count who holds these gradients if no one but graphs and their weights does."""
-        times = Counter(id(tensor) for graph in _holders.alive() for tensor in graph.held())
-        made = {id(tensor) for tensor in self._made}
-        # What `getrefcount` says of each then.
-        self._looked_at = [
-            (tensors, [_UNHELD - 1 + times[key] + _HELD_BY_WEIGHT * (key in made) for key in keys])
-            for tensors, keys in ((tensors, list(map(id, tensors))) for tensors in self._all_own)
-        ]
-        held = chain.from_iterable(graph.held() for graph in _holders.alive())
-        self._storages, self._num_holders = _holders_of(chain.from_iterable(self._all_own), held)
         self._of_change = _holders.num_changes
+        graphs = [graph for graph in _holders.alive() if not self.ids.isdisjoint(graph.ids)]
+        times = Counter(id(tensor) for graph in graphs for tensor in graph.held())
+        made = set(map(id, self._made))
+        keys = [list(map(id, tensors)) for tensors in self._all_own]
+        by_weights = [[key in made for key in some] for some in keys]
+        # What `_counts_of` says of each where no weight holds it, and where its weight does.
+        self._unheld = [
+            ([_UNHELD - 1 + times[key] for key in some], [1] * len(some)) for some in keys
+        ]
+        self._expected = [
+            (
+                [ref + _HELD_BY_WEIGHT * is_held for ref, is_held in zip(refs, held, strict=True)],
+                [use + is_held for use, is_held in zip(uses, held, strict=True)],
+            )
+            for (refs, uses), held in zip(self._unheld, by_weights, strict=True)
+        ]
+        held = chain.from_iterable(graph.held() for graph in graphs)
+        self._storages, self._num_holders = _holders_of(chain.from_iterable(self._all_own), held)
 
     def held(self) -> Iterator[Any]:
         """Return all that is held here, as often as it is."""
@@ -200,19 +216,18 @@ class GraphGradients:
             self._hand_out(self._made)
         if self._of_change != _holders.num_changes:
             self._look_anew()
-        if any(
-            list(map(getrefcount, tensors)) != expected for tensors, expected in self._looked_at
-        ):
-            _give_memory_to([tensor for tensor, more in self._counted() if more])
+        counts = list(map(_counts_of, self._all_own))
+        if counts != self._expected:
+            _give_memory_to(self._differing(counts, self._expected))
             self._are_in_place = False
 
-    def _counted(self) -> list[tuple[torch.Tensor, int]]:
-        """Return gradients of this graph, each with how often others hold it than was expected."""
-        counts = [list(map(getrefcount, tensors)) for tensors, _ in self._looked_at]
+    def _differing(self, counts: _Counts, expected: _Counts) -> list[torch.Tensor]:
+        """Return the gradients of this graph that are held otherwise than was expected."""
         return [
-            (tensor, now - unheld)
-            for (tensors, expected), found in zip(self._looked_at, counts, strict=True)
-            for tensor, now, unheld in zip(tensors, found, expected, strict=True)
+            tensor
+            for tensors, found, known in zip(self._all_own, counts, expected, strict=True)
+            for tensor, *numbers in zip(tensors, *found, *known, strict=True)
+            if numbers[:2] != numbers[2:]
         ]
 
     def make_way_for(self, graph: GraphGradients) -> bool:
@@ -225,29 +240,45 @@ class GraphGradients:
         """
         if self._of_change != _holders.num_changes:
             self._look_anew()
-        weights = {
-            id(made): weight for weight, made in zip(self._weights, self._made, strict=True)
-        }
-        is_held, kept = False, []
-        for tensor, more in self._counted():
-            weight = weights.get(id(tensor))
-            if weight is not None and weight.grad is not tensor:
-                # The weight was expected to hold it.
-                weight, more = None, more + _HELD_BY_WEIGHT
-            is_held = is_held or more != 0 or weight is not None
-            # What the other graph adds to lies in memory that was held in its capture.
-            if weight is not None and id(weight) in graph._adds_to:
-                continue
-            if more or (weight is not None and id(weight) not in graph._replaces):
-                kept.append(tensor)
+        counts = list(map(_counts_of, self._all_own))
+        if counts == self._unheld:
+            return False
+        # As mostly: the weights hold them, nobody else does, and the other graph replaces all.
+        if (
+            counts == self._expected
+            and self.replaces <= graph.replaces
+            and _have(self._weights, self._made)
+        ):
+            return True
         if self.is_after(graph):
-            _give_memory_to(kept)
-        return is_held
+            _give_memory_to(self._read_after(graph, counts))
+        return True
+
+    def _read_after(self, graph: GraphGradients, counts: _Counts) -> list[torch.Tensor]:
+        """Return the gradients that somebody may read after a replay of another graph."""
+        pairs = zip(self._weights, self._made, strict=True)
+        weights = {id(made): weight for weight, made in pairs if weight.grad is made}
+        if_held = set(map(id, self._differing(counts, self._expected)))
+        if_not = set(map(id, self._differing(counts, self._unheld)))
+        kept = []
+        for tensor in {id(one): one for one in chain.from_iterable(self._all_own)}.values():
+            weight = weights.get(id(tensor))
+            if weight is None:
+                is_read = id(tensor) in if_not
+            elif id(weight) in graph.adds_to:
+                # It lies in memory that was held in the other graph's capture.
+                is_read = False
+            else:
+                is_read = id(weight) not in graph.replaces or id(tensor) in if_held
+            if is_read:
+                kept.append(tensor)
+        return kept
 
     def put(self, places: dict[int, torch.Tensor]) -> None:
         """Hold other tensors of the same memory, by the ids of those that are held."""
         for tensors in self._lists:
             tensors[:] = [places.get(id(tensor), tensor) for tensor in tensors]
+        self._note_ids()
 
     def hand_out(self) -> None:
         """Give the weights the gradients that a replay made."""
@@ -280,10 +311,10 @@ def _give_memory_to(kept: list[torch.Tensor]) -> None:
         return
     places = {id(tensor): tensor.detach() for tensor in kept}
     for graph in _holders.alive():
-        graph.put(places)
+        if not graph.ids.isdisjoint(places):
+            graph.put(places)
     for tensor in kept:
         tensor.data = tensor.clone()
-    _holders.note_change()
 
 
 class _Holders:
@@ -333,6 +364,17 @@ def _count_for_a_weight() -> int:
     weight.grad = held[0]
     (after,) = map(getrefcount, held)
     return after - before
+
+
+# How often Python refers to each of some tensors, and how often anybody does, by lists of tensors.
+_Counts: TypeAlias = "list[tuple[list[int], list[int]]]"
+
+# Python's count shows one holder in C++; another one, such as a second weight, shows in torch's.
+_num_uses_of: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
+
+
+def _counts_of(tensors: list[torch.Tensor]) -> tuple[list[int], list[int]]:
+    return list(map(getrefcount, tensors)), list(map(_num_uses_of, tensors))
 
 
 _UNHELD = _count_of_one_in_a_list()

@@ -299,7 +299,7 @@ class ModuleGraph:
         """Return whether a replay may come.
 
         No backward pass may read the graph's memory as it is, and no argument lie where the module writes. Nor may
-        the module's code read an argument by another way: it may ask whether it is the same.
+        code that compares objects read an argument by another way as well.
 
         Sync: Does not block the host.
         """

@@ -43,7 +43,7 @@ from gapless.graphs.module_refusals import (
 from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.proof import NotProved, prove
 from gapless.graphs.reach import HOOK_TABLES, put_on
-from gapless.graphs.refusal import Refused, asks_of_its_call
+from gapless.graphs.refusal import Refused, asks_of_its_call, read_elsewhere
 from gapless.graphs.rehearsal import Rehearsal
 from gapless.graphs.seen_calls import Given, SeenCalls, note_gradients
 from gapless.graphs.step_call import within_a_step
@@ -173,6 +173,8 @@ class ModuleTrial:
         weights = [weight for ref in seen.weights if (weight := ref()) is not None]
         refusals = self._refusals(seen, weights, watched)
         refusals += _objections_to_memory(tree, [*reads.tensors, *weights], watched)
+        name = reads.name_of_any(tree.leaves)
+        refusals += [] if name is None else [read_elsewhere(name)]
         if seen.given is None:
             self._runs.note(_NO_BACKWARD)
         if refusals or seen.given is None or not self._runs.is_free():

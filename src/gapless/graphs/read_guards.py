@@ -22,6 +22,7 @@ from gapless.device.environment import environment_readers
 from gapless.device.stream_types import STREAM_TYPES
 from gapless.graphs.addresses import address_of, lie_where
 from gapless.graphs.code_kinds import CodeKind, is_foreign, site_of
+from gapless.graphs.code_reads import compares_objects
 from gapless.graphs.plain_values import (
     is_array,
     is_number_like,
@@ -126,6 +127,7 @@ class ReadGuards:
 
     Attributes:
         tensors: tensors on the device that the code reaches.
+        compares_objects: whether the user's code may ask whether two objects are the same one.
     """
 
     def __init__(
@@ -148,6 +150,10 @@ class ReadGuards:
         # Owners of what is compared: their ids must not be given to others.
         self._owners: list[Any] = []
         self._compiled_modules = reach.compiled
+        self.compares_objects = any(
+            executed.kind is CodeKind.USER and compares_objects(executed.code)
+            for executed in reach.codes.values()
+        )
         self._add_environment(device_type)
         self._num_of_environment = len(self._checks)
         for place in reach.places.values():
@@ -468,19 +474,21 @@ class ReadGuards:
         self._tensors[id(tensor)] = (tensor, name, site)
 
     def name_of_any(self, tensors: Iterable[torch.Tensor]) -> str | None:
-        """Return what the code calls one of these tensors, None if it reaches none of them.
+        """Return what the code calls one of these tensors, None if it compares it with nothing it reaches.
 
         Sync: Does not block the host.
         """
+        if not self.compares_objects:
+            return None
         found = (self._tensors.get(id(tensor)) for tensor in tensors)
         return next((one[1] for one in found if one is not None), None)
 
     def ids_of_tensors(self) -> frozenset[int]:
-        """Return the ids of the tensors that the code reaches.
+        """Return the ids of the tensors that the code may compare with others.
 
         Sync: Does not block the host.
         """
-        return frozenset(self._tensors)
+        return frozenset(self._tensors) if self.compares_objects else frozenset()
 
     def _add_tensors(self) -> None:
         known = list(self._tensors.values())

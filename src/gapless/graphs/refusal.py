@@ -223,6 +223,19 @@ def objection_to_tensors(
     return None
 
 
+def read_elsewhere(name: str) -> Refusal:
+    """Refuse a step, or a module, whose code compares objects and reaches a tensor of its batch by another way.
+
+    Args:
+        name: of the tensor there.
+    """
+    return Refusal(
+        "batch_is_read",
+        f"a tensor of the batch is {name}, which the step reads as well, and compares with it or others by "
+        "`is`: a graph has a batch of its own, in which it is another one; pass a copy",
+    )
+
+
 def objection_to_autocast(device_type: str) -> Refusal | None:
     """Return why no graph can take a call in the modes of now, None if one can.
 

@@ -93,6 +93,7 @@ class StepGraph:
         self.changes_batch = bool(changes)
         self._writes_batch = changes.writes_tensors
         self._keeps = bool(kept)
+        self._compares_kept = self._keeps and reads.compares_objects
         self._puts = bool(changes.put)
 
     def takes(self, tree: Tree) -> bool:
@@ -112,8 +113,8 @@ class StepGraph:
         """Return whether a replay on these tensors overwrites nothing that is needed.
 
         That are views of gradients that somebody keeps, and a batch that lies where the step writes. Nor
-        may the step's code reach a tensor by two ways, such as by the batch and by an attribute: it may
-        ask whether both are the same, and a graph has tensors of its own for batches and what is kept.
+        may code that compares objects reach a tensor by two ways, such as by the batch and by an attribute:
+        a graph has tensors of its own for batches and what is kept.
 
         Sync: Does not block the host.
         """
@@ -121,7 +122,7 @@ class StepGraph:
             self._gradients.may_overwrite()
             and not self._written.holds_any(leaves)
             and self._read.isdisjoint(map(id, leaves))
-            and not (self._keeps and self._keeps_any_of(leaves))
+            and not (self._compares_kept and self._keeps_any_of(leaves))
         )
 
     def _keeps_any_of(self, leaves: Sequence[torch.Tensor]) -> bool:

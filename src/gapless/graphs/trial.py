@@ -26,7 +26,7 @@ from gapless.graphs.kept_tensors import KeptTensors, place_of
 from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.proof import NotProved, prove
 from gapless.graphs.python_side import PythonSide
-from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal, Refused, host_read
+from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal, Refused, host_read, read_elsewhere
 from gapless.graphs.results import (
     Results,
     are_unlike_in_one_memory,
@@ -149,12 +149,13 @@ class Trial:
         side = PythonSide(before, list(self._optimizers), kept, on_device=self._is_on_device)
         found: StepGraph | list[Refusal]
         name = None if self._gradients_are_given else reads.name_of_any(tree.leaves)
-        if name is None and not kept.ids().isdisjoint(map(id, tree.leaves)):
+        is_kept = reads.compares_objects and not kept.ids().isdisjoint(map(id, tree.leaves))
+        if name is None and is_kept:
             name = "one that the step keeps"
         if kept.objection is not None:
             found = [_keeps_what_it_cannot(kept.objection)]
         elif name is not None:
-            found = [_read_elsewhere(name)]
+            found = [read_elsewhere(name)]
         else:
             found = self._captured_or_refused(
                 tree, reads, watched, before=before, side=side, kept=kept
@@ -467,7 +468,8 @@ def _found_by(reads: ReadGuards, watched: Watched) -> list[torch.Tensor]:
 class _Spoilt:
     """Gradients that a step lets go of, spoilt for a proof: a graph must not read them.
 
-    After each run they are made alike, since all that was there before is compared.
+    After each run they are made alike, since all that was there before is compared. No version is counted:
+    a backward pass that is still to come may need them, and they are put back.
     """
 
     def __init__(self, gradients: Iterable[torch.Tensor]) -> None:
@@ -491,13 +493,13 @@ class _Spoilt:
         """Put back what was kept."""
         with torch.no_grad(), torch.inference_mode(mode=False):
             for gradient, kept in zip(self._gradients, self._kept, strict=False):
-                gradient.copy_(kept)
+                gradient.data.copy_(kept)
         self._gradients, self._kept = [], []
 
     def _fill(self, value: float) -> None:
         with torch.no_grad(), torch.inference_mode(mode=False):
             for gradient in self._gradients:
-                gradient.fill_(value)
+                gradient.data.fill_(value)
 
 
 def _results(
@@ -572,14 +574,6 @@ _CHANGES_WHAT_STANDS_TWICE = Refusal(
     "the step changes a batch in which one container stands twice, which cannot be done again for a "
     "replay; pass copies",
 )
-
-
-def _read_elsewhere(name: str) -> Refusal:
-    return Refusal(
-        "batch_is_read",
-        f"a tensor of the batch is {name}, which the step reads as well: a graph has a batch of its "
-        "own, in which it is another one; pass a copy",
-    )
 
 
 def _of_batch(watched: Watched) -> frozenset[int]:
