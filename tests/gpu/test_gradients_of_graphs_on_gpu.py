@@ -9,7 +9,8 @@ import torch
 
 import gapless
 import micro_steps
-from gapless.device.numerics import seed_everything
+from gapless.device.find import find_device
+from gapless.device.numerics import seed_everything, set_numerics
 
 
 pytestmark = pytest.mark.gpu
@@ -30,10 +31,9 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("name", LOOPS)
-@pytest.mark.usefixtures("numerics")
 def test_a_loop_leaves_the_same_bits(name):
     """Captured, after it did so twice as written."""
-    torch.use_deterministic_algorithms(True)
+    set_numerics(find_device("cuda"), "fp32", deterministic=True)
 
     def run(capture):
         seed_everything(5)
