@@ -5,14 +5,18 @@ Graphs of a step share memory, and one may read in an update what another has ma
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from torch import nn
 
 import gapless
 import micro_steps
+from gapless.graphs.graph_gradients import GraphGradients, PoolGradients
 from gapless.testing import SimulatedDevice
 
 
@@ -84,3 +88,26 @@ def test_gradients_that_the_loop_keeps_while_batches_have_other_shapes(keep):
 def test_any_micro_step(program):
     """Backward passes, clipping, updates and gradients that are let go of, in any order."""
     check(program.loop)
+
+
+def test_a_graph_that_is_gone_keeps_no_weights():
+    """Such as those of a model that another one has replaced, while its step goes on."""
+    pool, seen = PoolGradients(), []
+
+    def graph():
+        weight = nn.Parameter(torch.zeros(2))
+        weight.grad = torch.zeros(2)
+        seen.append(weakref.ref(weight))
+        return GraphGradients([(weight, None)], pool=pool)
+
+    graphs = [graph(), graph(), graph()]
+    for number in (0, 1, 2, 0):
+        graphs[number].let_go()
+        graphs[number].hand_out()
+    graphs[:2] = []
+    for _ in range(3):
+        graphs[0].let_go()
+        graphs[0].hand_out()
+        gc.collect()
+
+    assert [reference() is None for reference in seen] == [True, True, False]

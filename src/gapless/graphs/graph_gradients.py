@@ -34,6 +34,12 @@ class PoolGradients:
     def __init__(self) -> None:
         # They hold the memory until nobody reads it, also where their graph is gone.
         self._handed_out: list[GraphGradients] = []
+        self._graphs: weakref.WeakSet[GraphGradients] = weakref.WeakSet()
+        self._oldest, self._of_change = -1, -1
+
+    def know(self, gradients: GraphGradients) -> None:
+        """Know a graph of the pool for as long as it is there."""
+        self._graphs.add(gradients)
 
     def note(self, gradients: GraphGradients) -> None:
         """Take note that a graph has handed out its gradients."""
@@ -57,11 +63,20 @@ class PoolGradients:
         """
         handed_out = self._handed_out
         if handed_out and handed_out != [graph]:
+            oldest = self._number_of_oldest()
             self._handed_out = [
                 one
                 for one in handed_out
-                if one is graph or one.make_way_for(graph) or not one.have_no_views()
+                if one.number > oldest
+                and (one is graph or one.make_way_for(graph) or not one.have_no_views())
             ]
+
+    def _number_of_oldest(self) -> int:
+        """Return the number of the graph whose gradients no other can overwrite: all came later."""
+        if self._of_change != _holders.num_changes:
+            self._of_change = _holders.num_changes
+            self._oldest = min((one.number for one in list(self._graphs)), default=-1)
+        return self._oldest
 
 
 class GraphGradients:
@@ -85,6 +100,7 @@ class GraphGradients:
 
     Attributes:
         expected: weights, and the gradients that every replay has to find.
+        number: counts the captures of the process.
     """
 
     def __init__(
@@ -127,11 +143,12 @@ class GraphGradients:
         self.adds_to = {id(weight) for weight, found in self.expected if found is not None}
         # The pool outlives its graphs, and holds some of them.
         self._pool = weakref.ref(pool)
-        self._number = next(_numbers)
+        self.number = next(_numbers)
         self._are_in_place = False
         self._are_copies = False
         self.ids: frozenset[int] = frozenset()
         self._note_ids()
+        pool.know(self)
         _holders.add(self)
         self._look_anew()
 
@@ -168,7 +185,7 @@ class GraphGradients:
 
     def is_after(self, other: GraphGradients) -> bool:
         """Return whether another graph was captured before this one."""
-        return self._number > other._number
+        return self.number > other.number
 
     def let_go_of(self, before: Gradients) -> list[torch.Tensor]:
         """Return gradients that were there before, and whose values no replay may depend on."""
