@@ -144,6 +144,8 @@ class ReadGuards:
         self._seen: set[tuple[Any, ...]] = set()
         self.tensors: list[torch.Tensor] = []
         self._tensors: dict[int, tuple[torch.Tensor, str, str]] = {}
+        # Names of tensors that are keys, by their ids.
+        self._keys: dict[int, str] = {}
         # Lists of tensors, as they were, and as they are.
         self._lists: list[list[Any]] = []
         self._lists_now: list[list[Any]] = []
@@ -330,6 +332,11 @@ class ReadGuards:
         )  # fmt: skip
 
     def _add_container(self, value: Any, name: str, site: str) -> None:
+        if isinstance(value, dict | MappingProxyType | set | frozenset):
+            # Looked up by what they are, not by their values.
+            found = [key for key in value if isinstance(key, torch.Tensor)]
+            self._owners += found
+            self._keys |= {id(key): f"a key of {name}" for key in found}
         if isinstance(value, type(os.environ)):
             data: dict[Any, Any] = vars(value)["_data"]
             copy = dict(data)
@@ -478,17 +485,17 @@ class ReadGuards:
 
         Sync: Does not block the host.
         """
-        if not self.compares_objects:
-            return None
-        found = (self._tensors.get(id(tensor)) for tensor in tensors)
-        return next((one[1] for one in found if one is not None), None)
+        names = dict(self._keys)
+        if self.compares_objects:
+            names |= {key: name for key, (_, name, _) in self._tensors.items()}
+        return next((names[id(one)] for one in tensors if id(one) in names), None)
 
     def ids_of_tensors(self) -> frozenset[int]:
         """Return the ids of the tensors that the code may compare with others.
 
         Sync: Does not block the host.
         """
-        return frozenset(self._tensors) if self.compares_objects else frozenset()
+        return frozenset(self._keys).union(self._tensors if self.compares_objects else ())
 
     def _add_tensors(self) -> None:
         known = list(self._tensors.values())

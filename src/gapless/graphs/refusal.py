@@ -224,15 +224,15 @@ def objection_to_tensors(
 
 
 def read_elsewhere(name: str) -> Refusal:
-    """Refuse a step, or a module, whose code compares objects and reaches a tensor of its batch by another way.
+    """Refuse a step, or a module, that reaches a tensor of its batch by another way, and asks which one it is.
 
     Args:
         name: of the tensor there.
     """
     return Refusal(
         "batch_is_read",
-        f"a tensor of the batch is {name}, which the step reads as well, and compares with it or others by "
-        "`is`: a graph has a batch of its own, in which it is another one; pass a copy",
+        f"a tensor of the batch is {name}, which the step reads as well, and which it tells from others by "
+        "`is` or as a key: a graph has a batch of its own, in which it is another one; pass a copy",
     )
 
 

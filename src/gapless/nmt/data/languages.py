@@ -260,15 +260,15 @@ def _of_words(words: list[str], *, is_declared: bool) -> Language | None:
     informal = _INFORMAL.get(text) or _INFORMAL.get(simplified)
     if informal is not None:
         return _language(_parsed(informal))
-    ways = [
-        lambda: _of_code("-".join(words)),
-        lambda: _of_name(text),
-        lambda: _of_name(simplified),
-    ]
+
+    def by_code() -> langcodes.Language | None:
+        return _of_code("-".join(words))
+
+    def by_name() -> langcodes.Language | None:
+        return _of_name(text) or _of_name(simplified)
+
     # Names of several words, such as Min Nan, may be made of codes.
-    found = next(
-        filter(None, (way() for way in (ways[1:] + ways[:1] if len(words) > 1 else ways))), None
-    )
+    found = by_name() or by_code() if len(words) > 1 else by_code() or by_name()
     if found is None or not _is_language(found):
         return None
     return _language(found) if is_declared or _is_well_known(found) else None
@@ -391,8 +391,11 @@ def near_name(wanted: str, names: Sequence[str] = ()) -> str | None:
             if set(stem) & set(name.translate(_SIMPLIFIED).rstrip(_WORDS_FOR_LANGUAGE))
         }
     near = get_close_matches(text, list(known), n=1, cutoff=0.6 if text.isascii() else 0.5)
-    # Endings such as -ian are no reason either.
-    return known[near[0]] if near and known[near[0]][:1].casefold() == text[:1] else None
+    if not near:
+        return None
+    meant = known[near[0]]
+    # Endings such as -ian are no reason either to mean another language.
+    return meant if meant in names or meant[:1].casefold() == text[:1] else None
 
 
 def _names_of(code: str) -> tuple[str, ...]:

@@ -173,13 +173,19 @@ def note_of_source(config: TrainConfig, pairs: Pairs) -> str | None:
         config: of the run.
         pairs: to be translated.
     """
+    found = _source_unlike(config, pairs)
+    if found is None or (found[0].writing, found[1]) == ("Japanese", "Chinese"):
+        return None
+    language, seen = found
+    return f"the run translates from {language.name}, but the source side {looks(seen)}"
+
+
+def _source_unlike(config: TrainConfig, pairs: Pairs) -> tuple[Language, str] | None:
+    """Return the language of the source side, and how its text is written, if not as that language is."""
     language, seen = find_language(config.src), written_in(_some(pairs.src))
-    wanted = None if language is None else language.writing
-    if language is None or None in (wanted, seen) or seen == wanted:
+    if language is None or seen is None or language.writing in (None, seen):
         return None
-    if (wanted, seen) == ("Japanese", "Chinese"):
-        return None
-    return f"the run translates from {language.name}, but the source side {looks(str(seen))}"
+    return language, seen
 
 
 def _check_source(config: TrainConfig, train: Pairs) -> tuple[str, ...]:
@@ -188,16 +194,14 @@ def _check_source(config: TrainConfig, train: Pairs) -> tuple[str, ...]:
     Raises:
         DataError: the target side is, and nobody named that.
     """
-    language = find_language(config.src)
-    src, tgt = (written_in(_some(side)) for side in (train.src, train.tgt))
-    wanted = None if language is None else language.writing
-    if language is None or None in (wanted, src) or src == wanted:
+    found = _source_unlike(config, train)
+    if found is None:
         return ()
+    language, src = found
+    wanted, tgt = language.writing, written_in(_some(train.tgt))
     if (wanted, src) == ("Japanese", "Chinese"):
         return _note_kana("source", config.src, language, train.src)
-    told = (
-        f"the source side {config.src!r} would be {language.name}, but its text {looks(str(src))}"
-    )
+    told = f"the source side {config.src!r} would be {language.name}, but its text {looks(src)}"
     if config.tgt_language == AUTO and tgt == wanted:
         raise DataError(
             f"{told}, and that of the target side {looks(str(tgt))}: name both `src` and `tgt`, in the order of "
