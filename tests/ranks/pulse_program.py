@@ -99,6 +99,12 @@ def is_stopped(pulse):
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def is_stopped_soon(pulse):
+    """A tenth of a second after its first update: before the next beat would be due."""
+    del pulse
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def is_stopped_in_a_pause(pulse):
     with pulse.pause():
         time.sleep(1.0)
@@ -132,6 +138,7 @@ def nothing(pulse):
 
 HARMS = {
     "nothing": nothing,
+    "is_stopped_soon": is_stopped_soon,
     "hangs_at_the_end": nothing,
     "sees_the_error": is_killed,
     **{

@@ -116,9 +116,10 @@ def test_a_rank_that_does_not_end_when_all_is_done_holds_nobody_up(
 
 
 @pytest.mark.slow
-def test_a_silent_rank_is_given_up_and_killed(fork):
-    """A stopped process has an open connection, but no beat."""
-    ended = fork(PROGRAM, "is_stopped", 1, "silent_seconds=1.5").end(limit=LIMIT)
+@pytest.mark.parametrize("harm", ["is_stopped", "is_stopped_soon"])
+def test_a_silent_rank_is_given_up_and_killed(fork, harm):
+    """A stopped process has an open connection, but no beat; it told the others of its first update."""
+    ended = fork(PROGRAM, harm, 1, "silent_seconds=1.5").end(limit=LIMIT)
 
     assert [rank.code for rank in ended.ranks] == [EXIT_PEER_LOST, -signal.SIGKILL]
     assert len(ended.errors) == 1, ended.err
