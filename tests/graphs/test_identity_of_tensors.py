@@ -245,7 +245,7 @@ def reshaped_in_place(change):
     def loop(wrap, device):
         step, seen = wrap(lambda x: change(x).sum(0)), []
         for n in range(NUM):
-            x = numbers(n).reshape(2, 1, 2).to(device)
+            x = numbers(n).reshape(4, 1, 1).to(device)
             seen.append((step(x).tolist(), tuple(x.shape)))
         return step, seen
 
