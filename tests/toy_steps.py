@@ -553,13 +553,14 @@ class Trained:
     report: Any
 
 
-def train(kind, device, *, captured, **how):
+def train(kind, device, *, captured, step_ended=lambda: None, **how):
     """Train in a loop of one's own; nothing is read before the end.
 
     Args:
         kind: a subclass of `Training`.
         device: where; the host if it is None.
         captured: whether the step is.
+        step_ended: is called after each step.
         how: it is captured.
     """
     training = kind(device)
@@ -572,6 +573,7 @@ def train(kind, device, *, captured, **how):
         loss = training.take(step, batch, number)
         # What a step returns is the loop's own only if it is captured.
         seen += [loss.detach().clone(), *training.after(number)]
+        step_ended()
     weights = list(training.model.parameters())
     return Trained(
         [_values(device, tensor) for tensor in seen],

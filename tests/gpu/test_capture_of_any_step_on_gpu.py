@@ -30,16 +30,18 @@ def test_what_a_loop_changes_between_steps_counts(kind):
     """Losses, weights and what is read between steps are the plain loop's.
 
     The graphs are as many as on the simulated device. There a verdict on a graph arrives at once;
-    here some more steps may run as written until then, which may ask for one more graph.
+    here the loop waits for it, or some more steps would run as written, more or fewer of them by the
+    work of others on the GPU.
     """
     device = find_device("cuda")
     set_numerics(device, "fp32", deterministic=True)
     plain = train(kind, device, captured=False)
 
-    found = train(kind, device, captured=True)
+    ahead = train(kind, device, captured=True)
+    found = train(kind, device, captured=True, step_ended=torch.cuda.synchronize)
 
-    assert plain.seen == found.seen
-    assert plain.weights == found.weights
+    assert plain.seen == ahead.seen == found.seen
+    assert plain.weights == ahead.weights == found.weights
     refusal = found.report.refusal and found.report.refusal.kind
     num_graphs, num_replays, expected = CASES.get(kind, (1, 9, None))
     assert num_graphs <= found.report.num_graphs <= num_graphs + 1, found.report

@@ -102,7 +102,8 @@ def test_a_trace_counts_the_kernels_that_ran():
 
     assert found.num_kernels == 5
     assert 0 < found.busy_ms <= found.span_ms
-    assert found.busy_ms <= found.kernel_ms
+    # Torch's times are multiples of about a nanosecond.
+    assert found.busy_ms <= found.kernel_ms + 2e-6 * found.num_kernels
 
 
 def test_a_trace_sees_kernels_inside_a_graph():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import pytest
 import torch
 
@@ -290,3 +293,56 @@ def test_a_loop_sees_what_it_saw(loop):
     assert seen == expected
     report = step.report
     assert report.num_replays or report.refusals, report
+
+
+@dataclass
+class Tokens:
+    """A batch with a field."""
+
+    src: torch.Tensor
+
+
+class Pair(NamedTuple):
+    src: torch.Tensor
+    weight: torch.Tensor
+
+
+@pytest.mark.parametrize("lengths", [[3], [3, 5, 3, 5, 7]], ids=str)
+@pytest.mark.parametrize(
+    "batch_of",
+    [
+        lambda x: x,
+        lambda x: [x],
+        lambda x: {"src": x},
+        lambda x: Pair(x, x + 1),
+        Tokens,
+        lambda x: {"both": [Tokens(x), Tokens(x * 2)]},
+    ],
+)
+def test_batches_that_come_again_are_no_other_way_to_their_tensors(batch_of, lengths):
+    """Of a list that is trained on again and again, or of one batch that is to be learned by heart."""
+    mask = torch.ones(1)
+
+    def source_of(batch):
+        while not isinstance(batch, torch.Tensor):
+            batch = batch.src if isinstance(batch, Tokens) else next(iter(items_of(batch)))
+        return batch
+
+    def items_of(batch):
+        return batch.values() if isinstance(batch, dict) else batch
+
+    def loss_of(batch, given):
+        source = source_of(batch)
+        return source.sum() * (2.0 if source is given else 1.0)
+
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+        step = gapless.capture(lambda batch: loss_of(batch, mask), device=device)
+        batches = [
+            batch_of(torch.full((n, 4), float(at)).to(device.torch_device))
+            for at, n in enumerate(lengths)
+        ]
+        seen = [step(batch).item() for _ in range(8) for batch in batches]
+
+    assert seen == [4.0 * n * at for at, n in enumerate(lengths)] * 8
+    assert not step.report.refusals
+    assert step.report.num_replays >= len(seen) - 3 * len(set(lengths))

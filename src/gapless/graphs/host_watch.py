@@ -195,7 +195,7 @@ class HostWatch:
         )
         states = RandomStates(torchs=self._torch_random)
         num_known = len(self._executed)
-        profile = _Profile(self._executed, self._num_runs)
+        profile = _Profile(self._executed, self._num_runs, batch=skip)
         # Otherwise torch calls hooks and backward functions of a GPU on a thread of its own.
         with (
             # Before the profiler, which would see what a collection runs.
@@ -643,6 +643,8 @@ class _Profile:
     Args:
         executed: the code that has run so far, by id; what runs is added.
         number: of the run.
+        batch: ids of the containers and tensors of its batch. That an argument was one of them says
+            nothing about other calls.
 
     Attributes:
         is_complete: False once torch has begun to compile.
@@ -654,9 +656,10 @@ class _Profile:
         runs_compiled: whether compiled code has run.
     """
 
-    def __init__(self, executed: dict[int, Executed], number: int) -> None:
+    def __init__(self, executed: dict[int, Executed], number: int, *, batch: set[int]) -> None:
         self._executed = executed
         self._number = number
+        self._batch = batch
         self._kinds: dict[int, tuple[CodeType, CodeKind]] = {}
         self.is_complete = True
         self.runs_compiled = False
@@ -799,7 +802,7 @@ class _Profile:
                     self._observe(observed, part, depth - 1)
             if depth < _OBSERVED_DEPTH or isinstance(value, tuple) or not _holds_plain(value):
                 return
-        if isinstance(value, _NOT_OBSERVED):
+        if isinstance(value, _NOT_OBSERVED) or id(value) in self._batch:
             return
         known = observed.runs.get(id(value))
         if known is not None and known[0]() is value:
