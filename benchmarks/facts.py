@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
 import subprocess
@@ -12,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from gapless.device.cores import num_cores
 from gapless.device.find import find_device
 
 
@@ -27,7 +27,7 @@ def place_and_time(device: str, *, module: str) -> dict[str, str]:
     """
     return {
         "hardware": find_device(device).describe(),
-        "host": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "host": f"{platform.machine()}, {num_cores()} cores, Python {platform.python_version()}",
         "versions": _versions(),
         "commit": _commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),

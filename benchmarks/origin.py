@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import sys
 import traceback
@@ -37,6 +36,7 @@ from gapless.compare.entrant import Entrant
 from gapless.compare.process_state import set_run_numerics
 from gapless.compare.ranking import make_weights, recommend
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
+from gapless.device.cores import num_cores
 from gapless.device.find import find_device
 from gapless.errors import UserError
 from gapless.plans import PLANS, Plan, get_plan
@@ -166,7 +166,7 @@ class _Run:
         facts["command"] = _command(options)
         if options.commit:
             facts["commit"] = options.commit
-        self._kept |= {"cores": os.cpu_count(), "precision": options.precision}
+        self._kept |= {"cores": num_cores(), "precision": options.precision}
         self._facts = facts
         self._say("pairs and batches")
         self._case = self._case_of(32)

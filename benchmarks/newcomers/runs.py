@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from sacrebleu.metrics.bleu import BLEU
 
+from gapless.device.cores import num_cores
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,7 +63,7 @@ class Setting:
 
     def environment(self, folder: Path, *, gpu: str | None) -> dict[str, str]:
         """Return the environment of one run, whose caches are its own and empty."""
-        threads = max(1, len(os.sched_getaffinity(0)) // len(self.places))
+        threads = max(1, num_cores() // len(self.places))
         found = {**environment(folder), "OMP_NUM_THREADS": str(threads)}
         return found if gpu is None else {**found, "CUDA_VISIBLE_DEVICES": gpu}
 

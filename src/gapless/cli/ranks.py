@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from gapless.cli.output import warn
+from gapless.device.cores import num_cores
 from gapless.errors import UserError
 
 
@@ -198,7 +199,7 @@ def join_ranks(device: str) -> tuple[Ranks, Device | None]:
 
 
 def _check_cores(launch: Launch) -> None:
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     if cores < launch.local_world:
         raise UserError(
             f'`device="cpu"` has {cores} core{"s" if cores > 1 else ""} for {launch.local_world} ranks, '

@@ -15,11 +15,11 @@ decide on: they wait for the device there, and then ask each other. The slowest 
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from gapless.device.cores import num_cores
 from gapless.graphs.refusal import host_read
 from gapless.pipeline.loaders import num_workers
 from gapless.pipeline.step import call_host_part
@@ -233,9 +233,7 @@ class AutoSteps:
         )
 
     def _decide(self) -> None:
-        readings = Readings.of(
-            self._eager, num_workers=self._num_workers, num_cores=os.cpu_count()
-        )
+        readings = Readings.of(self._eager, num_workers=self._num_workers, num_cores=num_cores())
         trial = trial_of(self._eager, self._replays)
         if trial.captured_ms is None:
             refusal = self.captured.report.refusal

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import torch
+
+from gapless.device.cores import num_cores
 
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Helpers:
     """
 
     def __init__(self, number: int | None = None) -> None:
-        own = min(_MOST_HELPERS, (os.cpu_count() or 1) // 4)
+        own = min(_MOST_HELPERS, num_cores() // 4)
         self.number = own if number is None else min(number, _MOST_HELPERS)
         self._pool: ThreadPoolExecutor | None = None
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from gapless.device.cores import num_cores
 from gapless.doctor.causes import CODE_OF
 from gapless.doctor.codes import cause_text, mend_text
 from gapless.doctor.static.allowances import allowed_lines
@@ -64,7 +65,7 @@ def look_at(paths: Iterable[Path]) -> StaticLook:
     """
     files = python_files(paths)
     sizes = sum(file.stat().st_size for file in files if file.exists())
-    processes = min(_num_cores(), 1 + sizes // _WORTH_A_PROCESS_BYTES)
+    processes = min(num_cores(), 1 + sizes // _WORTH_A_PROCESS_BYTES)
     if processes > 1:
         # Imported here: it cannot be where a program has ended, whose files are looked at one by one.
         from concurrent.futures import ProcessPoolExecutor
@@ -173,13 +174,6 @@ def _waits_for_a_writer(path: Path) -> bool:
         return path.is_fifo() or path.is_socket()
     except OSError:
         return False
-
-
-def _num_cores() -> int:
-    """Return how many cores this process may use; only some systems say."""
-    return (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
 
 
 def _read(path: Path) -> str:

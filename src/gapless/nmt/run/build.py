@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import torch
 
+from gapless.device.cores import num_cores
 from gapless.nmt.data.fixed_layout import choose_fixed_layout
 from gapless.nmt.data.packed_layout import choose_packed_layout
 from gapless.nmt.data.padded_layout import PaddedLayout
@@ -115,7 +115,7 @@ def num_workers(config: TrainConfig, *, plan: Plan, device: Device) -> int:
     if config.workers is not None:
         return config.workers
     busy = 1 if device.is_accelerator else torch.get_num_threads()
-    return max(0, min(plan.workers, (os.cpu_count() or 1) - busy))
+    return max(0, min(plan.workers, num_cores() - busy))
 
 
 # --- model and step ---
