@@ -177,6 +177,17 @@ def test_a_recorded_path_that_is_not_here_is_told(gapless, tmp_path):
     )
 
 
+@pytest.mark.usefixtures("run_of_table")
+def test_a_resumed_run_tells_of_the_path_that_it_recorded(gapless, tmp_path):
+    """It was relative to the folder where the run began."""
+    Path("d.tsv").unlink()
+
+    gapless("train", "--resume", "r", "--max-steps", "99").check_refused(
+        f"d.tsv, the path of its text that r recorded, does not exist in {tmp_path}; name another one "
+        "with --data"
+    )
+
+
 # --- what it advises ---
 
 

@@ -262,3 +262,14 @@ def test_a_portion_that_is_not_utf8():
     assert next(lines) == ["cat", "dog"]
     with pytest.raises(DataError, match="it is not UTF-8: byte 0xfe at offset 12, line 3"):
         next(lines)
+
+
+def test_text_that_is_piped_needs_no_file(gapless, tiny_run, tmp_path):
+    """A pipe is no file, and what to do instead is told."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    for name in ("-", str(pipe)):
+        gapless("translate", tiny_run, "--file", name).check_refused(
+            f"--file {name} is a pipe, expected a file; leave --file out to read standard input"
+        )

@@ -86,5 +86,11 @@ def bug_message(command: str) -> str:
 def disk_message(error: OSError) -> str:
     """Return what happened to which file, and what to do about a full disk."""
     where = f"{error.filename}: " if error.filename else ""
-    advice = "; free some space and run again" if error.errno == errno.ENOSPC else ""
+    advice = _ADVICE.get(error.errno or 0, "")
     return f"{where}{error.strerror or error}{advice}"
+
+
+_ADVICE = {
+    errno.ENOSPC: "; free some space and run again",
+    errno.EROFS: "; name a place that can be written, or copy the run to one",
+}

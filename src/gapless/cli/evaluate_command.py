@@ -211,17 +211,10 @@ def _own_pairs(config: TrainConfig, translator: Translator, options: Namespace) 
     Raises:
         DataError: it is not there, or cannot be used.
     """
-    from gapless.nmt.run.task import read_corpus
+    from gapless.nmt.run.task import read_recorded
 
-    data = config.data
-    if data is not None and not Path(data).exists():
-        where = "" if Path(data).is_absolute() else f" in {Path.cwd()}"
-        raise DataError(
-            f"{data}, the path of its text that {options.run} recorded, does not exist{where}; name "
-            "another one with --data"
-        )
-    corpus = read_corpus(config)
-    if data is not None:
+    corpus = read_recorded(config, run_dir=options.run)
+    if config.data is not None:
         _warn_of_changed(corpus, translator, options)
     pairs: Pairs = getattr(corpus, options.split)
     return pairs

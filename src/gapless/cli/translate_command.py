@@ -73,7 +73,7 @@ def run(options: Namespace) -> int:
     translator = make_translator(options)
     settings = decode_settings(translator, options, n_best=options.n_best)
     most = longest_source(translator.config)
-    of_file = None if options.file is None else read_lines(options.file)
+    of_file = None if options.file is None else read_lines(_regular(options.file))
     num_done = num_cut = 0
     with Translating(of=None if of_file is None else len(of_file)) as shown:
         for lines in _lines(options.text, of_file):
@@ -93,6 +93,20 @@ def run(options: Namespace) -> int:
     if num_cut:
         warn(f"{num_cut} of {num_done} translations are cut; --max-length lets them be longer")
     return 0
+
+
+def _regular(file: Path) -> Path:
+    """Return the file.
+
+    Raises:
+        UserError: it is a pipe or a device.
+    """
+    is_piped = str(file) == "-" or (file.exists() and not file.is_file() and not file.is_dir())
+    if is_piped:
+        raise UserError(
+            f"--file {file} is a pipe, expected a file; leave --file out to read standard input"
+        )
+    return file
 
 
 def _lines(text: list[str], of_file: list[str] | None) -> Iterator[list[str]]:

@@ -62,8 +62,8 @@ class CapturedFunction:
     """
 
     def __init__(self, step: Any, settings: CaptureSettings) -> None:
-        # Not its attributes: they could be named as ours.
-        update_wrapper(self, step, updated=())
+        # First: what a user has named as we do is ours here.
+        update_wrapper(self, step, updated=("__dict__",) if isinstance(step, FunctionType) else ())
         self._settings = settings
         self._is_traced = False
         self._device = settings.device

@@ -34,4 +34,7 @@ def capture_failed(error: Exception) -> Refusal:
 def reads_for_a_scaler(error: Exception) -> bool:
     """Return whether a GradScaler made the host wait, as it does for unfused optimizers."""
     frames = traceback.extract_tb(error.__traceback__)
-    return any(frame.filename.endswith("grad_scaler.py") for frame in frames)
+    return any(
+        frame.filename.endswith("grad_scaler.py") and frame.name == "_maybe_opt_step"
+        for frame in frames
+    )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter, deque
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -86,6 +87,9 @@ DEFAULT_NUM_WARMUP = 2
 # Every change of a guarded value costs a capture. Allow 3; beyond that at most one per 20 steps.
 _MAX_CHANGES = 3
 _MIN_STEPS_PER_CHANGE = 20
+
+# Of so many the one that came most often is named.
+_NUM_NEWEST = 32
 
 # A number of an optimizer may change in each epoch, and the first epochs may be short.
 _MAX_NUMBER_CHANGES = 10
@@ -261,6 +265,7 @@ class CapturedStep:
         # that is final.
         self._refused: dict[int, bool] = {}
         self._num_changes = 0
+        self._newest_changes: deque[Failure] = deque(maxlen=_NUM_NEWEST)
         self._agreed = AgreedKinds(num_warmup)
         self._num_warmup = num_warmup
         self._pay_off = None if as_written is None else self._compare_with(as_written)
@@ -780,13 +785,17 @@ class CapturedStep:
             return
         self.report.note_change(failure.text)
         self._num_changes += 1
+        self._newest_changes.append(failure)
         if failure.optimizer is not None and self.report.num_steps - variant.num_steps < _OFTEN:
             self._number_changes_often(failure)
         if failure.is_memory:
             self._drop_dead()
         at_least = _MAX_CHANGES if failure.optimizer is None else _MAX_NUMBER_CHANGES
         if self._num_changes > max(at_least, self.report.num_steps / _MIN_STEPS_PER_CHANGE):
-            self.report.rest(_too_many_changes(failure, self._num_changes))
+            often = Counter(each.what for each in self._newest_changes)
+            # The last one of what changed most often.
+            told = max(reversed(self._newest_changes), key=lambda each: often[each.what])
+            self.report.rest(_too_many_changes(told, self._num_changes))
 
     def _number_changes_often(self, failure: Failure) -> None:
         assert failure.optimizer is not None

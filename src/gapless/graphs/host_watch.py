@@ -56,6 +56,7 @@ from gapless.graphs.plain_values import (
 from gapless.graphs.reach import (
     ATTRIBUTE_READERS,
     MISSING,
+    MOST_PARTS,
     Executed,
     Observed,
     Place,
@@ -559,11 +560,12 @@ def _keys(owner: Any) -> Any:
 
 
 _NOT_OBSERVED: tuple[type, ...] = (
-    torch.Tensor, str, bytes, int, float, complex, type(None), FunctionType, MethodType,
-    *STREAM_TYPES,
+    str, bytes, int, float, complex, type(None), MethodType, *STREAM_TYPES
 )  # fmt: skip
 _CONTAINERS = (list, tuple, dict, set)
-_MOST_OBSERVED_ITEMS = 100
+# Of a container, and of one inside it.
+_MOST_OBSERVED_ITEMS = MOST_PARTS
+_MOST_OBSERVED_INSIDE = 100
 _OBSERVED_DEPTH = 4
 
 
@@ -571,7 +573,19 @@ _eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", Non
 _set_eval_frame: Any = getattr(_eval_frame, "set_eval_frame", None)
 
 
-_READERS = {function.__name__ for function in ATTRIBUTE_READERS}
+_READERS = {function.__name__ for function in (*ATTRIBUTE_READERS, isinstance)}
+
+
+def _is_observed(value: Any) -> bool:
+    """Return whether attributes of a value may lead on: of tensors those that users have given."""
+    if isinstance(value, torch.Tensor):
+        return isinstance(value, nn.Parameter) or bool(entries_of(value))
+    return not isinstance(value, _NOT_OBSERVED)
+
+
+def _ids_of_young() -> set[int]:
+    """Return the ids of objects that are new to the collector: while it is paused, of all new ones."""
+    return set(map(id, gc.get_objects(generation=0)))
 
 
 def _executed(frame: FrameType, code: CodeType, kind: CodeKind) -> Executed:
@@ -597,7 +611,7 @@ _MOST_FRAMES_BETWEEN = 6
 
 def _holds_plain(value: Any, depth: int = _OBSERVED_DEPTH) -> bool:
     """Return whether a container holds settings, rather than what is large."""
-    if len(value) > _MOST_OBSERVED_ITEMS:
+    if len(value) > _MOST_OBSERVED_INSIDE:
         return False
     return all(
         (depth > 0 and _holds_plain(part, depth - 1))
@@ -671,6 +685,9 @@ class _Profile:
         # Until the run is over, what no weak reference can be made to.
         self._held: dict[int, _Held] = {}
         self._other: Any = None
+        # What was seen in a role for the first time.
+        self._new: list[tuple[Observed, int]] = []
+        self._young = _ids_of_young()
         # Those around the run, by id; held until it is over, so that no other gets their ids.
         self._around: dict[int, FrameType] = {}
 
@@ -699,6 +716,10 @@ class _Profile:
                     for observed in held.roles:
                         del observed.runs[held.key]
             self._held = {}
+            made = _ids_of_young() - self._young
+            for observed, key in self._new:
+                if key not in made:
+                    observed.given.add(key)
 
     def _note(self, frame: FrameType, event: str, arg: Any) -> None:
         if not self.runs_compiled or _set_eval_frame is None:
@@ -775,19 +796,22 @@ class _Profile:
         if code.co_name == "__init__" and code.co_argcount:
             # The call of a class returns what it has made.
             value = frame.f_locals.get(code.co_varnames[0])
-        if caller is None or isinstance(value, _NOT_OBSERVED):
+        if caller is None or not _is_observed(value):
             return
         executed = self._executed.get(id(caller.f_code))
         if executed is not None:
             self._observe(executed.observed.setdefault("", Observed()), value)
             self._observe_parts(executed, "", value)
+            if code.co_flags & inspect.CO_GENERATOR:
+                for root, links, part in executed.parts_of_each(value):
+                    self._observe(executed.led.setdefault((root, links), Observed()), part)
 
     def _note_locals(self, frame: FrameType) -> None:
         """Take note of what objects lead to that functions made in C have returned."""
         executed = self._executed.get(id(frame.f_code))
         if executed is not None and executed.follows(""):
             for value in frame.f_locals.values():
-                if not isinstance(value, _NOT_OBSERVED):
+                if _is_observed(value):
                     self._observe_parts(executed, "", value)
 
     def _observe_parts(self, executed: Executed, root: str, value: Any) -> None:
@@ -797,17 +821,21 @@ class _Profile:
     def _observe(self, observed: Observed, value: Any, depth: int = _OBSERVED_DEPTH) -> None:
         if type(value) in _CONTAINERS or isinstance(value, tuple):
             # No weak reference leads to it; its items stand for it.
-            if len(value) <= _MOST_OBSERVED_ITEMS and depth:
+            is_outermost = depth == _OBSERVED_DEPTH
+            most = _MOST_OBSERVED_ITEMS if is_outermost else _MOST_OBSERVED_INSIDE
+            if len(value) <= most and depth:
                 for part in value.values() if isinstance(value, dict) else value:
                     self._observe(observed, part, depth - 1)
-            if depth < _OBSERVED_DEPTH or isinstance(value, tuple) or not _holds_plain(value):
+            if not is_outermost or isinstance(value, tuple) or not _holds_plain(value):
                 return
-        if isinstance(value, _NOT_OBSERVED) or id(value) in self._batch:
+        if not _is_observed(value) or id(value) in self._batch:
             return
         known = observed.runs.get(id(value))
         if known is not None and known[0]() is value:
             known[1].add(self._number)
             return
+        observed.given.discard(id(value))
+        self._new.append((observed, id(value)))
         try:
             observed.runs[id(value)] = (weakref.ref(value), {self._number})
         except TypeError:

@@ -92,6 +92,7 @@ BUFFERS = (array.array, bytearray, memoryview, ctypes.c_int.__mro__[2])
 ATTRIBUTE_READERS = (
     getattr,
     vars,
+    dir,
     copy.copy,
     copy.deepcopy,
     dataclasses.asdict,
@@ -209,14 +210,19 @@ class Observed:
 
     Attributes:
         runs: by id of the object: a weak reference, and in which watched runs it was seen.
+        given: ids of those that were there before a run that has shown them.
     """
 
     runs: dict[int, tuple[Callable[[], Any], set[int]]] = field(default_factory=dict)
+    given: set[int] = field(default_factory=set)
 
     def alive(self, least: int) -> list[Any]:
-        """Return the objects that still live and were seen in at least so many runs."""
-        found = [(ref(), runs) for ref, runs in self.runs.values()]
-        return [value for value, runs in found if value is not None and len(runs) >= least]
+        """Return the objects that still live, and were there before a run or seen in so many."""
+        found = [
+            (ref(), key in self.given or len(runs) >= least)
+            for key, (ref, runs) in self.runs.items()
+        ]
+        return [value for value, is_kept in found if value is not None and is_kept]
 
 
 @dataclass
@@ -268,12 +274,37 @@ class Executed:
             for part in found[links]:
                 yield links, part
 
+    def parts_of_each(self, value: Any) -> Iterator[tuple[str, tuple[Link, ...], Any]]:
+        """Return what the code finds behind what an iterator among its arguments has given it.
+
+        Yields the argument, the links and the object. Which of them is the iterator, nobody sees, nor
+        whether a `zip` or an `enumerate` stands between: each that may be counts.
+        """
+        for root, paths in self._paths.items():
+            found: dict[tuple[Link, ...], list[Any]] = {}
+            for links in paths:
+                kind, key = links[-1]
+                parts = [
+                    part
+                    for base in found.get(links[:-1], [])
+                    for part in _parts_at(base, kind, key)
+                ]
+                if (
+                    root
+                    and all(kind in ("each", "item") for kind, _ in links)
+                    and links[0][0] == "each"
+                ):
+                    parts.append(value)
+                found[links] = parts
+                for part in parts:
+                    yield root, links, part
+
     def alive_functions(self) -> list[FunctionType]:
         """Return the functions with this code that were searched for and still live."""
         return [function for ref in self.functions or () if (function := ref()) is not None]
 
 
-_MOST_PARTS = 100
+MOST_PARTS = 10_000
 
 # Of slots and of fields of named tuples: to ask them runs no code of the user's.
 _PLAIN_DESCRIPTORS = (MemberDescriptorType, type(vars(Chain)["root"]))
@@ -295,7 +326,7 @@ def _parts_at(value: Any, kind: str, key: Any) -> list[Any]:
         is_known = isinstance(value, list | tuple | dict | collections.deque)
         part = place.read() if is_known else MISSING
         return [] if part is MISSING else [part]
-    if kind == "each" and isinstance(value, CONTAINERS) and len(value) <= _MOST_PARTS:
+    if kind == "each" and isinstance(value, CONTAINERS) and len(value) <= MOST_PARTS:
         return list(value.values() if isinstance(value, dict) else value)
     return []
 
@@ -318,6 +349,7 @@ class Reach:
         modules: modules of torch that are reached, with their names, by id.
         tensors: tensors reached, with name and site, by id.
         compiled: ids of modules whose compiled code runs in place of their own.
+        listed: ids of modules of which the code asks for all parameters, buffers or modules.
         of_torch: objects of torch whose methods are named: each with what reads all that these
             depend on, its name and site.
         functions: functions reached, by id of their code.
@@ -342,6 +374,7 @@ class Reach:
         self.modules: dict[int, tuple[nn.Module, str]] = {}
         self.tensors: dict[int, tuple[torch.Tensor, str, str]] = {}
         self.compiled: set[int] = set()
+        self.listed: set[int] = set()
         self.of_torch: dict[object, tuple[Any, Callable[[], Any], str, str]] = {}
         self.functions: dict[int, list[FunctionType]] = {}
         self.codes: dict[int, Executed] = {}
@@ -451,6 +484,24 @@ class Reach:
                     for each in given:
                         for value, name in self._values(executed, each, line):
                             self._use_attributes(value, name, site_of(executed.code, line))
+                            if function is dir or function is vars:
+                                self._use_whole(
+                                    entries_of(value), name, site_of(executed.code, line)
+                                )
+                elif function is isinstance:
+                    self._follow_protocols(executed, given, line)
+
+    def _follow_protocols(
+        self, executed: Executed, given: Iterable[Chain], line: int | None
+    ) -> None:
+        """Take note of the attributes that decide whether an object follows a protocol."""
+        site = site_of(executed.code, line)
+        found = [pair for each in given for pair in self._values(executed, each, line)]
+        names = {key for kind, _ in found for key in _names_of_protocol(kind)}
+        for value, name in found if names else ():
+            if not isinstance(value, type):
+                for key in sorted(names):
+                    self._attribute(value, key, name, site)
 
     def _follow_store(self, executed: Executed, store: Store) -> None:
         """Take note of where a value is stored: whoever stores another there has to be seen."""
@@ -513,6 +564,7 @@ class Reach:
                 found = self._referent(value, name, site)
             elif kind == "parts":
                 found = _parts_of(value, name)
+                self.listed.update(id(part) for part, _ in found if isinstance(part, nn.Module))
             else:
                 found = self._each(value, name, site)
             yield from found
@@ -1159,6 +1211,19 @@ def _reads_attributes(function: Any) -> bool:
     if isinstance(function, functools.partial):
         return any(map(_reads_attributes, (function.func, *function.args)))
     return any(function is reader for reader in ATTRIBUTE_READERS)
+
+
+def _names_of_protocol(kind: Any) -> tuple[str, ...]:
+    """Return the attributes that `isinstance` asks for, of a protocol; none of other classes."""
+    if isinstance(kind, tuple):
+        return tuple(name for each in kind for name in _names_of_protocol(each))
+    if not isinstance(kind, type) or not vars(kind).get("_is_runtime_protocol", False):
+        return ()
+    bases = [base for base in kind.__mro__ if vars(base).get("_is_protocol", False)]
+    names = {
+        name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ()))
+    }
+    return tuple(sorted(name for name in names if not name.startswith(("__", "_abc_", "_is_"))))
 
 
 def _paths_of(getter: Any) -> list[tuple[str, ...]]:

@@ -7,6 +7,9 @@ identity, and plain values also by value, so that `self.alpha = 0.1` anew change
 from __future__ import annotations
 
 import collections
+import functools
+import gc
+import io
 import os
 import weakref
 from dataclasses import dataclass
@@ -16,6 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from gapless.device.environment import environment_readers
@@ -38,8 +42,6 @@ from gapless.pipeline.alike_tensors import comparison_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
-
-    from torch import nn
 
 
 # Items of longer containers are compared in a loop.
@@ -152,6 +154,7 @@ class ReadGuards:
         # Owners of what is compared: their ids must not be given to others.
         self._owners: list[Any] = []
         self._compiled_modules = reach.compiled
+        self._listed = reach.listed
         self.compares_objects = any(
             executed.kind is CodeKind.USER and compares_objects(executed.code)
             for executed in reach.codes.values()
@@ -290,8 +293,12 @@ class ReadGuards:
         )  # fmt: skip
 
     def _add_object(self, value: Any, name: str) -> None:
-        """Compare an object's class, and the bytes of what is made of bytes."""
-        if isinstance(value, BUFFERS):
+        """Compare an object's class, and what those are asked for that are made in C."""
+        if isinstance(value, functools._lru_cache_wrapper):
+            self._add_results_of(value, name)
+        elif isinstance(value, io.StringIO | io.BytesIO):
+            self._add_text(value, name)
+        elif isinstance(value, BUFFERS):
             data: Any = value
             content = bytes(data)
             if len(content) <= _MOST_BYTES:
@@ -312,6 +319,30 @@ class ReadGuards:
                 read=lambda: entries_of(referent()), name=f"{name}.__dict__", site="",
             )  # fmt: skip
             self._add_bases(kind)
+
+    def _add_results_of(self, function: Any, name: str) -> None:
+        """Compare whether a cache holds what it held: one that is cleared makes new results."""
+        now = partial(_results_of, function)
+        self._add(
+            "changed({0}(), {1})", (now, now()), read=lambda: _Shown("other results"),
+            expected=_Shown("its results"), name=name, site="", is_memory=False,
+        )  # fmt: skip
+        kept = now()
+        self._checks[-1].read = lambda: _Shown(
+            "other results" if _changed(now(), kept) else "its results"
+        )
+
+    def _add_text(self, text: Any, name: str) -> None:
+        if not text.closed and len(text.getvalue()) <= _MOST_BYTES:
+            self._add_told(lambda: (text.getvalue(), text.tell()), "its text", name)
+
+    def _add_told(self, ask: Callable[[], Any], what: str, name: str) -> None:
+        """Compare what an object made in C tells of itself."""
+        told = ask()
+        self._add(
+            "{0}() != {1}", (ask, told), read=lambda: _Shown(what if ask() == told else "another one"),
+            expected=_Shown(what), name=name, site="", is_memory=False,
+        )  # fmt: skip
 
     def _add_bases(self, kind: type) -> None:
         """Compare in which order classes are asked for what a class has not."""
@@ -436,8 +467,14 @@ class ReadGuards:
             for key in list(parts) if isinstance(parts, dict) else ():
                 shown_name = f"{name}.{key}"
                 self._add_place(Place("dict", parts, key, name=shown_name, site="", holder=module))
-            if table == "_modules" and parts:
+            if isinstance(parts, dict) and (
+                (table == "_modules" and parts) or id(module) in self._listed
+            ):
                 self._add_length(parts, name, "")
+        if isinstance(module, nn.ParameterList):
+            self._add_place(Place("dict", entries, "_size", name=f"len({name})", site=""))
+        if isinstance(module, nn.ParameterDict):
+            self._add_container(entries["_keys"], f"{name}.keys()", "")
         if isinstance(module, torch.jit.ScriptModule):
             self._add_script(module, name)
         for table in HOOK_TABLES:
@@ -655,6 +692,20 @@ def _memory_of(tensor: torch.Tensor) -> Any:
     if not tensor.is_contiguous() or tensor.nbytes > _MOST_BYTES or tensor.is_conj():
         return None
     return tensor.detach().view(-1).view(torch.uint8).numpy()
+
+
+def _results_of(function: Any) -> list[Any]:
+    """Return what a cache of results holds: the ends of a long one, and how often it was asked in vain."""
+    info = function.cache_info()
+    tables = [part for part in gc.get_referents(function) if type(part) is dict]
+    found = next((table for table in tables if table is not vars(function)), {})
+    results = list(found.values())
+    ends = results if len(results) <= _MOST_RESULTS else [results[0], results[-1]]
+    return [info.misses, info.currsize, *ends]
+
+
+# Whoever clears a cache makes all of its results anew.
+_MOST_RESULTS = 100
 
 
 def _referent_of(value: Any) -> Callable[[], Any]:

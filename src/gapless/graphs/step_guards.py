@@ -33,6 +33,11 @@ class Failure:
     advice: str
     optimizer: torch.optim.Optimizer | None = None
 
+    @property
+    def what(self) -> str:
+        """What changed, without its values."""
+        return self.text.partition(" changed ")[0]
+
 
 class StepGuards:
     """The guards of one graph, all from the moment of its capture.

@@ -510,3 +510,70 @@ def test_a_link_that_leads_nowhere(tmp_path: Path) -> None:
     path.symlink_to(tmp_path / "absent")
 
     assert f"{path} is a link that leads nowhere" in refusal(path)
+
+
+# --- parts, and quotes of other kinds ---
+
+
+SOME_ROWS = [(f"sentence number {at} is here", f"第{at}句话在这里") for at in range(80)]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ["train2.tsv"],
+        ["train-00001-of-00002.tsv", "train_part3.csv"],
+        ["Train.2.tsv.gz"],
+        ["train2.en", "train2.zh"],
+    ],
+)
+def test_parts_beside_the_training_text_are_told(tmp_path, parts):
+    """Nobody joins files by chance, nor leaves most of the text out in silence."""
+    write_sides(tmp_path, "train", SOME_ROWS)
+    for part in parts:
+        (tmp_path / part).write_text("a\tb\n", "utf-8")
+
+    (note,) = [note for note in load(tmp_path).notes if "join" in note]
+    assert all(part in note for part in parts)
+    assert len(load(tmp_path).train.src) < len(SOME_ROWS)
+
+
+@pytest.mark.parametrize("other", ["training.log", "train.vocab", "trained.tsv", "train.tok.txt"])
+def test_other_files_beside_the_training_text_are_no_parts(tmp_path, other):
+    write_sides(tmp_path, "train", SOME_ROWS)
+    (tmp_path / other).write_text("a\tb\n", "utf-8")
+
+    assert load(tmp_path).notes == ()
+
+
+def test_parts_without_a_whole_are_to_be_joined(tmp_path):
+    """A name for the sides would not help."""
+    for at in (1, 2):
+        (tmp_path / f"train.{at}.tsv").write_text("a\tb\n", "utf-8")
+
+    assert "join train.1.tsv and the other parts to one file, train.tsv" in refusal(tmp_path)
+
+
+def test_a_test_set_is_not_to_be_renamed_to_training_text(tmp_path):
+    write_sides(tmp_path, "test", SOME_ROWS)
+
+    assert "the names train.en and train.zh" not in refusal(tmp_path)
+
+
+def test_single_quotes_around_all_cells_are_told(tmp_path):
+    """They mark no cell, so that a model would learn them."""
+    path = tmp_path / "p.csv"
+    rows = [("en", "zh"), *SOME_ROWS]
+    path.write_text("".join(f"'{en}','{zh}'\n" for en, zh in rows), "utf-8")
+
+    assert any("single quotes" in note for note in load(path).notes)
+    path.write_text("".join(f"{en},'{zh}'\n" for en, zh in rows), "utf-8")
+    assert not any("single quotes" in note for note in load(path).notes)
+
+
+def test_null_is_no_text(tmp_path):
+    """Its key is there."""
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"en": "a cat", "zh": null}\n' * 20, "utf-8")
+
+    assert "or it is null" in refusal(path)

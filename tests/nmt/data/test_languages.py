@@ -253,3 +253,18 @@ def test_codes_that_mean_no_language(name):
 def test_an_ending_is_no_reason_to_propose_a_language(name):
     """Names of many languages end so."""
     assert near_name(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "tokenizer_name"),
+    [
+        ("de.txt", "13a"),
+        ("zh.txt", "zh"),
+        ("zh_CN.UTF-8", "zh"),
+        ("ja_JP.utf8", "ja-mecab"),
+        *[(word, "ask") for word in ("txt", "src", "tgt", "trg")],
+    ],
+)
+def test_endings_of_files_and_words_for_sides_are_no_small_languages(name, tokenizer_name):
+    """Though they are codes of some, also where nothing but a language is expected."""
+    assert tokenizer(name, is_declared=True) == tokenizer_name

@@ -35,6 +35,9 @@ SPLIT_NAMES = {
 # Words that begin like the name of a test set, such as testimony.
 _OTHER_WORD = re.compile(r"test(?:at|ament|er|icle|if|imon|os|ud|y)")
 
+# Parts of one text, such as train2, train.part2 and train-00001-of-00002.
+_PART = re.compile(r"train[\W_]*(?:part|shard|split|chunk)?[\W_]*\d+(?:[\W_]*of[\W_]*\d+)?")
+
 _MAX_HELD_OUT = 1000
 _HELD_OUT_SHARE = 0.05
 
@@ -294,7 +297,8 @@ def load_split(
             )
         else:
             pairs = _read_sides(*files, split=split, sides=(src, tgt), checks=checks)
-        return replace(pairs, notes=(*pairs.notes, *_note_not_read(path, found)))
+        notes = (*_note_not_read(path, found), *_note_parts(path, split, files, sides=(src, tgt)))
+        return replace(pairs, notes=(*pairs.notes, *notes))
     _refuse_packed(path, split, sides=(src, tgt))
     sides = [[_find_side(path, name, side) for side in (src, tgt)] for name in _names(path, split)]
     there = next((pair for pair in sides if any(pair)), [None, None])
@@ -368,6 +372,33 @@ def _note_not_read(folder: Path, found: list[tuple[Path, ...]]) -> tuple[str, ..
     )
 
 
+def _note_parts(
+    folder: Path, split: str, read: tuple[Path, ...], *, sides: tuple[str, str]
+) -> tuple[str, ...]:
+    """Return a line if training text beside what is read may be more parts of it."""
+    parts = [] if split != "train" else _parts(folder, sides=sides)
+    others = [path.name for path in parts if path not in read]
+    if not others:
+        return ()
+    more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+    names = " and ".join(path.name for path in read)
+    return (
+        f"{folder} has {', '.join(others[:3])}{more} beside {names}, and they are not read; join them to it if "
+        "they are parts of the training text",
+    )
+
+
+def _parts(folder: Path, *, sides: tuple[str, str]) -> list[Path]:
+    """Return the files that are parts of a training text by their names, such as train-00001-of-00002.tsv."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        stem, dot, ending = path.name.casefold().removesuffix(".gz").rpartition(".")
+        is_text = dot + ending in ENDINGS or matching_name(ending, sides) is not None
+        if is_text and _PART.fullmatch(stem) and path.is_file():
+            found.append(path)
+    return found
+
+
 def _names(folder: Path, split: str) -> list[str]:
     names = list(SPLIT_NAMES[split])
     if split == "test":
@@ -415,6 +446,7 @@ def _missing_split(
     """
     present = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
     looks_like_it = _sides_of_other_names(folder, src=src, tgt=tgt) if split == "train" else []
+    parts = _parts(folder, sides=(src, tgt)) if split == "train" else []
     advice = "name the sides with `src` and `tgt`"
     first, second = there
     if first is not None and second is not None:
@@ -430,6 +462,8 @@ def _missing_split(
             f"give {' and '.join(looks_like_it[0])} the names {split}.{src} and {split}.{tgt}"
             f"{' if they are the training text' if len(looks_like_it) > 1 else ''}"
         )
+    if len(parts) > 1 and first is None and second is None:
+        advice = f"join {parts[0].name} and the other parts to one file, train{''.join(parts[0].suffixes[-1:])}"
     return DataError(
         f"{folder} has no {split}.{src} and {split}.{tgt}, nor {split}.tsv, .csv, .json or .jsonl "
         f"(each also with .gz); it holds {present}; {advice}"
@@ -444,7 +478,8 @@ def _sides_of_other_names(folder: Path, *, src: str, tgt: str) -> list[tuple[str
     endings: dict[str, dict[str, str]] = {}
     for path in sorted(folder.iterdir()):
         stem, _, ending = path.name.removesuffix(".gz").removesuffix(".txt").rpartition(".")
-        if stem and path.is_file():
+        is_other_split = stem in (*SPLIT_NAMES["val"], *SPLIT_NAMES["test"])
+        if stem and path.is_file() and not is_other_split:
             endings.setdefault(stem, {})[ending] = path.name
     found = []
     for files in endings.values():

@@ -52,6 +52,10 @@ AMBIGUOUS = {
     "ch": "the code of Chamorro, of Switzerland, and short for Chinese",
     "kr": "the code of Kanuri and of Korea",
     "tw": "the code of Twi and of Taiwan",
+    "src": "the code of Logudorese Sardinian, and short for source",
+    "tgt": "the code of Central Tagbanwa, and short for target",
+    "trg": "the code of Lishán Didán, and short for target",
+    "txt": "the code of Citak, and short for text",
 }
 
 # Names of columns. Some of them are codes of small languages as well.
@@ -233,7 +237,7 @@ def find_language(name: str, *, is_declared: bool = False) -> Language | None:
         is_declared: whether it can be nothing but a language. Otherwise it may be the name of a
             column, and codes that few people mean are not taken.
     """
-    words = _words(name.rpartition(".")[2])
+    words = _words(_ENDING.sub("", name).rpartition(".")[2])
     found = _of_words(words, is_declared=is_declared)
     if found is not None or is_declared:
         return found
@@ -243,6 +247,10 @@ def find_language(name: str, *, is_declared: bool = False) -> Language | None:
     # Named twice in other words, as in 英文(en); `no no` is text.
     named = [_of_words([word], is_declared=False) for word in rest]
     return named[0] if len(set(rest)) == len(rest) > 1 and len(set(named)) == 1 else None
+
+
+# Of a file, or the character set behind a locale's language, as in zh_CN.UTF-8.
+_ENDING = re.compile(r"(?<=\w)\.(?:txt|utf-?8|gbk|gb18030|big5|iso[\w-]+)$", re.IGNORECASE)
 
 
 def _words(name: str) -> list[str]:

@@ -54,6 +54,9 @@ ENDINGS = (".tsv", ".csv", ".json", ".jsonl")
 UNNAMED = "_"
 
 # A whole cell, as CSV writes it.
+# Quotes of fewer rows may be what somebody says.
+_FEWEST_ROWS = 5
+
 _IN_QUOTES = re.compile(r'"(?:[^"]|"")*"')
 
 _DELIMITERS = ",;\t|"
@@ -159,6 +162,8 @@ class Table:
         notes += self._note_header(src, tgt)
         if _ending(self.path) == ".tsv":
             notes += self._note_quotes(src, tgt)
+        if _ending(self.path) == ".csv":
+            notes += self._note_single_quotes(src, tgt)
         return Sides(src=src, tgt=tgt, notes=tuple(notes))
 
     def ordered_as(self, other: Table) -> tuple[Table, tuple[str, ...]]:
@@ -246,6 +251,18 @@ class Table:
             "others, so rename it to .csv if they are none of the text"
         ]
 
+    def _note_single_quotes(self, src: list[str], tgt: list[str]) -> list[str]:
+        """Return a line if all cells are quoted by signs that mark no cell."""
+        rows = list(zip(src, tgt, strict=True))
+        if len(rows) < _FEWEST_ROWS or not all(
+            _in_single_quotes(cell) for row in rows for cell in row
+        ):
+            return []
+        return [
+            f"all cells of {self.path} are in single quotes, such as {quoted(rows[0][:1])}, which are "
+            'read as text; if they mark the cells, write them as "..."'
+        ]
+
     def check(self, src: list[str], tgt: list[str]) -> None:
         """Check that the sides look like sentences in two languages.
 
@@ -266,7 +283,8 @@ class Table:
 
     def _no_pair(self, place: str, number: int, cell: Any) -> DataError:
         if cell is None:
-            found = f"it has no {self._label(number)}"
+            empty = " or it is null" if _ending(self.path) in (".json", ".jsonl") else ""
+            found = f"it has no {self._label(number)}{empty}"
         else:
             found = f"its {self._label(number)} is {_json_kind(cell)}, {str(cell)[:40]}"
         return DataError(f"{self.path} {place} is not a pair: {found}, expected text")
@@ -661,7 +679,7 @@ def _csv_rows(path: Path) -> Callable[[], Iterator[_Row]]:
             if len(cells) != width:
                 raise DataError(
                     f"{path} line {number} has {len(cells)} columns, but line {first} has {width}; "
-                    f'text with a {delimiter!r} must stand in quotes, "..."'
+                    f'text with a {delimiter!r} must stand in double quotes, "..."'
                 )
             yield f"line {number}", [cell.replace("\n", " ") for cell in cells]
 
@@ -860,6 +878,10 @@ def _keyed(item: dict[str, Any], inner: str | None) -> dict[str, Any]:
     """Return the object that holds the sides."""
     nested = None if inner is None else item.get(inner)
     return nested if isinstance(nested, dict) else item
+
+
+def _in_single_quotes(cell: str) -> bool:
+    return len(cell) > 1 and cell.startswith("'") and cell.endswith("'")
 
 
 def _is_empty(cell: Any) -> bool:

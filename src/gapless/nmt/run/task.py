@@ -179,6 +179,22 @@ def read_corpus(config: TrainConfig) -> Corpus:
     )
 
 
+def read_recorded(config: TrainConfig, *, run_dir: Path) -> Corpus:
+    """Return the corpus of a run that was begun before, by the path that it recorded.
+
+    Raises:
+        DataError: it is not there any more, or anything about it that cannot be used.
+    """
+    data = config.data
+    if data is not None and not Path(data).exists():
+        where = "" if Path(data).is_absolute() else f" in {Path.cwd()}"
+        raise DataError(
+            f"{data}, the path of its text that {run_dir} recorded, does not exist{where}; name "
+            "another one with `data`"
+        )
+    return read_corpus(config)
+
+
 def prepare(
     config: TrainConfig, *, corpus: Corpus | None = None, vocabs: Vocabs | None = None
 ) -> Task:

@@ -40,7 +40,7 @@ from gapless.nmt.run.resume import (
     settings_to_keep,
 )
 from gapless.nmt.run.scoring import decide_scoring, settle_language
-from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus
+from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus, read_recorded
 from gapless.nmt.run.time_limit import AgreedClock, TimeLimit, WallClock
 from gapless.nmt.run.trained_on import (
     add_trained_on,
@@ -515,7 +515,8 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
     notes += changed_world(state["layout"], world=world)
     resolved = resolve_resumed(config, state["layout"], world=world)
     vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
-    corpus = read_corpus(config)
+    is_recorded = config.data == begun.data
+    corpus = read_recorded(config, run_dir=run_dir) if is_recorded else read_corpus(config)
     notes += corpus.notes
     scoring = decide_scoring(config, corpus.train.tgt)
     config = settle_language(replace(config, accumulate=resolved.accumulate), corpus.train.tgt)
