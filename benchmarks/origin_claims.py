@@ -312,11 +312,17 @@ def check_claims(comparison: Mapping[str, Any]) -> list[Result]:
     found = comparison["rows"]
     rows = {row["plan"]: {**row, "cores": comparison.get("cores")} for row in found}
     is_accelerator = bool(comparison["is_accelerator"])
-    return [_judge(claim, _found(claim, rows, is_accelerator)) for claim in CLAIMS]
+    tuned = figures.advised_intervals(comparison.get("tuning") or ())
+    return [
+        _judge(
+            claim, tuned if claim.figure is figures.tuning else _found(claim, rows, is_accelerator)
+        )
+        for claim in CLAIMS
+    ]
 
 
 def _found(claim: Claim, rows: Rows, is_accelerator: bool) -> Finding:
-    if claim.figure in (figures.effort, figures.usage, figures.tuning):
+    if claim.figure in (figures.effort, figures.usage):
         return claim.figure({}, {}, rows)
     if claim.plan not in rows or claim.than not in rows:
         return figures.unknown("absent")

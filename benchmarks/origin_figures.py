@@ -8,7 +8,7 @@ range, and a reason, whose words are in `benchmarks.origin_words`. Needs neither
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -410,8 +410,37 @@ def usage(row: Row, before: Row, rows: Rows) -> Finding:
 
 
 def tuning(row: Row, before: Row, rows: Rows) -> Finding:
-    """What interval suits which batch: a measurement of its own."""
+    """What interval suits which batch: a measurement of its own, see `advised_intervals`."""
     return unknown("tuning")
+
+
+def advised_intervals(tuned: Sequence[Mapping[str, Any]]) -> Finding:
+    """Whether the intervals that the origin advises are faster than all others by more than the spread.
+
+    Args:
+        tuned: by sentences a batch, the times of some intervals between reads of losses.
+    """
+    pairs = [(row["intervals"], _advised(row["sentences"])) for row in tuned]
+    if not any(advised for _, advised in pairs):
+        return unknown("tuning")
+    holds = all(_is_faster(items, advised) for items, advised in pairs if advised)
+    return Finding(text="", value=holds, reason="tuning")
+
+
+def _advised(sentences: int) -> range | None:
+    """Return the intervals that are advised for batches of so many sentences, None if any will do."""
+    if sentences < _SMALL_BATCH:
+        return range(20, 31)
+    return range(5, 11) if sentences > _LARGE_BATCH else None
+
+
+# Sentences, by 004, section 7.1.
+_SMALL_BATCH, _LARGE_BATCH = 20, 50
+
+
+def _is_faster(items: Sequence[Mapping[str, Any]], advised: range) -> bool:
+    slowest = max(item["q3"] for item in items if item["interval"] in advised)
+    return all(item["q1"] > slowest for item in items if item["interval"] not in advised)
 
 
 # Counts, bits, and what is told of no run at all; the rest says nothing of a CPU.

@@ -422,3 +422,41 @@ def test_open_ends_are_infinite():
     ends = [claim.high for claim in CLAIMS if "90 % less" in claim.text]
 
     assert set(ends) == {math.inf}
+
+
+def intervals(**ms):
+    """Return the times of some intervals, by `every_N`, with a spread of 1 ms both ways."""
+    return [
+        {"interval": int(name.removeprefix("every_")), "ms": at, "q1": at - 1, "q3": at + 1}
+        for name, at in ms.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "verdict"),
+    [
+        (
+            {"every_1": 30, "every_10": 26, "every_20": 20, "every_30": 21},
+            {"every_1": 50, "every_5": 40, "every_10": 41, "every_20": 45},
+            "confirmed",
+        ),
+        (
+            {"every_1": 30, "every_10": 22, "every_20": 20, "every_30": 21},
+            {"every_1": 50, "every_5": 40, "every_10": 41, "every_20": 45},
+            "refuted",
+        ),
+        ({"every_20": 20, "every_1": 30}, {"every_5": 40, "every_20": 30}, "refuted"),
+    ],
+)
+def test_advised_intervals_have_to_be_clearly_faster(small, large, verdict):
+    """Below 20 sentences and above 50; any will do between."""
+    tuned = [
+        {"sentences": 16, "intervals": intervals(**small)},
+        {"sentences": 32, "intervals": intervals(every_1=1, every_30=9)},
+        {"sentences": 64, "intervals": intervals(**large)},
+    ]
+    comparison = {"rows": [], "is_accelerator": True, "tuning": tuned}
+
+    (result,) = [each for each in check_claims(comparison) if each.claim.figure is figures.tuning]
+
+    assert result.verdict == verdict

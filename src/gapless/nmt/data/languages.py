@@ -237,7 +237,9 @@ def find_language(name: str, *, is_declared: bool = False) -> Language | None:
         is_declared: whether it can be nothing but a language. Otherwise it may be the name of a
             column, and codes that few people mean are not taken.
     """
-    words = _words(_ENDING.sub("", name).rpartition(".")[2])
+    if is_declared:
+        name = _ENDING.sub("", name)
+    words = _words(name.rpartition(".")[2])
     found = _of_words(words, is_declared=is_declared)
     if found is not None or is_declared:
         return found
