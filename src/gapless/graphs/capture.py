@@ -62,8 +62,11 @@ class CapturedFunction:
     """
 
     def __init__(self, step: Any, settings: CaptureSettings) -> None:
-        # First: what a user has named as we do is ours here.
-        update_wrapper(self, step, updated=("__dict__",) if isinstance(step, FunctionType) else ())
+        update_wrapper(self, step, updated=())
+        if isinstance(step, FunctionType):
+            # But for those that are named as ours.
+            own = dir(self)
+            vars(self).update({key: value for key, value in vars(step).items() if key not in own})
         self._settings = settings
         self._is_traced = False
         self._device = settings.device

@@ -56,7 +56,6 @@ from gapless.graphs.plain_values import (
 from gapless.graphs.reach import (
     ATTRIBUTE_READERS,
     MISSING,
-    MOST_PARTS,
     Executed,
     Observed,
     Place,
@@ -564,7 +563,7 @@ _NOT_OBSERVED: tuple[type, ...] = (
 )  # fmt: skip
 _CONTAINERS = (list, tuple, dict, set)
 # Of a container, and of one inside it.
-_MOST_OBSERVED_ITEMS = MOST_PARTS
+_MOST_OBSERVED_ITEMS = 10_000
 _MOST_OBSERVED_INSIDE = 100
 _OBSERVED_DEPTH = 4
 
@@ -688,6 +687,7 @@ class _Profile:
         # What was seen in a role for the first time.
         self._new: list[tuple[Observed, int]] = []
         self._young = _ids_of_young()
+        self._long: set[tuple[int, ...]] = set()
         # Those around the run, by id; held until it is over, so that no other gets their ids.
         self._around: dict[int, FrameType] = {}
 
@@ -779,9 +779,19 @@ class _Profile:
         if executed.observed:
             values = frame.f_locals
             for name, observed in executed.observed.items():
-                if name in values:
+                if name in values and not self._is_known(observed, values[name]):
                     self._observe(observed, values[name])
                     self._observe_parts(executed, name, values[name])
+
+    def _is_known(self, observed: Observed, value: Any) -> bool:
+        """Return whether a long container was seen in a role before, as when a loop gives it to a function."""
+        if type(value) not in _CONTAINERS or len(value) <= _MOST_OBSERVED_INSIDE:
+            return False
+        ends = (next(iter(value)), value[-1] if isinstance(value, list | tuple) else None)
+        key = (id(observed), id(value), len(value), *map(id, ends))
+        is_known = key in self._long
+        self._long.add(key)
+        return is_known
 
     def _is_in_import(self, frame: FrameType | None) -> bool:
         """Return whether code runs since a module is being imported."""

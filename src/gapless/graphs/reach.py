@@ -304,7 +304,7 @@ class Executed:
         return [function for ref in self.functions or () if (function := ref()) is not None]
 
 
-MOST_PARTS = 10_000
+_MOST_PARTS = 1_000
 
 # Of slots and of fields of named tuples: to ask them runs no code of the user's.
 _PLAIN_DESCRIPTORS = (MemberDescriptorType, type(vars(Chain)["root"]))
@@ -326,7 +326,7 @@ def _parts_at(value: Any, kind: str, key: Any) -> list[Any]:
         is_known = isinstance(value, list | tuple | dict | collections.deque)
         part = place.read() if is_known else MISSING
         return [] if part is MISSING else [part]
-    if kind == "each" and isinstance(value, CONTAINERS) and len(value) <= MOST_PARTS:
+    if kind == "each" and isinstance(value, CONTAINERS) and len(value) <= _MOST_PARTS:
         return list(value.values() if isinstance(value, dict) else value)
     return []
 
