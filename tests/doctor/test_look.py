@@ -156,7 +156,7 @@ def test_several_processes_find_what_one_does(tmp_path, monkeypatch):
     write(tmp_path, **{f"m{i}": WAITS for i in range(20)})
     alone = look_at([tmp_path])
     monkeypatch.setattr(look, "_WORTH_A_PROCESS_BYTES", 1)
-    monkeypatch.setattr(look, "_num_cores", lambda: 2)
+    monkeypatch.setattr(look, "num_cores", lambda: 2)
 
     shared = look_at([tmp_path])
 
