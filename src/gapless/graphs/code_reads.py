@@ -341,6 +341,14 @@ class _Follower:
         chains = _some(chain for chain in chains if len(chain.links) <= _MOST_LINKS)
         self._stack.append(_Value(chains, **more))
 
+    def _on_jump_if_true_or_pop(self, at: dis.Instruction) -> None:
+        """Whoever jumps takes the value along."""
+        if isinstance(at.argval, int):
+            self._at.setdefault(at.argval, list(self._stack))
+        self._use(self._pop())
+
+    _on_jump_if_false_or_pop = _on_jump_if_true_or_pop
+
     # --- loads ---
 
     def _on_load_const(self, at: dis.Instruction) -> None:
@@ -554,6 +562,8 @@ class _Follower:
         callee_chains = [chain for chain in names if len(chain.links) < _MOST_LINKS]
         self._enter_callee(callee, arguments)
         result: set[Chain] = {_RESULT, *(chain.then("referent") for chain in callee_chains)}
+        # What is called may be a weak reference or a partial that another call has made of it.
+        result |= {chain for chain in callee_chains if chain.links[-1:] == (("each", None),)}
         if method is not None:
             if method[1] in CHANGING_METHODS or method[1].endswith("_"):
                 self._store("call", method[0], method[1])
@@ -671,6 +681,7 @@ class _Follower:
             self._use(name)
             chains = frozenset(chain.then("attr", "__dict__") for chain in base.chains)
             self._out.whole.update(chains)
+            chains |= _each(chains)
         self._read(chains)
         self._push(chains)
 

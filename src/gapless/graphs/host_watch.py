@@ -808,13 +808,23 @@ class _Profile:
             value = frame.f_locals.get(code.co_varnames[0])
         if caller is None or not _is_observed(value):
             return
-        executed = self._executed.get(id(caller.f_code))
+        executed = self._nearest(caller)
         if executed is not None:
             self._observe(executed.observed.setdefault("", Observed()), value)
             self._observe_parts(executed, "", value)
-            if code.co_flags & inspect.CO_GENERATOR:
-                for root, links, part in executed.parts_of_each(value):
-                    self._observe(executed.led.setdefault((root, links), Observed()), part)
+            for root, links, part in executed.parts_returned(value, code):
+                self._observe(executed.led.setdefault((root, links), Observed()), part)
+
+    def _nearest(self, frame: FrameType | None) -> Executed | None:
+        """Return the code that is followed behind a few frames of libraries, such as of contextlib."""
+        for _ in range(_MOST_FRAMES_BETWEEN):
+            if frame is None or id(frame) in self._around:
+                return None
+            executed = self._executed.get(id(frame.f_code))
+            if executed is not None:
+                return executed
+            frame = frame.f_back
+        return None
 
     def _note_locals(self, frame: FrameType) -> None:
         """Take note of what objects lead to that functions made in C have returned."""

@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import gc
 import importlib.util
+import inspect
 import itertools
 import logging
 import operator
@@ -274,12 +275,19 @@ class Executed:
             for part in found[links]:
                 yield links, part
 
-    def parts_of_each(self, value: Any) -> Iterator[tuple[str, tuple[Link, ...], Any]]:
-        """Return what the code finds behind what an iterator among its arguments has given it.
+    def parts_returned(
+        self, value: Any, function: CodeType
+    ) -> Iterator[tuple[str, tuple[Link, ...], Any]]:
+        """Return what the code finds behind a value that came while it read an attribute, or looped.
 
-        Yields the argument, the links and the object. Which of them is the iterator, nobody sees, nor
-        whether a `zip` or an `enumerate` stands between: each that may be counts.
+        Yields the argument, or `""` for a result, the links and the object. Of which argument it is an
+        item, nobody sees, nor whether a `zip` or an `enumerate` stands between: each that may be counts.
+
+        Args:
+            value: that came.
+            function: that returned it: the getter of a property, a generator or a `__next__`.
         """
+        is_item = bool(function.co_flags & inspect.CO_GENERATOR) or function.co_name == "__next__"
         for root, paths in self._paths.items():
             found: dict[tuple[Link, ...], list[Any]] = {}
             for links in paths:
@@ -289,11 +297,10 @@ class Executed:
                     for base in found.get(links[:-1], [])
                     for part in _parts_at(base, kind, key)
                 ]
-                if (
-                    root
-                    and all(kind in ("each", "item") for kind, _ in links)
-                    and links[0][0] == "each"
-                ):
+                is_of_loop = links[0][0] == "each" and all(
+                    kind in ("each", "item") for kind, _ in links
+                )
+                if (is_item and root and is_of_loop) or links[-1] == ("attr", function.co_name):
                     parts.append(value)
                 found[links] = parts
                 for part in parts:
@@ -326,9 +333,26 @@ def _parts_at(value: Any, kind: str, key: Any) -> list[Any]:
         is_known = isinstance(value, list | tuple | dict | collections.deque)
         part = place.read() if is_known else MISSING
         return [] if part is MISSING else [part]
-    if kind == "each" and isinstance(value, CONTAINERS) and len(value) <= _MOST_PARTS:
-        return list(value.values() if isinstance(value, dict) else value)
+    if kind == "each":
+        return [part for table in _tables_behind(value) for part in table]
     return []
+
+
+def _tables_behind(value: Any, depth: int = 3) -> Iterator[Iterable[Any]]:
+    """Return the items of a container, or of those that an iterator made in C goes through."""
+    if isinstance(value, CONTAINERS):
+        if len(value) <= _MOST_PARTS:
+            yield value.values() if isinstance(value, dict | MappingProxyType) else value
+    elif isinstance(value, _VIEWS):
+        yield from _tables_behind(_dict_of(value), depth)
+    elif depth and type(value).__module__ in ("builtins", "itertools") and _moves(value):
+        for part in gc.get_referents(value):
+            yield from _tables_behind(part, depth - 1)
+
+
+def _moves(value: Any) -> bool:
+    """Return whether a value is an iterator made in C, or a part of one."""
+    return isinstance(value, Iterator) or type(value).__module__ == "itertools"
 
 
 class Reach:
