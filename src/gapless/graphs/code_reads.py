@@ -152,7 +152,7 @@ CHANGING_METHODS = frozenset(
     ]
 )
 
-_MOST_CHAINS = 256
+_MOST_CHAINS = 64
 _MOST_LINKS = 10
 
 
