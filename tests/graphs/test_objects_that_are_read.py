@@ -15,20 +15,11 @@ import torch
 from torch import nn
 
 import gapless
+from edited_parts import Part, total
 from gapless.testing import SimulatedDevice
 
 
 NUM = 24
-
-
-class Part:
-    """Has a number that the loop changes."""
-
-    def __init__(self, weight=1.0):
-        self.weight = weight
-
-    def of(self, x):
-        return x.sum() * self.weight
 
 
 class Owner:
@@ -78,13 +69,6 @@ def is_added_then_edited():
         lambda x: sum(part.of(x) for part in parts),
         {8: lambda: parts.append(Part()), 16: lambda: setattr(parts[1], "weight", 2.0)},
     )
-
-
-def total(parts):
-    weight = 0.0
-    for part in parts:
-        weight += part.weight
-    return weight
 
 
 def comes_from_a_generator(sum_of):

@@ -21,15 +21,8 @@ import pytest
 import torch
 
 import gapless
+from edited_parts import Part, total
 from gapless.testing import SimulatedDevice
-
-
-class Part:
-    def __init__(self, weight=1.0):
-        self.weight = weight
-
-    def value(self):
-        return self.weight
 
 
 class Owner:
@@ -128,13 +121,6 @@ class Pair(NamedTuple):
 @dataclasses.dataclass
 class Wrapped:
     part: Part
-
-
-def total(parts):
-    weight = 0.0
-    for part in parts:
-        weight += part.weight
-    return weight
 
 
 def in_scope(manager):
