@@ -103,3 +103,29 @@ def test_too_little_memory(gapless, monkeypatch):
     assert "out of memory while building the model: 12,000 bytes were asked for" in outcome.err
     assert "lower --d-model, --ffn" in outcome.err
     assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["translate", "evaluate"])
+def test_too_little_memory_to_translate(gapless, tiny_run, tmp_path, monkeypatch, command):
+    """Whether it is short for the model or for the search, one line says what to do."""
+
+    def fail(*_, **__):
+        raise RuntimeError(
+            "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported\n"
+        )
+
+    text = ["a b"] if command == "translate" else ["--out", str(tmp_path)]
+    monkeypatch.setattr("gapless.nmt.model.decode.Decoder.translate", fail)
+    outcome = gapless(command, str(tiny_run), *text)
+    monkeypatch.setattr("gapless.nmt.run.translator.load_model", fail)
+    of_model = gapless(command, str(tiny_run), *text)
+
+    assert outcome.code == of_model.code == 1
+    error = "gapless: error: out of memory while"
+    assert outcome.err.endswith(
+        f"{error} translating: CUDA error: out of memory; lower --batch or --beam\n"
+    )
+    assert of_model.err == (
+        f"{error} loading the model: CUDA error: out of memory; end other programs that hold the "
+        "device's memory, or choose another --device\n"
+    )

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from gapless import __version__
-from gapless.device.memory_errors import asked_bytes
+from gapless.device.memory_errors import describe_shortage
 
 
 if TYPE_CHECKING:
@@ -61,9 +61,8 @@ def _flag(name: str, value: str) -> str:
 
 
 def memory_message(error: BaseException) -> str:
-    """Return that memory is short, and for how much."""
-    asked = asked_bytes(error)
-    return f"out of memory: {f'{asked:,} bytes were asked for' if asked else error}"
+    """Return that memory is short, and for what."""
+    return f"out of memory: {describe_shortage(error)}"
 
 
 def bug_message(command: str) -> str:

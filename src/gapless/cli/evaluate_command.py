@@ -91,6 +91,7 @@ def add_options(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     """Translate a split, print its scores, and write sources, references and translations."""
     require_extra("nmt", "gapless evaluate")
+    from gapless.nmt.run.out_of_memory import naming_phase
     from gapless.nmt.run.score import evaluate
     from gapless.nmt.run.scoring import note_of_source
     from gapless.nmt.run.trained_on import find_trained_on
@@ -111,7 +112,8 @@ def run(options: Namespace) -> int:
         warn(f"{source}; exchange the names in --columns, or look whether it is the right text")
     folder = options.out or options.run
     _make_folder(folder)
-    with Translating(of=len(pairs)) as shown:
+    naming = naming_phase("translating", lower="`batch` or `beam`")
+    with Translating(of=len(pairs)) as shown, naming:
         result = evaluate(
             translator.decoder,
             translator.vocabs,

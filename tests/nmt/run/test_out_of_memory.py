@@ -36,6 +36,12 @@ OF_CPU = (
             RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronous"),
             None,
         ),
+        (
+            RuntimeError(
+                "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+            ),
+            None,
+        ),
         (MemoryError(), None),
     ],
 )
@@ -83,6 +89,7 @@ def test_each_phase_is_named(tmp_path, monkeypatch, phase):
 
     text = str(caught.value)
     assert text.startswith(f"out of memory while {phase}: 2,684,354,560 bytes were asked for")
+    assert "1.10 GiB of 79.25 GiB are free" in text
     assert lower in text
     if lower == "`batch_tokens`":
         assert "for a batch of " in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gapless.device.memory_errors import asked_bytes, is_out_of_memory
+from gapless.device.memory_errors import describe_shortage, is_out_of_memory
 from gapless.errors import OutOfMemoryError
 
 
@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+_OTHERS = "end other programs that hold the device's memory, or choose another `device`"
+
+
 @contextmanager
 def naming_phase(
     phase: str,
     *,
-    lower: str,
+    lower: str = "",
     shape: Callable[[], str] = str,
     graph_bytes: Callable[[], int] = int,
 ) -> Iterator[None]:
@@ -25,7 +28,7 @@ def naming_phase(
 
     Args:
         phase: of the run.
-        lower: settings that take less memory when they are lower.
+        lower: settings that take less memory when they are lower; empty if there are none.
         shape: of the batch under way; empty if there is none.
         graph_bytes: of the device's memory that captures hold.
 
@@ -37,14 +40,12 @@ def naming_phase(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        asked = asked_bytes(error)
-        said = f"{asked:,} bytes were asked for" if asked else str(error).partition("\n")[0]
         parts = [
-            # Python's own error says nothing.
-            said or "the host has no more",
+            describe_shortage(error),
             *([f"for a batch of {shape()}"] if shape() else []),
             *([f"while captured graphs hold {graph_bytes():,} bytes"] if graph_bytes() else []),
         ]
+        advice = f"lower {lower}" if lower else _OTHERS
         raise OutOfMemoryError(
-            f"out of memory while {phase}: {', '.join(parts)}; lower {lower}"
+            f"out of memory while {phase}: {', '.join(parts)}; {advice}"
         ) from error

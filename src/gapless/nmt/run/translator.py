@@ -15,6 +15,7 @@ from gapless.nmt.model.decode import Decoder, DecodeSettings
 from gapless.nmt.run import checkpoints
 from gapless.nmt.run.build import load_model
 from gapless.nmt.run.config import MOST_BEAM, MOST_PENALTY
+from gapless.nmt.run.out_of_memory import naming_phase
 from gapless.nmt.run.score import longest_source, translate_lines
 from gapless.pipeline.host_waits import HostWaits
 
@@ -45,6 +46,7 @@ class Translator:
     Raises:
         UserError: the folder is not a run, the checkpoint is missing, damaged or not finite, or the
             device is absent.
+        OutOfMemoryError: memory is short.
 
     Sync: Blocks the host while weights are copied.
     """
@@ -60,16 +62,18 @@ class Translator:
         if checkpoint is not None and average is not None:
             raise UserError("give `checkpoint` or `average`, not both")
         _check_count("average", average)
-        path, found = Path(run), find_device(device)
-        self.config, self.vocabs, model = load_model(
-            path, device=found, checkpoint=None if average else checkpoint or _newest(path)
-        )
-        if average is not None:
-            every_epoch = self.config.average != "auto"
-            paths = checkpoints.newest_epochs(path, average, every_epoch=every_epoch)
-            weights = checkpoints.average_weights(paths)
-            checkpoints.set_weights(model, weights, path=paths[-1])
-        _check_finite(model, path)
+        path = Path(run)
+        with naming_phase("loading the model"):
+            found = find_device(device)
+            self.config, self.vocabs, model = load_model(
+                path, device=found, checkpoint=None if average else checkpoint or _newest(path)
+            )
+            if average is not None:
+                every_epoch = self.config.average != "auto"
+                paths = checkpoints.newest_epochs(path, average, every_epoch=every_epoch)
+                weights = checkpoints.average_weights(paths)
+                checkpoints.set_weights(model, weights, path=paths[-1])
+            _check_finite(model, path)
         precision = self.config.precision
         if not found.is_accelerator and precision in ("tf32", "fp16"):
             precision = "fp32"
@@ -100,6 +104,7 @@ class Translator:
         Raises:
             TypeError: the sentences are one string, or hold something else than strings.
             UserError: an option is out of range, or a sentence is not Unicode text.
+            OutOfMemoryError: memory is short.
 
         Warns:
             TranslationWarning: a sentence was too long and the rest of it is not translated, or
@@ -195,17 +200,21 @@ class Translator:
                 from 0, and its length in tokens; the rest of it is not translated.
             on_done: called with the number of sentences finished after each batch.
 
+        Raises:
+            OutOfMemoryError: memory is short.
+
         Sync: Blocks the host until all are translated.
         """
-        return translate_lines(
-            self.decoder,
-            self.vocabs,
-            sentences,
-            settings,
-            max_source=longest_source(self.config),
-            on_long=on_long,
-            on_done=on_done,
-        )
+        with naming_phase("translating", lower="`batch` or `beam`"):
+            return translate_lines(
+                self.decoder,
+                self.vocabs,
+                sentences,
+                settings,
+                max_source=longest_source(self.config),
+                on_long=on_long,
+                on_done=on_done,
+            )
 
 
 def _check_count(name: str, value: int | None) -> None:
