@@ -28,6 +28,7 @@ from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.refusal import objection_to_transforms
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.snapshot import Snapshot
+from gapless.graphs.stand_in import StandIn
 from gapless.graphs.step_call import is_within_a_step, work_of
 from gapless.graphs.step_group import checked_group, is_of_one_shape, work_of_group
 from gapless.pipeline.call_tree import CallTrees
@@ -55,18 +56,14 @@ _Step: TypeAlias = "Callable[..., Any] | SplitStep"
 _METHODS = "_gapless_captured_methods"
 
 
-class CapturedFunction:
+class CapturedFunction(StandIn):
     """A function that is captured, for a loop that is not ours; made by `capture`.
 
-    In a class it is a method: each object has graphs of its own, which live as long as it.
+    It has the function's attributes, but for those that are named as its own. In a class it is a method: each object has graphs of its own, which live as long as it.
     """
 
     def __init__(self, step: Any, settings: CaptureSettings) -> None:
         update_wrapper(self, step, updated=())
-        if isinstance(step, FunctionType):
-            # But for those that are named as ours.
-            own = dir(self)
-            vars(self).update({key: value for key, value in vars(step).items() if key not in own})
         self._settings = settings
         self._is_traced = False
         self._device = settings.device
@@ -89,6 +86,7 @@ class CapturedFunction:
                 consent=settings.new_consent(),
             )
         self._is_never_captured = settings.forbid(self.report)
+        self.stand_for(step)
 
     @property
     def report(self) -> CaptureReport:

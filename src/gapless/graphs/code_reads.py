@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 RootKind: TypeAlias = Literal["argument", "global", "cell", "module", "result"]
 
 # A step along a chain: ("attr", name), ("item", constant), ("each", None), any item of a container,
-# ("parts", None), any module or tensor of a module, ("super", None), an object whose attributes are
+# ("parts", None), any module or tensor of a module, ("any", None), any attribute, by a name made at run time, ("super", None), an object whose attributes are
 # looked up in its classes, or ("referent", None), what a weak reference that is called leads to.
 Link: TypeAlias = tuple[str, Any]
 
@@ -89,7 +89,7 @@ class CodeReads:
         stores: what it may change.
         names: attribute names that it stores, and its constant strings.
         stores_any_name: whether it may store attributes by names that stand nowhere in it.
-        getters: attributes of attributes that `operator.attrgetter` is made for, or `str.format`.
+        getters: attributes of attributes that `operator.attrgetter` is made for, or `str.format`; None is any.
         walked: chains that a loop goes on from, again and again.
         given: functions that are called, or given to one, each with all that the call is given.
     """
@@ -99,7 +99,7 @@ class CodeReads:
     stores: list[Store] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     stores_any_name: bool = False
-    getters: list[tuple[str, ...]] = field(default_factory=list)
+    getters: list[tuple[str | None, ...]] = field(default_factory=list)
     walked: set[Chain] = field(default_factory=set)
     given: dict[Chain, set[Chain]] = field(default_factory=dict)
 
@@ -203,6 +203,8 @@ _UNKNOWN = _Value()
 _NULL = _Value(constant=object())
 _RESULT = Chain("result", "")
 _GLOBALS = Chain("result", "globals()")
+# All names of a module.
+ALL_GLOBALS = Chain("global", "globals()")
 
 # How many values an instruction takes from the stack and puts on it, where it is not the number of
 # values that the stack loses.
@@ -212,7 +214,7 @@ _UPDATES = {"LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE", "LIST_APPE
 _TO_ONE |= dict.fromkeys(
     (
         "GET_AWAITABLE", "GET_LEN", "UNARY_NEGATIVE", "UNARY_INVERT", "UNARY_NOT",
-        "UNARY_POSITIVE", "TO_BOOL", "CONVERT_VALUE", "FORMAT_SIMPLE",
+        "UNARY_POSITIVE", "TO_BOOL", "CONVERT_VALUE", "FORMAT_SIMPLE", "YIELD_VALUE",
     ),
     1,
 )  # fmt: skip
@@ -293,7 +295,8 @@ class _Follower:
             return
         self._use(self._pop())
         self._use(self._pop())
-        self._stack.append(_UNKNOWN)
+        # An operator of the user's may return an object.
+        self._push(frozenset({_RESULT}))
 
     # --- the stack ---
 
@@ -438,8 +441,10 @@ class _Follower:
         self._item(base, index.constant)
 
     def _item(self, base: _Value, key: Any) -> None:
-        if _GLOBALS in base.chains and isinstance(key, str):
-            chains = frozenset({Chain("global", key)})
+        if _GLOBALS in base.chains:
+            self._use(_Value(base.chains - {_GLOBALS}))
+            one = Chain("global", key) if isinstance(key, str) else ALL_GLOBALS.then("any")
+            chains = frozenset({one}) | _each(base.chains - {_GLOBALS})
             self._read(chains)
             self._push(chains)
             return
@@ -607,6 +612,9 @@ class _Follower:
             self._out.stores_any_name |= not isinstance(name.constant, str)
         if Chain("global", "getattr") in names or Chain("global", "hasattr") in names:
             self._attribute_by_name(first, arguments[1] if len(arguments) > 1 else _UNKNOWN)
+            for default in arguments[2:]:
+                self._use(default)
+                self._push(self._pop().chains | default.chains)
         elif Chain("global", "vars") in names and arguments:
             self._attribute_by_name(first, _Value(constant="__dict__"))
         elif Chain("global", "globals") in names:
@@ -663,6 +671,8 @@ class _Follower:
         else:
             self._out.whole |= base
             chains = _each(base)
+        for default in arguments[1:]:
+            chains |= default.chains
         self._push(chains | {_RESULT})
 
     def _enter_callee(self, callee: list[_Value], arguments: list[_Value]) -> None:
@@ -677,11 +687,8 @@ class _Follower:
         if isinstance(name.constant, str):
             chains = frozenset(chain.then("attr", name.constant) for chain in base.chains)
         else:
-            # Any of its attributes.
             self._use(name)
-            chains = frozenset(chain.then("attr", "__dict__") for chain in base.chains)
-            self._out.whole.update(chains)
-            chains |= _each(chains)
+            chains = frozenset(chain.then("any") for chain in base.chains)
         self._read(chains)
         self._push(chains)
 
@@ -862,8 +869,8 @@ def _paths_in(text: str) -> list[tuple[str, ...]]:
     return [path for path in paths if path]
 
 
-def _path_of(name: Any) -> tuple[str, ...]:
-    return tuple(name.split(".")) if isinstance(name, str) else ()
+def _path_of(name: Any) -> tuple[str | None, ...]:
+    return tuple(name.split(".")) if isinstance(name, str) else (None,)
 
 
 def _each(chains: frozenset[Chain]) -> frozenset[Chain]:

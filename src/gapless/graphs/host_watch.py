@@ -15,6 +15,7 @@ Nothing that the step makes is kept alive once the watch is over.
 
 from __future__ import annotations
 
+import dis
 import gc
 import inspect
 import random
@@ -61,6 +62,7 @@ from gapless.graphs.reach import (
     Place,
     Reach,
     entries_of,
+    is_asked,
     shown_key,
 )
 from gapless.graphs.read_guards import ReadGuards
@@ -604,6 +606,18 @@ def _executed(frame: FrameType, code: CodeType, kind: CodeKind) -> Executed:
 
 _RANDOM_OF_PYTHON = random.random.__self__  # type: ignore[attr-defined]
 
+# Code that waits in the middle for whoever takes its values.
+_STOPS_MIDWAY = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def _begins(at: dis.Instruction) -> bool:
+    return at.opname == "RESUME" and at.arg == 0
+
+
+def _yields(at: dis.Instruction) -> bool:
+    return at.opname == "YIELD_VALUE"
+
+
 # Decorators and functions that stand in for the one that is called.
 _MOST_FRAMES_BETWEEN = 6
 
@@ -688,6 +702,8 @@ class _Profile:
         self._new: list[tuple[Observed, int]] = []
         self._young = _ids_of_young()
         self._long: set[tuple[int, ...]] = set()
+        # Of instructions, by code and kind.
+        self._offsets: dict[tuple[int, Callable[[dis.Instruction], bool]], set[int]] = {}
         # Those around the run, by id; held until it is over, so that no other gets their ids.
         self._around: dict[int, FrameType] = {}
 
@@ -740,7 +756,9 @@ class _Profile:
         elif event == "call":
             self._note_call(frame, self._kind(frame))
         elif event == "return" and self._kind(frame) is CodeKind.USER:
-            self._note_locals(frame)
+            if not self._is_at(frame, _yields):
+                # Before its end, a generator has no more than it will have had.
+                self._note_locals(frame)
             self._note_return(frame, arg)
 
     def _kind(self, frame: FrameType) -> CodeKind:
@@ -776,19 +794,33 @@ class _Profile:
             if self._is_in_import(frame):
                 return
             executed = self._executed[id(code)] = _executed(frame, code, kind)
-        if executed.observed:
+        if executed.observed and not self._goes_on(frame):
             values = frame.f_locals
             for name, observed in executed.observed.items():
                 if name in values and not self._is_known(observed, values[name]):
                     self._observe(observed, values[name])
                     self._observe_parts(executed, name, values[name])
 
+    def _goes_on(self, frame: FrameType) -> bool:
+        """Return whether the call of a generator is not its first: its arguments are those of that one."""
+        return bool(frame.f_code.co_flags & _STOPS_MIDWAY) and not self._is_at(frame, _begins)
+
+    def _is_at(self, frame: FrameType, of_kind: Callable[[dis.Instruction], bool]) -> bool:
+        """Return whether a frame is at an instruction of a kind."""
+        code = frame.f_code
+        found = self._offsets.get((id(code), of_kind))
+        if found is None:
+            found = {at.offset for at in dis.get_instructions(code) if of_kind(at)}
+            self._offsets[id(code), of_kind] = found
+        return frame.f_lasti in found
+
     def _is_known(self, observed: Observed, value: Any) -> bool:
         """Return whether a long container was seen in a role before, as when a loop gives it to a function."""
         if type(value) not in _CONTAINERS or len(value) <= _MOST_OBSERVED_INSIDE:
             return False
-        ends = (next(iter(value)), value[-1] if isinstance(value, list | tuple) else None)
-        key = (id(observed), id(value), len(value), *map(id, ends))
+        # Another one may stand where one that is gone stood.
+        parts = value.values() if isinstance(value, dict) else value
+        key = (id(observed), id(value), hash(tuple(map(id, parts))))
         is_known = key in self._long
         self._long.add(key)
         return is_known
@@ -812,7 +844,8 @@ class _Profile:
         if executed is not None:
             self._observe(executed.observed.setdefault("", Observed()), value)
             self._observe_parts(executed, "", value)
-            for root, links, part in executed.parts_returned(value, code):
+            asked = frame.f_locals.get(code.co_varnames[1]) if is_asked(code) else None
+            for root, links, part in executed.parts_returned(value, code, asked):
                 self._observe(executed.led.setdefault((root, links), Observed()), part)
 
     def _nearest(self, frame: FrameType | None) -> Executed | None:

@@ -15,6 +15,7 @@ import contextvars
 import copy
 import ctypes
 import dataclasses
+import enum
 import functools
 import gc
 import importlib.util
@@ -26,7 +27,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import (
     BuiltinFunctionType,
@@ -42,6 +43,7 @@ from types import (
 )
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -53,7 +55,8 @@ from gapless.graphs.code_kinds import (
     kind_of,
     site_of,
 )
-from gapless.graphs.code_reads import CHANGING_METHODS, Chain, CodeReads, reads_of
+from gapless.graphs.code_reads import ALL_GLOBALS, CHANGING_METHODS, Chain, CodeReads, reads_of
+from gapless.graphs.stand_in import StandIn
 from gapless.graphs.torch_objects import reader_of_method
 
 
@@ -252,59 +255,90 @@ class Executed:
     def __post_init__(self) -> None:
         paths: dict[str, set[tuple[Link, ...]]] = {}
         for chain in (*self.reads.reads, *(base for s in self.reads.stores for base in s.bases)):
-            if chain.kind in ("argument", "result"):
-                known = paths.setdefault(chain.root, set())
-                known.update(chain.links[:end] for end in range(1, len(chain.links) + 1))
+            known = paths.setdefault(chain.root, set())
+            known.update(chain.links[:end] for end in range(1, len(chain.links) + 1))
         self._paths = {root: sorted(known, key=len) for root, known in paths.items()}
+        # Where what a function returns may stand, by its name and what it was asked for.
+        self._returned: dict[Hashable, list[tuple[str, tuple[Link, ...]]]] = {}
 
     def follows(self, root: str) -> bool:
         """Return whether the code looks into an argument, or `""` for a result."""
         return root in self._paths
 
-    def parts_of(self, root: str, value: Any) -> Iterator[tuple[tuple[Link, ...], Any]]:
+    def parts_of(
+        self, root: str, value: Any, links: tuple[Link, ...] = ()
+    ) -> Iterator[tuple[tuple[Link, ...], Any]]:
         """Return what the code finds behind an argument, or `""` for a result, with its links.
 
         No code of the user's is run.
+
+        Args:
+            root: the argument.
+            value: that stands there, or behind the links.
+            links: from the root to the value.
         """
-        found: dict[tuple[Link, ...], list[Any]] = {(): [value]}
-        for links in self._paths.get(root, ()):
-            kind, key = links[-1]
-            found[links] = [
-                part for base in found[links[:-1]] for part in _parts_at(base, kind, key)
-            ]
-            for part in found[links]:
-                yield links, part
+        found: dict[tuple[Link, ...], list[Any]] = {links: [value]}
+        for longer in self._paths.get(root, ()):
+            kind, key = longer[-1]
+            found.setdefault(
+                longer,
+                [
+                    part
+                    for base in found.get(longer[:-1], ())
+                    for part in _parts_at(base, kind, key)
+                ],
+            )
+            if len(longer) > len(links):
+                for part in found[longer]:
+                    yield longer, part
 
     def parts_returned(
-        self, value: Any, function: CodeType
+        self, value: Any, function: CodeType, asked: Any = None
     ) -> Iterator[tuple[str, tuple[Link, ...], Any]]:
         """Return what the code finds behind a value that came while it read an attribute, or looped.
 
-        Yields the argument, or `""` for a result, the links and the object. Of which argument it is an
-        item, nobody sees, nor whether a `zip` or an `enumerate` stands between: each that may be counts.
+        Yields the name that it began with, or `""` for a result, the links and the object. Of which
+        argument it is an item, nobody sees, nor whether a `zip` or an `enumerate` stands between: each
+        that may be counts.
 
         Args:
             value: that came.
-            function: that returned it: the getter of a property, a generator or a `__next__`.
+            function: that returned it: the getter of a property, a generator, or a method that Python
+                calls for an attribute or an item.
+            asked: the attribute or the item that such a method was asked for.
         """
-        is_item = bool(function.co_flags & inspect.CO_GENERATOR) or function.co_name == "__next__"
+        key = (
+            function.co_name,
+            is_generator(function),
+            asked if isinstance(asked, str | int) else None,
+        )
+        if key not in self._returned:
+            self._returned[key] = list(self._places_of_returned(*key))
+        given = [value]
+        if key[:2] == ("__iter__", False):
+            given = [part for table in _tables_behind(value) for part in table]
+        for root, links in self._returned[key]:
+            for one in given:
+                yield root, links, one
+                for longer, part in self.parts_of(root, one, links):
+                    yield root, longer, part
+
+    def _places_of_returned(
+        self, name: str, gives_items: bool, asked: str | int | None
+    ) -> Iterator[tuple[str, tuple[Link, ...]]]:
+        gives_items |= name in ("__next__", "__iter__")
         for root, paths in self._paths.items():
-            found: dict[tuple[Link, ...], list[Any]] = {}
             for links in paths:
                 kind, key = links[-1]
-                parts = [
-                    part
-                    for base in found.get(links[:-1], [])
-                    for part in _parts_at(base, kind, key)
-                ]
-                is_of_loop = links[0][0] == "each" and all(
-                    kind in ("each", "item") for kind, _ in links
-                )
-                if (is_item and root and is_of_loop) or links[-1] == ("attr", function.co_name):
-                    parts.append(value)
-                found[links] = parts
-                for part in parts:
-                    yield root, links, part
+                if name in _ASKED_FOR_ITEMS:
+                    is_it = kind == "each" or (kind == "item" and asked in (None, key))
+                elif name in _ASKED_FOR_ATTRIBUTES:
+                    is_it = kind == "attr" and asked in (None, key)
+                else:
+                    is_it = links[-1] == ("attr", name)
+                is_of_loop = links[0][0] == "each" and all(k in ("each", "item") for k, _ in links)
+                if is_it or (gives_items and root and is_of_loop):
+                    yield root, links
 
     def alive_functions(self) -> list[FunctionType]:
         """Return the functions with this code that were searched for and still live."""
@@ -313,8 +347,27 @@ class Executed:
 
 _MOST_PARTS = 1_000
 
-# Of slots and of fields of named tuples: to ask them runs no code of the user's.
-_PLAIN_DESCRIPTORS = (MemberDescriptorType, type(vars(Chain)["root"]))
+# Methods of the user's that Python calls for an item or an attribute.
+_ASKED_FOR_ITEMS = ("__getitem__", "__class_getitem__", "__missing__")
+_ASKED_FOR_ATTRIBUTES = ("__getattr__", "__getattribute__", "__get__")
+
+
+def is_generator(code: CodeType) -> bool:
+    """Return whether a function gives its values one by one."""
+    return bool(code.co_flags & inspect.CO_GENERATOR)
+
+
+def is_asked(code: CodeType) -> bool:
+    """Return whether a function is a method that Python asks for the attribute or item of a name."""
+    return (
+        code.co_name in (*_ASKED_FOR_ITEMS, *_ASKED_FOR_ATTRIBUTES[:2]) and code.co_argcount == 2
+    )
+
+
+_FIELD_OF_NAMED_TUPLE: Any = type(vars(Chain)["root"])
+
+# To ask them runs no code of the user's.
+_PLAIN_DESCRIPTORS = (MemberDescriptorType, _FIELD_OF_NAMED_TUPLE)
 
 
 def _parts_at(value: Any, kind: str, key: Any) -> list[Any]:
@@ -335,12 +388,26 @@ def _parts_at(value: Any, kind: str, key: Any) -> list[Any]:
         return [] if part is MISSING else [part]
     if kind == "each":
         return [part for table in _tables_behind(value) for part in table]
+    if kind == "referent":
+        target = _target_of(value)
+        return [] if target is None else [target]
+    if kind == "any":
+        tables = (entries_of(value), *_tables_of(value))
+        return [part for table in tables if table is not None for part in table.values()]
     return []
 
 
 def _tables_behind(value: Any, depth: int = 3) -> Iterator[Iterable[Any]]:
     """Return the items of a container, or of those that an iterator made in C goes through."""
-    if isinstance(value, CONTAINERS):
+    if isinstance(value, tuple):
+        if len(value) <= _MOST_PARTS:
+            # One inside an iterator, such as a `zip` of others, may have gaps: only the collector passes them.
+            parts = gc.get_referents(value)
+            yield parts
+            for part in parts:
+                if depth and _moves(part):
+                    yield from _tables_behind(part, depth - 1)
+    elif isinstance(value, CONTAINERS):
         if len(value) <= _MOST_PARTS:
             yield value.values() if isinstance(value, dict | MappingProxyType) else value
     elif isinstance(value, _VIEWS):
@@ -412,7 +479,7 @@ class Reach:
         self._is_users = True
         self._memo: dict[tuple[int, Chain], list[tuple[Any, str]]] = {}
         # Attributes of attributes that functions made in C read of what they are given.
-        self._getters: set[tuple[str, ...]] = set()
+        self._getters: set[tuple[str | None, ...]] = set()
         # Functions made in C that were come to, by id.
         self._made_in_c: dict[int, Any] = {}
         self._queue: list[Executed] = []
@@ -496,7 +563,7 @@ class Reach:
             for chain in executed.reads.whole:
                 for base in (chain, chain.then("each")):
                     for key in path:
-                        base = base.then("attr", key)
+                        base = base.then("any") if key is None else base.then("attr", key)
                         self._values(executed, base, executed.reads.reads.get(chain))
 
     def _follow_readers(self, executed: Executed) -> None:
@@ -586,6 +653,8 @@ class Reach:
                 found = [(_Super(value), name)]
             elif kind == "referent":
                 found = self._referent(value, name, site)
+            elif kind == "any":
+                found = self._any_attribute(value, name, site)
             elif kind == "parts":
                 found = _parts_of(value, name)
                 self.listed.update(id(part) for part, _ in found if isinstance(part, nn.Module))
@@ -597,7 +666,7 @@ class Reach:
     def _led_to(self, executed: Executed, chain: Chain, site: str) -> Iterator[tuple[Any, str]]:
         """Return what objects led to that are gone."""
         led = executed.led.get((chain.root, chain.links))
-        if led is not None and chain.kind in ("argument", "result"):
+        if led is not None:
             for value in led.alive(self._least_runs):
                 if id(value) not in self._skip:
                     name = self.name_of(value) or chain.text
@@ -618,6 +687,8 @@ class Reach:
                 for free, cell in cells:
                     if free == name:
                         yield from self._place("cell", cell, None, name, site)
+        elif chain == ALL_GLOBALS:
+            yield _Names(executed.names), name
         else:
             yield from self._global(executed.names, name, site)
 
@@ -757,6 +828,41 @@ class Reach:
             return []
         return self._inherited(value, found, shown, site)
 
+    def _any_attribute(self, value: Any, name: str, site: str) -> list[tuple[Any, str]]:
+        """Return all attributes that an object, a class or a module of the user's has."""
+        if isinstance(value, ModuleType | _Names):
+            entries = value.of if isinstance(value, _Names) else vars(value)
+            is_foreign_module = str(entries.get("__name__")).partition(".")[0] in FOREIGN_PACKAGES
+            return [] if is_foreign_module else self._entries("dict", entries, entries, name, site)
+        if isinstance(value, torch.optim.Optimizer | MethodType):
+            return []  # guarded by themselves
+        kind = value if isinstance(value, type) else type(value)
+        found = [
+            part
+            for owner in type.__getattribute__(kind, "__mro__")
+            if not is_foreign(owner)
+            for part in self._entries("class", owner, vars(owner), name, site)
+        ]
+        if isinstance(value, type):
+            return found
+        found += self._use_slots(value, name, site)
+        for table in (entries_of(value), *_tables_of(value)):
+            if table is not None:
+                self._use_whole(table, name, site)
+                found += self._each(table, name, site)
+        return found
+
+    def _entries(
+        self, kind: str, owner: Any, entries: Mapping[str, Any], name: str, site: str
+    ) -> list[tuple[Any, str]]:
+        """Take note of all names of a class or a module, but for Python's own; return what they are."""
+        return [
+            part
+            for key in list(entries)
+            if not key.startswith("__")
+            for part in self._place(kind, owner, key, f"{name}.{key}", site)
+        ]
+
     def _note_owner(self, value: Any, key: str, name: str, site: str, owner: type) -> None:
         """Take note of what an attribute may read that is not the user's."""
         if _is_looked_into(owner) and entries_of(value) is not None:
@@ -792,12 +898,8 @@ class Reach:
     ) -> Iterable[tuple[Any, str]]:
         owner, attribute = found
         key = shown.rpartition(".")[2]
-        if isinstance(attribute, MemberDescriptorType):
-            if isinstance(value, torch.Tensor):
-                return []
-            return self._place("slot", value, attribute, shown, site, holder=value)
-        if isinstance(attribute, GetSetDescriptorType):
-            return []
+        if isinstance(attribute, (*_PLAIN_DESCRIPTORS, GetSetDescriptorType)):
+            return self._described(value, attribute, shown, site)
         function = _unwrapped(attribute)
         if isinstance(attribute, staticmethod | classmethod | FunctionType):
             self._note_function(function)
@@ -815,6 +917,19 @@ class Reach:
                 self._follow_path(value, path, shown.rpartition(".")[0], site)
             return []
         return results
+
+    def _described(
+        self, value: Any, attribute: Any, shown: str, site: str
+    ) -> list[tuple[Any, str]]:
+        """Return what a descriptor that is made in C leads to, as far as no code is run."""
+        if isinstance(attribute, _FIELD_OF_NAMED_TUPLE):
+            # It stays what it is; what it holds may change.
+            part = attribute.__get__(value)
+            self._arrive(part, shown, site)
+            return [(part, shown)]
+        if isinstance(attribute, GetSetDescriptorType) or isinstance(value, torch.Tensor):
+            return []
+        return self._place("slot", value, attribute, shown, site, holder=value)
 
     def _module_attribute(
         self, value: ModuleType, key: str, shown: str, site: str
@@ -878,6 +993,8 @@ class Reach:
             return [(each, each.__name__) for each in modules if is_of_the_script(each)]
         if isinstance(value, nn.ModuleList | nn.Sequential | nn.ModuleDict):
             return [(child, f"{name}.{key}") for key, child in value._modules.items()]
+        if isinstance(value, contextvars.ContextVar | enum.EnumType | np.ndarray):
+            return self._each_of_python(value, name, site)
         if isinstance(value, nn.Module | torch.Tensor | ModuleType | type | FunctionType):
             return [(value, name)]
         if isinstance(value, dict | MappingProxyType):
@@ -893,6 +1010,18 @@ class Reach:
         if _is_looked_into(type(value)):
             return [(value, name), *self._use_object_whole(value, name, site)]
         return [(value, name)]
+
+    def _each_of_python(
+        self, value: contextvars.ContextVar[Any] | enum.EnumType | np.ndarray, name: str, site: str
+    ) -> list[tuple[Any, str]]:
+        """Return what a context variable gives, the members of an enumeration, or objects of an array."""
+        if isinstance(value, contextvars.ContextVar):
+            return self._place("context", value, None, name, site)
+        if isinstance(value, enum.EnumType):
+            members: Mapping[str, Any] = value.__members__
+            return [(value, name), *((one, f"{name}.{key}") for key, one in members.items())]
+        parts = value.ravel()[:_MOST_ITEMS] if value.dtype == object else ()
+        return [(value, name), *((part, f"{name}[...]") for part in parts)]
 
     # --- arriving at a value ---
 
@@ -1302,6 +1431,13 @@ def _is_data_descriptor(attribute: Any) -> bool:
     return hasattr(type(attribute), "__set__")
 
 
+class _Names:
+    """All names of a module."""
+
+    def __init__(self, of: dict[str, Any]) -> None:
+        self.of = of
+
+
 class _Super:
     """An object whose attributes are looked up in its classes."""
 
@@ -1349,7 +1485,9 @@ def _of_any_object(value: Any, key: str, shown: str) -> list[tuple[Any, str]]:
 
 
 def _tables_of(value: Any) -> list[dict[str, Any]]:
-    """Return the tables in which a module has attributes, none for other objects."""
+    """Return the tables in which a module has attributes, and what stands in for a function; else none."""
+    if isinstance(value, StandIn):
+        return [] if value.stood_for is None else [vars(value.stood_for)]
     if not isinstance(value, nn.Module):
         return []
     entries = vars(value)

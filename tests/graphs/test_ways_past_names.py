@@ -1,0 +1,440 @@
+"""A loop edits what a step comes to by methods that Python calls for it, or by names made at run time."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import enum
+import itertools
+import operator
+import weakref
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import gapless
+from edited_parts import Part, total
+from gapless.testing import SimulatedDevice
+
+
+class Settings(NamedTuple):
+    table: dict[str, Any]
+    weights: list[Any]
+
+
+class Registry:
+    """Gives its parts when it is asked for an item, an attribute or the result of an operator."""
+
+    def __init__(self, **parts):
+        self._parts = parts
+
+    def __getitem__(self, name):
+        return self._parts[name]
+
+    def __truediv__(self, name):
+        return self._parts[name]
+
+    def __matmul__(self, name):
+        return self._parts[name]
+
+
+class ByAttribute(Registry):
+    def __getattr__(self, name):
+        return self._parts[name]
+
+
+class Numbered(Sequence):
+    def __init__(self, parts):
+        self._parts = parts
+
+    def __len__(self):
+        return len(self._parts)
+
+    def __getitem__(self, at):
+        return self._parts[at]
+
+
+class Given:
+    """A field that another attribute stands behind."""
+
+    def __get__(self, owner, kind=None):
+        return self if owner is None else owner._part
+
+
+class HasField:
+    part = Given()
+
+
+class OfClass:
+    table: ClassVar = {}
+
+    def __class_getitem__(cls, name):
+        return cls.table[name]
+
+
+class Slotted:
+    __slots__ = ("a", "b")
+
+
+class Scope:
+    def __init__(self, weights):
+        self.weights = weights
+
+    @contextlib.contextmanager
+    def active(self):
+        yield self.weights
+
+
+def itself(part):
+    return part
+
+
+class Iterated:
+    def __init__(self, parts):
+        self.parts = parts
+
+    def __iter__(self):
+        return map(itself, self.parts)
+
+
+class Owner:
+    """Has attributes, and a name that is made up at run time."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+class Mode(enum.Enum):
+    SLOW = 1
+    FAST = 2
+
+
+OF_THE_MODULE_a = Part()
+NAME = Owner(name="a")
+
+
+def adds(part, weight=2.0):
+    return lambda: setattr(part, "weight", part.weight + weight)
+
+
+def case(make):
+    CASES[make.__name__] = make
+    return make
+
+
+CASES: dict[str, Any] = {}
+
+
+@case
+def dict_of_a_named_tuple():
+    settings = Settings({"w": 1.0}, [])
+    return lambda: settings.table["w"], lambda: settings.table.update(w=3.0)
+
+
+@case
+def list_of_a_named_tuple():
+    owner = Owner(settings=Settings({}, [1.0]))
+    return lambda: sum(owner.settings.weights), lambda: owner.settings.weights.append(3.0)
+
+
+@case
+def objects_of_a_named_tuple():
+    settings = Settings({}, [Part(), Part()])
+    return lambda: total(settings.weights), lambda: settings.weights.append(Part())
+
+
+@case
+def item_of_a_registry():
+    registry, part = Registry(loss=Part()), None
+    part = registry["loss"]
+    return lambda: registry["loss"].weight, adds(part)
+
+
+@case
+def item_of_a_registry_by_a_name_made_at_run_time():
+    registry, key = Registry(loss=Part()), Owner(name="loss")
+    return lambda: registry[key.name].weight, adds(registry["loss"])
+
+
+@case
+def item_in_a_variable():
+    registry = Registry(loss=Part())
+
+    def weight():
+        part = registry["loss"]
+        return part.weight
+
+    return weight, adds(registry["loss"])
+
+
+@case
+def attribute_of_a_registry():
+    registry = ByAttribute(loss=Part())
+    return lambda: registry.loss.weight, adds(registry.loss)
+
+
+@case
+def attribute_of_an_argument():
+    registry = ByAttribute(loss=Part())
+    return lambda: (lambda given: given.loss.weight)(registry), adds(registry.loss)
+
+
+@case
+def field_of_a_class():
+    owner = HasField()
+    owner._part = Part()
+    return lambda: owner.part.weight, adds(owner._part)
+
+
+@case
+def operator_of_a_registry():
+    registry = Registry(loss=Part())
+    return lambda: (registry / "loss").weight, adds(registry["loss"])
+
+
+@case
+def other_operator_of_a_registry():
+    registry = Registry(loss=Part())
+    return lambda: (registry @ "loss").weight, adds(registry["loss"])
+
+
+@case
+def item_of_a_class():
+    OfClass.table["a"] = Part()
+    return lambda: OfClass["a"].weight, adds(OfClass.table["a"])
+
+
+@case
+def loop_over_a_sequence():
+    parts = [Part(), Part()]
+    sequence = Numbered(parts)
+    return lambda: sum(part.weight for part in sequence), adds(parts[1])
+
+
+@case
+def item_of_a_context_variable():
+    variable = contextvars.ContextVar("settings")
+    variable.set({"w": 1.0})
+    return lambda: variable.get()["w"], lambda: variable.get().update(w=3.0)
+
+
+@case
+def object_of_a_context_variable():
+    variable = contextvars.ContextVar("part")
+    variable.set(Part())
+    return lambda: variable.get().weight, adds(variable.get())
+
+
+@case
+def default_of_getattr():
+    owner, part = Owner(), Part()
+    return lambda: getattr(owner, "part", part).weight, adds(part)
+
+
+@case
+def default_of_get():
+    table, part = {}, Part()
+    return lambda: table.get("part", part).weight, adds(part)
+
+
+@case
+def list_of_a_context():
+    scope = Scope([1.0])
+
+    def weight():
+        with scope.active() as weights:
+            return sum(weights)
+
+    return weight, lambda: scope.weights.append(3.0)
+
+
+@case
+def objects_of_a_context():
+    scope = Scope([Part()])
+
+    def weight():
+        with contextlib.ExitStack() as stack:
+            return total(stack.enter_context(scope.active()))
+
+    return weight, lambda: scope.weights.append(Part())
+
+
+@case
+def module_by_a_name_made_at_run_time():
+    model = nn.Module()
+    model.a = nn.Identity()
+    model.a.scale = 1.0
+    return lambda: getattr(model, NAME.name).scale, lambda: setattr(model.a, "scale", 3.0)
+
+
+@case
+def attribute_of_a_class_by_a_name_made_at_run_time():
+    kind = type("Kind", (), {"a": Part()})
+    return lambda: getattr(kind, NAME.name).weight, adds(kind.a)
+
+
+@case
+def attribute_of_its_class_by_a_name_made_at_run_time():
+    owner = type("Kind", (), {"a": Part()})()
+    return lambda: getattr(owner, NAME.name).weight, adds(owner.a)
+
+
+@case
+def slot_by_a_name_made_at_run_time():
+    owner = Slotted()
+    owner.a = Part()
+    return lambda: getattr(owner, NAME.name).weight, adds(owner.a)
+
+
+@case
+def global_by_a_name_made_at_run_time():
+    return lambda: globals()[f"OF_THE_MODULE_{NAME.name}"].weight, adds(OF_THE_MODULE_a)
+
+
+@case
+def attribute_by_a_getter_of_a_name_made_at_run_time():
+    owner, number = Owner(a=1.0), Owner(name="a")
+    return lambda: operator.attrgetter(number.name)(owner), lambda: setattr(owner, "a", 3.0)
+
+
+@case
+def members_of_an_enumeration():
+    for mode in Mode:
+        mode.scale = 1.0
+    return lambda: sum(mode.scale for mode in Mode), lambda: setattr(Mode.FAST, "scale", 3.0)
+
+
+@case
+def iterator_that_is_made_in_c():
+    parts = [Part(), Part()]
+    iterated = Iterated(parts)
+    return lambda: sum(part.weight for part in iterated), adds(parts[1])
+
+
+@case
+def list_of_weak_references():
+    parts = [Part(), Part()]
+    return lambda: sum(ref().weight for ref in [weakref.ref(part) for part in parts]), adds(
+        parts[1]
+    )
+
+
+@case
+def array_of_objects():
+    parts = np.array([Part(), Part()], dtype=object)
+    return lambda: sum(part.weight for part in parts), adds(parts[1])
+
+
+@case
+def lists_of_the_same_ends_and_length():
+    ends, first, second = (Part(), Part()), [Part() for _ in range(150)], []
+    second += [Part() for _ in range(150)]
+    one, other = ends
+    return (
+        lambda: total([one, *first, other]) + 2 * total([one, *second, other]),
+        adds(second[70]),
+    )
+
+
+@case
+def iterators_of_unlike_lengths():
+    few, many = [Part(), Part()], [Part(), Part(), Part()]
+    return (
+        lambda: sum(
+            (one.weight if one else 0.5) * other.weight
+            for one, other in itertools.zip_longest(few, many)
+        ),
+        adds(many[2]),
+    )
+
+
+@case
+def loops_in_a_loop():
+    groups = [[Part() for _ in range(4)] for _ in range(4)]
+    return lambda: sum(part.weight for group in groups for part in group), adds(groups[2][1])
+
+
+@pytest.mark.quick_cases(12)
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+def test_an_edit_counts(make):
+    """By another graph, or as written."""
+    weight, edit = make()
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+        step = gapless.capture(lambda x: x.sum() * weight(), device=device)
+        for number in range(16):
+            x = torch.full((2,), number + 1.0).to(device.torch_device)
+            if number == 8:
+                edit()
+
+            assert step(x).item() == (x.sum() * weight()).item()
+        assert step.report.num_replays or step.report.refusals
+
+
+class TestAttributesOfACapturedFunction:
+    """There is one value, whether it is read and written by the function or by what is captured."""
+
+    def test_what_the_step_counts(self):
+        def step(x):
+            step.calls += 1
+            return x.sum()
+
+        step.calls = 0
+        with SimulatedDevice() as device, device.allow_waits():
+            captured = gapless.capture(step, device=device)
+            for number in range(6):
+                captured(torch.ones(2).to(device.torch_device))
+
+                assert captured.calls == step.calls == number + 1
+
+    @pytest.mark.parametrize("by", ["function", "captured"])
+    def test_an_edit(self, by):
+        def step(x):
+            return x.sum() * step.weight
+
+        step.weight = 1.0
+        with SimulatedDevice() as device, device.allow_waits():
+            captured = gapless.capture(step, device=device)
+            x = torch.ones(2).to(device.torch_device)
+            before = [captured(x).item() for _ in range(6)]
+            edited = {"function": step, "captured": captured}[by]
+            edited.weight = 3.0
+            after = [captured(x).item() for _ in range(6)]
+
+            assert (before, after) == ([2.0] * 6, [6.0] * 6)
+            assert captured.weight == step.weight == 3.0
+            assert captured.report.num_replays
+
+    def test_an_edit_where_it_has_the_name_of_the_function(self):
+        with SimulatedDevice() as device, device.allow_waits():
+
+            @gapless.capture(device=device)
+            def step(x):
+                return x.sum() * step.weight
+
+            step.weight = 1.0
+            x = torch.ones(2).to(device.torch_device)
+            before = [step(x).item() for _ in range(6)]
+            step.weight = 3.0
+            after = [step(x).item() for _ in range(6)]
+
+            assert (before, after) == ([2.0] * 6, [6.0] * 6)
+            assert step.report.num_replays
+            del step.weight
+            with pytest.raises(AttributeError, match="weight"):
+                step(x)
+
+    def test_its_own_stay_its_own(self):
+        def step(x):
+            return x.sum()
+
+        step.report = "mine"
+        with SimulatedDevice() as device:
+            captured = gapless.capture(step, device=device)
+
+            assert captured.report is not step.report
+            assert not hasattr(captured, "another")
+            assert "_captured" not in vars(step)
