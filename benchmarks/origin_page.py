@@ -202,8 +202,8 @@ system, in Chinese](../zh/origin.md). [Which plan for whom](../which-plan.md).
 {_COMMAND.format("fp32")} --tuning
 ```
 
-They need a GPU: 5 to 8 minutes for each precision on an H200. In 004 "plan 1" means late reads of losses; in 001 to 003
-it means four streams.
+They need a GPU: 5 to 8 minutes for each precision on an H200 or an H100. In 004 "plan 1" means late reads of
+losses; in 001 to 003 it means four streams.
 
 This page is written by these commands, from `origin-fp32.json` and `origin-bf16.json`;
 `python3 -m benchmarks.origin_page docs/results` writes it again.

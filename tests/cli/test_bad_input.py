@@ -6,6 +6,7 @@ import gzip
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -128,6 +129,16 @@ def test_an_unknown_ending(gapless, tmp_path):
         (["--config", "absent.yaml"], ["absent.yaml", "No such file"]),
         (["--config", "."], ["config .", "directory"]),
         (["--lr", "fast"], ["--lr", "number"]),
+        (["--lr", "0"], ["--lr must be above 0, but is 0"]),
+        (
+            ["--validate-every", "50", "--val-interval", "2"],
+            ["--validate-every and --val-interval both say when to validate; leave out one"],
+        ),
+        (["--data", "-"], ["--data is -, expected a file", "write it to a file"]),
+        (
+            ["--data", "https://example.org/a.tsv"],
+            ["--data is the address https://example.org/a.tsv, expected a file", "download it"],
+        ),
         (["--lr", "nan"], ["--lr must be a finite number, but is nan"]),
         (["--seed", "-1"], ["--seed must be at least 0, but is -1"]),
         (["--seed", str(2**63)], [f"--seed must be at most {2**63 - 1}"]),
@@ -153,6 +164,11 @@ def test_a_gpu_that_is_absent(gapless):
     ("content", "part"),
     [
         ("speed: 3\n", "unknown settings speed"),
+        ("max-steps: 7\nfoo: 1\n", "foo, max-steps (did you mean max_steps?); correct or remove"),
+        ("epochs: -4\n", "error: epochs in c.yaml must be at least 1, but is -4"),
+        ("lr: 0\n", "error: lr in c.yaml must be above 0"),
+        ("save_every: often\n", "error: save_every in c.yaml must be a number of updates"),
+        ("data: '-'\n", "error: data in c.yaml is -, expected a file"),
         ("lr: 1\nseed: 1\nlr: 2\n", "c.yaml sets lr more than once; keep one line of each"),
         ("a: [\n", "not YAML"),
         (b"\xff\n", "not YAML"),
@@ -178,6 +194,13 @@ def test_a_config_that_is_none(gapless, tmp_path, content, part):
     gapless("train", "--config", "c.yaml").check_refused("c.yaml", part)
 
 
+def test_a_flag_stands_in_the_place_of_what_a_config_file_says(gapless, tmp_path):
+    """Also where the file's value could not be; one that could not be either is named as the flag."""
+    write(tmp_path, c__yaml="epochs: -4\n")
+
+    gapless("train", "--config", "c.yaml", "--epochs", "0").check_refused("--epochs must be")
+
+
 @pytest.mark.parametrize("command", ["translate", "evaluate"])
 def test_a_folder_that_is_no_run(gapless, tmp_path, command):
     """Translating and evaluating need a run folder, and say what another folder lacks."""
@@ -185,6 +208,39 @@ def test_a_folder_that_is_no_run(gapless, tmp_path, command):
 
     gapless(command, "d").check_refused("d is not a run folder", "config.yaml")
     gapless(command, "absent").check_refused("absent is not a run folder", "does not exist")
+
+
+@pytest.mark.parametrize("inside", ["checkpoints", "checkpoints/final"])
+def test_a_folder_inside_a_run(gapless, tiny_run, inside):
+    """Whoever names the checkpoints, or one of them, is told the run."""
+    asked = [("translate", tiny_run / inside, "cat"), ("train", "--resume", tiny_run / inside)]
+    asked += [("train", "--data", ".", "--init-from", tiny_run / inside)]
+    for arguments in asked:
+        gapless(*arguments).check_refused(
+            f"{inside} is not a run folder, but inside one; name the run: {tiny_run}"
+        )
+
+
+def test_a_run_in_a_folder_called_checkpoints(gapless, tiny_run, tmp_path):
+    """Is a run as any other."""
+    run = shutil.copytree(tiny_run, tmp_path / "checkpoints" / "final")
+
+    assert gapless("translate", run, "cat").code == 0
+
+
+@pytest.mark.parametrize(
+    ("kept", "advice"),
+    [("step-*", "or go on with gapless train --resume r"), ("nothing", "or start it anew")],
+)
+def test_a_run_without_weights(gapless, tiny_run, tmp_path, kept, advice):
+    """One that was stopped before its first validation is told from one that is damaged."""
+    run = shutil.copytree(tiny_run, tmp_path / "r")
+    for path in set((run / "checkpoints").iterdir()) - set((run / "checkpoints").glob(kept)):
+        shutil.rmtree(path)
+
+    for arguments in (("translate", "r", "cat"), ("evaluate", "r")):
+        gapless(*arguments).check_refused("r has no weights to translate with yet", advice)
+    gapless("train", "--data", ".", "--init-from", "r").check_refused("r has no weights", advice)
 
 
 def test_resuming_what_is_no_run(gapless, tmp_path):
@@ -220,6 +276,13 @@ def test_text_in_utf_16(gapless, tmp_path):
     (tmp_path / "d.tsv").write_text("ein Hund\ta dog\n" * 20, encoding="utf-16")
 
     gapless("train", "--data", "d.tsv", *TINY).check_refused("iconv -f UTF-16 -t UTF-8")
+
+
+def test_a_workbook_in_the_place_of_text(gapless, tmp_path):
+    """The way to text is told."""
+    data = write(tmp_path / "d", p__csv=b"PK\x03\x04 any")
+
+    gapless("train", "--data", data / "p.csv", *TINY).check_refused("export it as CSV in UTF-8")
 
 
 def test_a_vocabulary_larger_than_the_text_gives(gapless, tiny_data):
@@ -343,6 +406,17 @@ def test_a_checkpoint_that_is_broken(gapless, tiny_run, tmp_path):
     outcome = gapless("translate", run, "cat")
 
     outcome.check_refused("final is damaged: tensors.safetensors has ", "not a whole checkpoint")
+    assert outcome.err.endswith("; choose another with --checkpoint\n")
+    gapless("train", "--data", ".", "--init-from", run).check_refused(
+        "final is damaged", f"gapless train --resume {run} makes one", "or leave out --init-from"
+    )
+
+
+def test_a_checkpoint_that_is_missing(gapless, tiny_run):
+    """Those that are there are named."""
+    gapless("translate", tiny_run, "--checkpoint", "last", "cat").check_refused(
+        "last does not exist; the run has best, final, epoch-0001, epoch-0002; choose another"
+    )
 
 
 def test_standard_input_that_is_not_utf8(tiny_run, process):
@@ -455,6 +529,38 @@ def test_no_updates_at_all(gapless, tiny_data):
     asked = gapless("train", "--data", tiny_data, *TINY[:-2], "--max-steps", "0")
 
     asked.check_refused("--max-steps must be at least 1, but is 0")
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "free", "said"),
+    [
+        ("new/r", 300_000, "its checkpoints, but its disk has 0.3 MiB free; make room, or lower"),
+        ("/proc/r", 2**40, "/proc/r: No such file or directory"),
+    ],
+    ids=["a full disk", "a folder that cannot be made"],
+)
+def test_a_dry_run_says_what_the_run_would_say_of_its_folder(
+    gapless, tiny_data, monkeypatch, run_dir, free, said
+):
+    """It leaves no folder behind, whatever it says."""
+    monkeypatch.setattr(
+        "gapless.nmt.run.disk_space.shutil.disk_usage", lambda _: SimpleNamespace(free=free)
+    )
+    asked = ("train", "--data", tiny_data, "--run-dir", run_dir, *TINY)
+    dry, run = gapless(*asked, "--dry-run"), gapless(*asked)
+
+    run.check_refused(said)
+    assert dry.code == 2
+    assert said in dry.err
+    assert "GiB" not in dry.err
+    assert dry.new_files == []
+
+
+def test_a_dry_run_leaves_no_folder(gapless, tiny_data):
+    """Nor does it where the run could begin."""
+    asked = gapless("train", "--data", tiny_data, "--run-dir", "new/r", *TINY, "--dry-run")
+
+    assert (asked.code, asked.new_files) == (0, []), asked.err
 
 
 def test_a_dry_run_into_a_folder_that_is_not_empty(gapless, tiny_data, tmp_path):

@@ -26,6 +26,7 @@ NAMES = {"sync_interval", "device", "pack", "seed"}
         ("add `pack=True` or `pack=False`", "add --pack or --no-pack"),
         ("`wait_with` must be `seed`", "`wait_with` must be --seed"),
         ("use `depth=2`", "use `depth=2`"),
+        ("go on with gapless train `resume=r`", "go on with gapless train --resume r"),
         ("the seed of the device", "the seed of the device"),
         ("unknown plan 'a`b'; set `seed`", "unknown plan 'a`b'; set `seed`"),
     ],

@@ -188,6 +188,69 @@ def test_a_resumed_run_tells_of_the_path_that_it_recorded(gapless, tmp_path):
     )
 
 
+def write_test_set(pairs):
+    Path("test.tsv").write_text("".join(f"{en}\t{zh}\n" for en, zh in pairs), encoding="utf-8")
+
+
+@pytest.mark.parametrize("lengths", [[], [40], [40, 41], [300] * 12])
+def test_sources_that_are_read_in_part_are_told(gapless, tiny_run, lengths):
+    """Their number and lines, in text and in JSON; the model reads 40 tokens."""
+    long = [("cat " * length, "猫") for length in lengths]
+    write_test_set([*make_pairs(3), *long])
+    arguments = ("evaluate", tiny_run, "--data", "test.tsv", "--out", "o")
+
+    text = gapless(*arguments).out
+    figures = json.loads(gapless(*arguments, "--json").out)
+
+    lines = list(range(4, 4 + len(lengths)))
+    assert (figures["num_long"], figures["long"]) == (len(lines), lines)
+    assert figures["longest_source"] == 40
+    some = ", ".join(map(str, lines[:10])) + ", ..." * (len(lines) > 10)
+    told = (
+        f"{len(lines)} of {3 + len(lines)} sources have more than 40 tokens, in lines {some}; the rest "
+        "of them is not translated, and the whole references count"
+    )
+    assert (told in " ".join(text.split())) == bool(lines)
+    assert ("have more than" in text) == bool(lines)
+
+
+def test_a_run_tells_of_test_sources_that_are_read_in_part(gapless, tiny_data, tmp_path):
+    """At its end, and in `summary.json`; of validation pairs its first lines tell."""
+    shutil.copytree(tiny_data, tmp_path / "d")
+    for split in ("test", "val"):
+        for side, text in (("en", "cat " * 300), ("zh", "猫")):
+            with (tmp_path / "d" / f"{split}.{side}").open("a", encoding="utf-8") as file:
+                file.write(f"{text}\n" * 2)
+
+    done = gapless("train", "--data", "d", "--run-dir", "r", *ONE_EPOCH)
+
+    out = " ".join(done.out.split())
+    assert "12 validation (2 too long for its loss), 14 test" in out
+    assert "2 of their sources are too long, and only their beginnings were translated" in out
+    assert json.loads(Path("r/summary.json").read_text())["long_sources"] == 2
+
+
+def test_pairs_with_gaps_are_told(gapless, tiny_run):
+    """Sides without text, and one text that stands for others; neither is left out."""
+    pairs = make_pairs(60, seed=8)
+    gaps = [(en, "") for en, _ in pairs[:2]] + [(en, "nan") for en, _ in pairs[2:22]]
+    write_test_set([*gaps, *pairs[22:]])
+
+    done = gapless("evaluate", tiny_run, "--data", "test.tsv", "--out", "o")
+
+    warned = [line for line in done.err.splitlines() if "test pairs" in line]
+    begin = "gapless: warning: "
+    assert warned[0] == (
+        f"{begin}2 of 60 test pairs have no text on one side, and count in scores"
+    )
+    assert warned[1].startswith(f"{begin}20 of 60 test pairs have the same target, 'nan', beside")
+    assert "of 60 pairs" in done.out
+    write_test_set(pairs)
+    assert (
+        "test pairs" not in gapless("evaluate", tiny_run, "--data", "test.tsv", "--out", "o").err
+    )
+
+
 # --- what it advises ---
 
 
@@ -231,3 +294,19 @@ def test_sides_are_named_by_columns_where_a_command_has_only_these(message, expe
     """Where it has options for the sides, these stay."""
     assert with_flags(message, {"columns", "data"}) == expected
     assert "--src" in with_flags("`src` and `tgt`", {"columns", "data", "src", "tgt"})
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("-", "--data is -, expected a file or folder"),
+        ("https://example.org/a.tsv", "--data is the address https://example.org/a.tsv"),
+    ],
+)
+def test_text_that_is_no_file(gapless, tiny_run, data, said):
+    """What is said is that of `gapless train`."""
+    outcome = gapless("evaluate", tiny_run, "--data", data)
+
+    assert outcome.code == 2
+    assert said in outcome.err
+    assert outcome.err.count("\n") == 1

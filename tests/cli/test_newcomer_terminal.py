@@ -187,7 +187,7 @@ def test_what_was_chosen_is_said_with_its_reason(session, folder):
     kept = "\n".join(session.screen)
     frozen = yaml.safe_load((folder / "run" / "config.yaml").read_text(encoding="utf-8"))
 
-    assert re.search(r"warm-?up +[\d,]+\b.*\d ?% of [\d,]+", kept)
+    assert re.search(r"warm-?up +[\d,]+\b.*\d ?% of (?:about )?[\d,]+", kept)
     assert re.search(r"vocabulary.*\d", kept)
     assert re.search(r"batch.*\d", kept)
     chosen = {name: frozen[name] for name in ("warmup", "vocab_size", "epochs", "lr", "schedule")}

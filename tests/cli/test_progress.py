@@ -293,6 +293,23 @@ def test_showing_progress_makes_nobody_wait_for_the_device(open_terminal, always
     assert "loss 1.00  mean 1.00  lr" in on_screen(stdout.getvalue())
 
 
+def test_lines_on_a_terminal_that_cannot_draw_end_where_it_does(open_terminal, always_due):
+    """As all that is printed on a terminal; in a file they stay whole."""
+    stdout = open_terminal()
+    observer = shown.PlainObserver()
+    observer.started({"run": "a " * 60})
+    observer.noted("b " * 60)
+    observer.epoch_started(
+        1, num_epochs=2, num_batches=4, num_done=0, first_read=4, earlier_loss=None
+    )
+    observer.validated({"val_loss": 1.25, "val_bleu": 12.3})
+    queue(observer, batch=1)
+    observer.epoch_ended(made_up_epoch(epoch=1, validation={"val_bleu": 12.3}))
+
+    assert "mean" in stdout.getvalue()
+    assert [line for line in stdout.getvalue().splitlines() if len(line.rstrip()) > 80] == []
+
+
 def test_a_terminal_that_cannot_draw_gets_lines(open_terminal, monkeypatch):
     """As the shell within an editor, which shows characters of control as they are."""
     monkeypatch.setenv("TERM", "dumb")

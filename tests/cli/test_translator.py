@@ -100,7 +100,9 @@ def test_an_average_of_more_epochs_than_there_are(gapless, tiny_run):
     """The numbers are told; no epoch is named, as none that was saved is missing."""
     asked = gapless("translate", tiny_run, "--average", "50", "cat")
 
-    asked.check_refused("keeps 2 epoch checkpoints, but --average 50 asks for 50; lower it")
+    asked.check_refused(
+        "keeps 2 epoch checkpoints of 2 epochs, but --average 50 asks for 50; lower it to 2"
+    )
     assert "epoch-0" not in asked.err
 
 
@@ -126,7 +128,7 @@ def test_nothing_is_said_where_nothing_is_cut(translator):
 
 
 def test_the_command_line_names_what_is_cut(gapless, tiny_run, tmp_path):
-    """`translate` warns of each line and counts; `evaluate` counts and names lines."""
+    """`translate` warns of each of a few lines and counts; `evaluate` counts and names lines."""
     translated = gapless("translate", tiny_run, "--max-length", "1", "", "big cat 1.", "dog 2.")
     evaluated = gapless("evaluate", tiny_run, "--max-length", "1")
     figures = json.loads(gapless("evaluate", tiny_run, "--max-length", "1", "--json").out)
@@ -139,6 +141,24 @@ def test_the_command_line_names_what_is_cut(gapless, tiny_run, tmp_path):
     ]
     assert "12 of 12 hypotheses are cut at 1 tokens, in lines 1, 2, 3, 4, 5, " in evaluated.out
     assert (figures["num_cut"], figures["cut"]) == (12, list(range(1, 13)))
+
+
+def test_of_many_lines_three_are_named(gapless, tiny_run, tmp_path):
+    """The count of all comes at the end, over all parts of a file."""
+    (tmp_path / "f.txt").write_text(f"{'the cat ' * 100}\n" * 4)
+    asked = gapless("translate", tiny_run, "--max-length", "1", "--file", "f.txt")
+
+    warnings = [line.removeprefix("gapless: warning: ") for line in asked.err.splitlines()]
+    assert [line[:10] for line in warnings if "the rest of it" in line] == [
+        f"line {number} has" for number in (1, 2, 3)
+    ]
+    assert [line for line in warnings if "is cut" in line] == [
+        f"the translation of line {number} is cut at 1 tokens" for number in (1, 2, 3)
+    ]
+    assert warnings[-2:] == [
+        "4 lines have more than 40 tokens; the rest of them is not translated",
+        "4 of 4 translations are cut; --max-length lets them be longer",
+    ]
 
 
 def test_evaluation_writes_what_it_compared(gapless, tiny_run, tiny_data, tmp_path):

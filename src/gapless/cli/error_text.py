@@ -35,7 +35,8 @@ def with_flags(message: str, names: Collection[str]) -> str:
 
     The library writes a parameter, or one with a value, as Python in backticks. What is an option
     of the command becomes its flag: `sync_interval` is --sync-interval, `device="cpu"` is
-    --device cpu, and `pack=False` is --no-pack. Other backticks stay.
+    --device cpu, and `pack=False` is --no-pack. So is what is said of gapless train, whatever the
+    command is. Other backticks stay.
 
     Args:
         message: of the library.
@@ -49,7 +50,8 @@ def with_flags(message: str, names: Collection[str]) -> str:
         return message
     for at in range(1, len(parts), 2):
         name, _, value = parts[at].partition("=")
-        parts[at] = _flag(name, value) if name in names else f"`{parts[at]}`"
+        is_flag = name in names or parts[at - 1].endswith("gapless train ")
+        parts[at] = _flag(name, value) if is_flag else f"`{parts[at]}`"
     return "".join(parts)
 
 

@@ -92,7 +92,7 @@ def run(options: Namespace) -> int:
     """Translate a split, print its scores, and write sources, references and translations."""
     require_extra("nmt", "gapless evaluate")
     from gapless.nmt.run.out_of_memory import naming_phase
-    from gapless.nmt.run.score import evaluate
+    from gapless.nmt.run.score import evaluate, longest_source
     from gapless.nmt.run.scoring import note_of_source
     from gapless.nmt.run.trained_on import find_trained_on
 
@@ -104,7 +104,8 @@ def run(options: Namespace) -> int:
     else:
         pairs = _other_pairs(config, data=options.data, split=options.split)
     trained_on = find_trained_on(options.run, pairs.src)
-    for note in (*pairs.notes, *_note_trained_on(trained_on, options, of=len(pairs))):
+    gaps = _notes_of_gaps(pairs, split=options.split)
+    for note in (*pairs.notes, *gaps, *_note_trained_on(trained_on, options, of=len(pairs))):
         warn(note)
     scoring = _scoring(config, pairs)
     source = note_of_source(config, pairs) if config.check_columns else None
@@ -127,8 +128,10 @@ def run(options: Namespace) -> int:
         **asdict(result.scores),
         **_without_width(result, scoring),
         "cut": [number + 1 for number in result.cut],
+        "long": [number + 1 for number in result.long],
         "trained_on": None if trained_on is None else len(trained_on),
         "max_length": settings.max_length,
+        "longest_source": longest_source(config),
         "beam": settings.beam,
         "length_penalty": settings.length_penalty,
         "early_stopping": settings.early_stopping,
@@ -180,6 +183,8 @@ def _with_options(config: TrainConfig, options: Namespace) -> TrainConfig:
     """
     names = ("columns", "check_columns", "tgt_language", "score_tokenizer")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.data is not None:
+        given["data"] = str(options.data)
     if "tgt_language" in given:
         given.setdefault("score_tokenizer", None)
     return replace(config, **given)
@@ -264,6 +269,13 @@ def _other_pairs(config: TrainConfig, *, data: Path, split: str) -> Pairs:
     return found
 
 
+def _notes_of_gaps(pairs: Pairs, *, split: str) -> tuple[str, ...]:
+    """Return a line if sides are empty, or hold one text that stands for many others."""
+    from gapless.nmt.data.corpus import notes_of_empty, notes_of_placeholders
+
+    return (*notes_of_empty(pairs, split=split), *notes_of_placeholders(pairs, split=split))
+
+
 def _note_trained_on(found: list[int] | None, options: Namespace, *, of: int) -> list[str]:
     """Return a line if scores are not of new text, or if nobody can tell.
 
@@ -312,11 +324,21 @@ def _without_width(result: Evaluation, scoring: Scoring) -> dict[str, Any]:
 
 
 def _cut_line(cut: list[int], *, of: int, most: int) -> str:
-    lines = ", ".join(map(str, cut[:10])) + (", ..." if len(cut) > 10 else "")
     return (
-        f"{len(cut)} of {of} hypotheses are cut at {most} tokens, in lines {lines}; "
+        f"{len(cut)} of {of} hypotheses are cut at {most} tokens, in lines {_some(cut)}; "
         "--max-length lets them be longer"
     )
+
+
+def _long_line(long: list[int], *, of: int, most: int) -> str:
+    return (
+        f"{len(long)} of {of} sources have more than {most} tokens, in lines {_some(long)}; the rest of "
+        "them is not translated, and the whole references count"
+    )
+
+
+def _some(lines: list[int]) -> str:
+    return ", ".join(map(str, lines[:10])) + (", ..." if len(lines) > 10 else "")
 
 
 def _text(figures: dict[str, Any]) -> str:
@@ -326,6 +348,9 @@ def _text(figures: dict[str, Any]) -> str:
         f"exact match {figures['exact_match']:.1%} of {figures['count']} pairs",
         f"beam {figures['beam']}, score / length ** {figures['length_penalty']:g}",
     ]
+    if figures["long"]:
+        most = figures["longest_source"]
+        lines.append(_long_line(figures["long"], of=figures["count"], most=most))
     if figures["cut"]:
         lines.append(_cut_line(figures["cut"], of=figures["count"], most=figures["max_length"]))
     if figures["note"]:

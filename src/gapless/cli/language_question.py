@@ -33,13 +33,24 @@ def ask_language(error: LanguageError) -> str:
         write(sys.stderr, f"{line}\n")
     while True:
         write(sys.stderr, f"Which language is the text of the target side in?{default} ")
-        line = sys.stdin.readline()
+        line = _answer()
         answer = line.strip() or error.suggestion or ""
         if not line or not answer:
             raise error
         if find_language(answer, is_declared=True) is not None:
             return answer
         write(sys.stderr, f"{answer!r} is not a language; give its code or name, such as zh.\n")
+
+
+def _answer() -> str:
+    """Return the line that is typed; what is written next begins on a line of its own."""
+    line = ""
+    try:
+        line = sys.stdin.readline()
+    finally:
+        if not line.endswith("\n"):
+            write(sys.stderr, "\n")
+    return line
 
 
 def _is_terminal() -> bool:

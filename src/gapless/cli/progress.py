@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
 from gapless.cli.bar import BAR_SECONDS, Bar, StepBar, Timer
-from gapless.cli.output import as_flags, draws_bars, say, say_wrapped, warn
+from gapless.cli.output import as_flags, draws_bars, say_wrapped, warn
 from gapless.report.epoch_text import epoch_line, waits_table
 from gapless.report.progress_text import EpochTitle, progress_bar, progress_line
 
@@ -83,12 +83,12 @@ class PlainObserver:
 
     def started(self, facts: dict[str, str]) -> None:
         """Print what is in force."""
-        for line, _ in _titled(facts):
-            say(line)
+        for line, indent in _titled(facts):
+            say_wrapped(line, indent=indent)
 
     def noted(self, text: str) -> None:
         """Print it."""
-        say(as_flags(text))
+        say_wrapped(as_flags(text))
 
     def warned(self, text: str) -> None:
         """Print it to standard error."""
@@ -97,7 +97,7 @@ class PlainObserver:
     def capturing_ahead(self, done: int, *, of: int) -> None:
         """Say when all shapes are prepared."""
         if done == of:
-            say(f"prepared {of} shapes")
+            say_wrapped(f"prepared {of} shapes")
 
     def epoch_started(
         self,
@@ -130,7 +130,7 @@ class PlainObserver:
         run_seconds = perf_counter() - self._run_began
         self._timer.every_seconds = min(rarely, max(often, run_seconds / rarely))
         seconds = self._clock.seconds()
-        say(
+        say_wrapped(
             progress_line(self._title, progress, run, seconds=seconds, validation=self._validation)
         )
 
@@ -145,13 +145,13 @@ class PlainObserver:
         """Print the epoch's line; nothing of one that a resumed run had done before."""
         if self._title is _NO_EPOCH:
             return
-        say(epoch_line(record, num_epochs=self._title.num_epochs))
+        say_wrapped(epoch_line(record, num_epochs=self._title.num_epochs))
         if self._waits_each_epoch:
-            say(waits_table(record.work))
+            say_wrapped(waits_table(record.work))
 
     def testing(self, count: int) -> None:
         """Say that the test set is being translated."""
-        say(f"translating {count} test sentences with the final model")
+        say_wrapped(f"translating {count} test sentences with the final model")
 
     def __enter__(self) -> Self:
         return self

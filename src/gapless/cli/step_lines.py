@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from time import perf_counter
 
-from gapless.cli.output import write
+from gapless.cli.output import fitting, write
 from gapless.report.text import duration
 
 
@@ -34,7 +34,8 @@ class StepLines:
         if not is_new and now - self._written < self._every:
             return
         self._title, self._written = title, now
-        write(sys.stderr, f"{duration(now - self._began)}  {title}  {done}/{of}\n")
+        line = f"{duration(now - self._began)}  {title}  {done}/{of}"
+        write(sys.stderr, f"{fitting(line, sys.stderr)}\n")
 
     def close(self) -> None:
         """Do nothing: lines need no end."""

@@ -124,6 +124,10 @@ def _train(options: Namespace, signals: Signals) -> int:
 
 def _check_options(options: Namespace) -> None:
     """Refuse options that do not go together, before anything is read."""
+    if options.validate_every is not None and options.val_interval is not None:
+        raise UserError(
+            "--validate-every and --val-interval both say when to validate; leave out one of them"
+        )
     if options.report is not None:
         if options.dry_run:
             raise UserError(
@@ -315,6 +319,11 @@ def _result_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
             else []
         ),
         f"exact match {summary['exact_match']:.1%} of {summary['test_sentences']} held-out pairs",
+        *(
+            [f"{long} of their sources are too long, and only their beginnings were translated"]
+            if (long := summary["long_sources"])
+            else []
+        ),
         *(
             [f"{cut} of their translations were cut at --max-length tokens"]
             if (cut := summary["cut_translations"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
 # Of a file, translated before the next ones: enough that their lengths are alike in batches, and few to
 # lose where the command is ended.
 FILE_LINES = 5_000
+
+# Lines that warnings name; the count of all comes at the end.
+MOST_NAMED = 3
 
 DETAILS = f"""
 Standard input is answered as it comes, and a file {FILE_LINES:,} lines at a time. Each line gives one
@@ -74,10 +76,19 @@ def run(options: Namespace) -> int:
     settings = decode_settings(translator, options, n_best=options.n_best)
     most = longest_source(translator.config)
     of_file = None if options.file is None else read_lines(_regular(options.file))
-    num_done = num_cut = 0
+    num_done = num_cut = num_long = 0
+
+    def warn_long(line: int, tokens: int) -> None:
+        nonlocal num_long
+        num_long += 1
+        if num_long <= MOST_NAMED:
+            warn(
+                f"line {num_done + line + 1} has {tokens} tokens, more than {most}; "
+                "the rest of it is not translated"
+            )
+
     with Translating(of=None if of_file is None else len(of_file)) as shown:
         for lines in _lines(options.text, of_file):
-            warn_long = partial(_warn_long, first=num_done, most=most)
             found = translator.search(lines, settings, on_long=warn_long, on_done=shown.add)
             shown.clear()
             for translations in found:
@@ -86,10 +97,10 @@ def run(options: Namespace) -> int:
                 num_done += 1
                 if translations[0].is_cut:
                     num_cut += 1
-                    warn(
-                        f"the translation of line {num_done} is cut at {settings.max_length} tokens"
-                    )
+                    _warn_cut(num_done, num_cut, most=settings.max_length)
             shown.done = num_done
+    if num_long > MOST_NAMED:
+        warn(f"{num_long} lines have more than {most} tokens; the rest of them is not translated")
     if num_cut:
         warn(f"{num_cut} of {num_done} translations are cut; --max-length lets them be longer")
     return 0
@@ -141,8 +152,6 @@ def _line(number: int, translation: Translation, *, with_score: bool) -> str:
     return f"{number} ||| {translation.text} ||| {translation.score:.4f}"
 
 
-def _warn_long(line: int, tokens: int, *, first: int, most: int) -> None:
-    warn(
-        f"line {first + line + 1} has {tokens} tokens, more than {most}; "
-        "the rest of it is not translated"
-    )
+def _warn_cut(line: int, num_cut: int, *, most: int) -> None:
+    if num_cut <= MOST_NAMED:
+        warn(f"the translation of line {line} is cut at {most} tokens")

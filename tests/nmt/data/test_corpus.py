@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from gapless.errors import DataError
-from gapless.nmt.data.corpus import Pairs, load_corpus, load_split
+from gapless.nmt.data.corpus import Pairs, load_corpus, load_split, notes_of_placeholders
 from gapless.nmt.data.text_files import decode_text, read_lines
 
 
@@ -436,6 +436,16 @@ def test_one_text_beside_many_others_is_told(tmp_path, missing, is_told):
 
     found = [note for note in corpus.notes if "have the same target, 'nan', beside" in note]
     assert len(found) == is_told
+
+
+def test_empty_sides_are_no_text_that_stands_for_others():
+    """They are told as empty; the text that is most frequent beside them still counts."""
+    pairs = Pairs(src=[f"a{n}" for n in range(60)], tgt=[""] * 30 + ["nan"] * 20 + ["b"] * 10)
+
+    (note,) = notes_of_placeholders(pairs, split="test")
+
+    assert note.startswith("20 of 60 test pairs have the same target, 'nan', beside")
+    assert notes_of_placeholders(pairs.take(range(30)), split="test") == ()
 
 
 def test_a_pipe_is_refused(tmp_path):

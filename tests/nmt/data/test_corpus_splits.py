@@ -7,6 +7,7 @@ import gzip
 import lzma
 import re
 import subprocess
+import zipfile
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -176,6 +177,15 @@ def test_an_unknown_ending(tmp_path: Path, name: str, part: str) -> None:
     path.write_text("a\t一\n", "utf-8")
 
     assert f"{path} ends in {part}, expected .tsv, .csv, .json, .jsonl (each also" in refusal(path)
+
+
+@pytest.mark.parametrize("ending", [".xlsx", ".XLS", ".ods"])
+def test_a_workbook_is_to_be_exported(tmp_path, ending):
+    """Another ending would not make it text."""
+    path = tmp_path / f"pairs{ending}"
+    path.write_bytes(b"PK")
+
+    assert refusal(path).endswith("; export it as CSV in UTF-8")
 
 
 def test_an_offset_counts_the_byte_order_mark(tmp_path: Path) -> None:
@@ -396,6 +406,21 @@ def test_files_that_must_be_unpacked_are_named(tmp_path: Path, name: str) -> Non
     )
     assert f"{packed} is packed, expected text or gzip; {unpack}" in refusal(tmp_path)
     assert unpack in refusal(packed)
+
+
+@pytest.mark.parametrize(
+    ("inside", "unpacked"),
+    [(["a.tsv"], "p.tsv"), (["a.csv", "x/b.csv"], "p.csv"), (["a.en", "a.zh"], "p")],
+)
+def test_what_is_unpacked_keeps_the_ending_of_the_files_inside(
+    tmp_path: Path, inside: list[str], unpacked: str
+) -> None:
+    """By it the next command reads the file; of several endings none is right."""
+    with zipfile.ZipFile(tmp_path / "p.zip", "w") as archive:
+        for name in inside:
+            archive.writestr(name, "any")
+
+    assert refusal(tmp_path / "p.zip").endswith(f"{tmp_path / 'p.zip'} > {tmp_path / unpacked}")
 
 
 @pytest.mark.parametrize("name", ["test_images.zip", "val.zip", "test.d.7z/x"])

@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from gapless.nmt.data.languages import (
     COLUMN_WORDS,
     find_language,
+    has_spaces,
     language_of_writing,
     matching_name,
     near_name,
@@ -213,6 +214,32 @@ def test_what_is_written_so_is_scored_so():
         writing = written_in(sentences)
         assert tokenizer(language_of_writing(writing)) == tokenizer_of_writing(writing)
     assert (tokenizer_of_writing("Latin"), language_of_writing("Latin")) == ("13a", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "writing"),
+    [
+        *(("sr-Latn", "Latin"), ("uz-Cyrl", "Cyrillic"), ("lo", "Lao"), ("my", "Myanmar")),
+        *(
+            ("th", "Thai"),
+            ("bo", "Tibetan"),
+            ("km", "Khmer"),
+            ("hy", "Armenian"),
+            ("ka", "Georgian"),
+        ),
+        *(("bn", "Bengali"), ("ta", "Tamil"), ("te", "Telugu"), ("am", "Ethiopic"), ("sr", None)),
+    ],
+)
+def test_a_language_is_written_in_its_script(name, writing):
+    """By the word that stands in Unicode's names of its letters; two scripts are none."""
+    assert find_language(name).writing == writing
+
+
+def test_what_is_scored_by_words_has_spaces():
+    """Korean has them, though its tokenizer cuts words further; of a mixture nothing is known."""
+    writings = ["Latin", "Korean", None, "Chinese", "Japanese", "Thai", "Lao"]
+
+    assert [has_spaces(writing) for writing in writings] == [True] * 3 + [False] * 4
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from gapless.errors import DataError
+from gapless.nmt.data import demo_corpus as demo
 from gapless.nmt.data.corpus import load_split
 from gapless.nmt.data.text_columns import why_no_pair, why_no_text
 
@@ -329,7 +330,15 @@ def test_two_languages_that_were_not_asked_for_are_named(tmp_path):
 
 @pytest.mark.parametrize(
     "header",
-    ["原文\t译文", "源语言\t目标语言", "源文\t目标", "src\ttgt", "Quelle\tZiel", "英文\t译文"],
+    [
+        *("原文\t译文", "源语言\t目标语言", "源文\t目标", "英文\t译文"),
+        *("src\ttgt", "Quelle\tZiel", "Original\tÜbersetzung"),
+        *("Source\tCible", "Original\tTraduction", "Origen\tDestino", "Original\tTraducción"),
+        *("Origine\tDestinazione", "Origem\tDestino", "Fonte\tAlvo", "Bron\tDoel", "Źródło\tCel"),
+        *("Источник\tПеревод", "Оригинал\tПеревод", "Джерело\tПереклад", "Kaynak\tHedef"),
+        *("原文\t訳文", "英語原文\t訳文", "원문\t번역문", "المصدر\tالهدف"),
+        "Texte source\tTexte cible",
+    ],
 )
 def test_words_for_source_and_target_are_a_header(tmp_path, header):
     """They say which column is which side, in either order."""
@@ -343,7 +352,14 @@ def test_words_for_source_and_target_are_a_header(tmp_path, header):
         assert list(zip(pairs.src, pairs.tgt, strict=True)) == ROWS_OF_TEXT
 
 
-@pytest.mark.parametrize("first", ["text\t文本", "target\t目标", "Translation\t翻译"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        *("text\t文本", "target\t目标", "Translation\t翻译", "source\tQuelle", "Origen\tsource"),
+        *("target\tcible", "translation\ttraduction", "original\toriginale", "doel\tcel"),
+        *("перевод\tпереклад", "источник\t원문", "translation\tперевод"),
+    ],
+)
 def test_a_word_for_columns_and_its_translation_are_a_pair(tmp_path, first):
     """A list of words may begin with any."""
     path = tmp_path / "p.tsv"
@@ -377,10 +393,51 @@ def test_a_first_row_that_may_name_the_columns_is_told(tmp_path, first, is_told)
     assert [note.startswith(expected) for note in pairs.notes] == [True] * is_told
 
 
-def test_a_list_of_words_has_no_first_row_that_is_told(tmp_path):
-    """All of its rows are a few words."""
+# Text without marks at its ends, as of chats and of titles.
+UNMARKED = [(f"the dog barks at cat {n}", f"狗对着猫叫了{n}次") for n in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("first", "short", "is_told"),
+    [
+        (("Satz", "Übersetzung"), 0, True),
+        (("Satz", "例句"), 1, True),
+        # Others of one word are there as well.
+        (("Satz", "例句"), 2, False),
+        # Words for a side, in whatever is no header.
+        (("the sentence", "译文"), 0, True),
+        (("the sentence", "例句"), 0, False),
+        (("the dog barks", "狗叫了很久"), 0, False),
+    ],
+)
+def test_a_first_row_of_two_words_is_told_where_others_are_longer(tmp_path, first, short, is_told):
+    """It may name the columns, though the rows do not end as sentences do."""
     path = tmp_path / "p.tsv"
-    path.write_text("".join(f"{word}\t{word} {word}\n" for word in WORDS))
+    rows = [first, *UNMARKED, *[(f"cat{n}", "猫") for n in range(short)]]
+    path.write_text("".join(f"{src}\t{tgt}\n" for src, tgt in rows), encoding="utf-8")
+
+    cells = ", ".join(map(repr, first))
+    expected = f"{path} line 1 is read as a pair, {cells}, and the rows after it are longer"
+    assert [note.startswith(expected) for note in read(path).notes] == [True] * is_told
+
+
+@pytest.mark.parametrize("begin", ["", "source\tQuelle\n"])
+@pytest.mark.parametrize("gloss", ["{0}", "{0} {0}", "to {0} or not to {0}"])
+def test_a_list_of_words_has_no_first_row_that_is_told(tmp_path, begin, gloss):
+    """All of its rows are a few words, or a word and what it means."""
+    path = tmp_path / "p.tsv"
+    path.write_text(
+        begin + "".join(f"{a}{b}\t{gloss.format(b)}\n" for a in WORDS[1:] for b in WORDS)
+    )
+
+    assert read(path).notes == ()
+
+
+def test_a_first_row_below_a_header_is_not_told(tmp_path):
+    """It names no columns, which have their names."""
+    path = tmp_path / "p.tsv"
+    rows = [("en", "zh"), ("dog", "狗"), *UNMARKED]
+    path.write_text("".join(f"{src}\t{tgt}\n" for src, tgt in rows), encoding="utf-8")
 
     assert read(path).notes == ()
 
@@ -686,9 +743,41 @@ def test_sides_are_alike_where_nearly_all_rows_are(sentences, num_copied):
     assert (found is not None) == (num_copied > 0.9 * len(sentences))
 
 
-def test_few_values_in_many_rows_are_labels():
-    """Names of classes are no sentences; a few repeated sentences in a small table are."""
-    cells = ["positive", "negative", "neutral"] * 100
+NAMES = [f"{first} {last}" for first in ("Ann", "Bo", "Cy") for last in ("Li", "Ng", "Oz", "Wu")]
+LONG = [f"The {animal} of number {n} barks." for animal in ("dog", "cat") for n in range(6)]
 
-    assert "holds only 3 values in 300 rows, 'positive'" in why_no_text(cells)
-    assert why_no_text(cells[:60]) is None
+
+@pytest.mark.parametrize(
+    ("values", "num_rows", "is_text"),
+    [
+        (["positive", "negative", "neutral"], 300, False),
+        (["positive", "negative", "neutral"], 150, False),
+        (["positive", "negative", "neutral"], 60, False),
+        (["positive", "negative", "neutral"], 57, True),
+        (["positive", "negative"], 40, False),
+        (["positive", "negative"], 39, True),
+        (NAMES, 300, False),
+        (NAMES, 240, False),
+        (NAMES, 239, True),
+        (LONG[:10], 200, False),
+        (LONG[:10], 199, True),
+        # More than ten sentences may repeat as often as they like.
+        (LONG, 300, True),
+        (LONG, 12_000, True),
+    ],
+)
+def test_values_that_come_again_and_again_are_labels(values, num_rows, is_text):
+    """Names of classes or speakers are no sentences; repeated sentences in a small table are."""
+    cells = (values * num_rows)[:num_rows]
+
+    found = why_no_text(cells)
+
+    told = f"holds only {len(values)} values in {num_rows} rows, {values[0]!r}"
+    assert (found is None) == is_text
+    assert is_text or told in found
+
+
+def test_the_embedded_corpus_is_text():
+    """Its sentences are made of templates, and repeat."""
+    for pairs in demo.generate().values():
+        assert [why_no_text(side) for side in zip(*pairs, strict=True)] == [None, None]

@@ -200,7 +200,23 @@ def test_a_line_names_settings_values_and_reason():
     """As it is printed."""
     lines = [choice.line for choice in choose(GPU, {"epochs": 10, "batch_tokens": 3000})]
 
-    assert "warmup 20: 10% of 200 updates" in lines
+    assert "warmup 20: 10% of about 200 updates" in lines
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"max_steps": 150}, "10% of 150 updates"),
+        ({"max_steps": 150, "epochs": 100}, "10% of 150 updates"),
+        ({"max_steps": 10**6, "epochs": 10}, "10% of about 200 updates"),
+        ({"max_time": "1h", "epochs": 10}, "10% of about 200 updates"),
+    ],
+)
+def test_a_number_of_updates_that_is_estimated_is_told_as_such(given, told):
+    """Only that of `max_steps` is known before the batches are made."""
+    choices = choose(GPU, {"batch_tokens": 3000, **given})
+
+    assert [one.reason for one in choices if "warmup" in one.settings] == [told]
 
 
 def test_a_time_that_is_none():

@@ -82,6 +82,32 @@ def epochs_kept(path):
     return [found.name for found in checkpoints.epoch_paths(path)]
 
 
+@pytest.mark.parametrize(
+    ("settings", "last"),
+    [
+        ({"epochs": 3}, 3),
+        ({"epochs": 9, "max_steps": 20}, 2),
+        ({"epochs": 9, "max_steps": 28}, 2),
+        ({"epochs": 9, "max_steps": 20, "accumulate": 2}, 3),
+        ({"epochs": 2, "max_steps": 99}, 2),
+    ],
+)
+def test_an_epoch_is_told_of_those_that_are_made(folder, settings, last):
+    """The bar ends at the last of them, though `epochs` would allow more."""
+    config = tiny_config(
+        folder,
+        run_dir=str(folder / "run"),
+        **{"batch_size": 4, "warmup": 5, "beam": 1, "check_columns": False, **settings},
+    )
+    told = []
+    listener = Listener()
+    listener.epoch_started = lambda epoch, *, num_epochs, **_: told.append((epoch, num_epochs))
+
+    Trainer.new(config, observer=listener).train()
+
+    assert told == [(epoch, last) for epoch in range(1, last + 1)]
+
+
 # --- validations ---
 
 
@@ -163,7 +189,7 @@ def test_the_best_weights_are_those_of_the_highest_bleu():
 
 def test_a_run_that_gets_no_better_ends(train):
     """After so many validations in a row, with its final model, and says so."""
-    run = train(epochs=50, lr=0.0, patience=3)
+    run = train(epochs=50, lr=1e-50, patience=3)
 
     assert run.summary["epochs"] == 4
     assert not run.summary["interrupted"]
@@ -174,12 +200,20 @@ def test_a_run_that_gets_no_better_ends(train):
 @pytest.mark.slow
 def test_a_run_without_patience_is_resumed_with_more(train):
     """It stays finished otherwise."""
-    run = train(epochs=6, lr=0.0, patience=2)
+    run = train(epochs=6, lr=1e-50, patience=2)
 
     assert run.summary["epochs"] == 3
     assert resume(run.path)["epochs"] == 3
     assert resume(run.path, patience=4)["epochs"] == 5
     assert resume(run.path, patience=0)["epochs"] == 6
+
+
+def test_validations_by_epochs_take_the_place_of_those_by_updates(train):
+    """Whoever goes on with other settings than the file has, gets them."""
+    file = train(epochs=1, validate_every="5").path / "config.yaml"
+
+    assert make_config({"val_interval": 2}, file=file).validation_interval() is None
+    assert make_config({}, file=file).validation_interval() is not None
 
 
 # --- time ---
@@ -320,6 +354,17 @@ def test_fewer_updates_than_the_warm_up(train):
     assert "lower `warmup` to 2" in line
 
 
+def test_a_run_that_has_ended_is_not_told_of_updates_that_it_will_not_make(train):
+    """It is told alone that nothing is left."""
+    path, listener = train(epochs=1).path, Listener()
+    config = make_config({"max_steps": 5}, file=path / "config.yaml")
+    Trainer.resume(config, path, observer=listener).train()
+
+    assert [line for line in listener.warnings if "its rate rises" in line] == []
+    told = "nothing is left to train: the run has ended after 14"
+    assert [note for note in listener.notes if note.startswith(told)]
+
+
 def test_a_run_that_ended_within_its_warm_up():
     """Is told so at its end, if nobody could know before."""
     warnings = []
@@ -339,7 +384,7 @@ def test_a_run_that_ended_within_its_warm_up():
 
 def test_a_model_that_learns_nothing(train):
     """Is compared with the frequencies of tokens when its run ends, once."""
-    run = train(epochs=4, lr=0.0)
+    run = train(epochs=4, lr=1e-50)
 
     (line,) = run.warnings
     assert line.startswith("update 56, after the warm-up and the last: a target token costs ")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from gapless.errors import RunFolderError, UserError
 from gapless.nmt.run import checkpoints
 from gapless.nmt.run.chosen_run import choose_run
-from gapless.nmt.run.config import settings_given
+from gapless.nmt.run.config import make_config, settings_given
+from gapless.nmt.run.first_weights import read_first_weights
 from gapless.nmt.run.trainer import Trainer
 from tiny_run import tiny_config
 
@@ -57,8 +59,8 @@ def further(first, **flags):
 
 
 def test_a_run_starts_with_the_weights_of_another(first):
-    """With a rate of 0 they stay as they are; sizes and vocabularies are its own."""
-    chosen, run = further(first, lr=0.0, epochs=1)
+    """With a rate that rounds to 0 they stay as they are; sizes and vocabularies are its own."""
+    chosen, run = further(first, lr=1e-50, epochs=1)
     before = checkpoints.read_weights(checkpoints.final_path(first))
     after = checkpoints.read_weights(checkpoints.final_path(run))
 
@@ -84,6 +86,40 @@ def test_sizes_that_the_weights_do_not_have(first):
     with pytest.raises(UserError, match=r"`d_model` is 16, but .*final.* has 8; leave `d_model`"):
         further(first, d_model=16)
     further(first, d_model=8, epochs=1)
+
+
+def test_settings_that_are_all_given_are_not_told(first):
+    """No line of choices is without a setting."""
+    of_first = vars(make_config({}, file=first / "config.yaml"))
+    names = read_first_weights(first).settings()
+    chosen, _ = further(first, epochs=1, **{name: of_first[name] for name in names})
+
+    assert [choice for choice in chosen.choices if not choice.settings] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"src": "zh", "tgt": "en"}, "is of en to zh, and this text is of zh to en"),
+        ({"tgt": "de"}, "is of en to zh, and this text is of en to de"),
+        ({"src": "en", "tgt": "zh-CN"}, None),
+        ({"src": "query", "tgt": "zh"}, None),
+    ],
+)
+def test_weights_of_other_languages_are_told(first, flags, told):
+    """In one line; names that are no languages tell nothing."""
+    first_config = make_config({"src": "en", "tgt": "zh", "data": "d.tsv"})
+    weights = replace(read_first_weights(first), config=first_config)
+    note = weights.note_of_direction(make_config({"data": "d.tsv", **flags}))
+
+    assert note == told if told is None else note.endswith(told)
+
+
+def test_a_run_notes_that_its_first_weights_are_of_other_languages(first):
+    """Beside what is to be known of the text."""
+    chosen, _ = further(first, epochs=1, src="de", tgt="fr")
+
+    assert [note for note in chosen.task.corpus.notes if "this text is of de to fr" in note]
 
 
 @pytest.mark.parametrize("name", ["nowhere", "."])

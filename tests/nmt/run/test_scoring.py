@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from gapless.errors import DataError, LanguageError, UserError
 from gapless.nmt.data.corpus import Pairs
+from gapless.nmt.data.languages import written_in
 from gapless.nmt.run import scoring
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.score import score
@@ -19,6 +21,7 @@ from gapless.nmt.run.scoring import (
     decide_scoring,
     settle_language,
 )
+from gapless.nmt.run.task import read_corpus
 
 
 CASES = tomllib.loads(
@@ -199,6 +202,111 @@ def test_text_that_may_be_of_this_direction(src, tgt, options):
     config = make(src=src, tgt=tgt, **{"tgt_language": None, **options})
 
     check_direction(config, Pairs(src=ARABIC, tgt=ENGLISH))
+
+
+@pytest.mark.parametrize("english", ["en", "English", "eng", "英语"])
+@pytest.mark.parametrize("chinese", ["zh", "Chinese", "zh-CN", "中文"])
+def test_the_embedded_corpus_is_that_of_two_languages_by_any_names(english, chinese):
+    """In either direction, and BLEU cuts the target as its language needs."""
+    for src, tgt, tokenizer in ((english, chinese, "zh"), (chinese, english, "13a")):
+        config = make_config({"src": src, "tgt": tgt})
+        corpus = read_corpus(config)
+
+        assert (corpus.src_lang, corpus.tgt_lang) == (src, tgt)
+        assert written_in(corpus.test.tgt) == ("Chinese" if tokenizer == "zh" else "Latin")
+        assert decide_scoring(config, corpus.train.tgt).tokenizer == tokenizer
+
+
+@pytest.mark.parametrize(("src", "tgt"), [("en", "de"), ("zh", "Chinese"), ("a", "zh")])
+def test_the_embedded_corpus_has_no_other_languages(src, tgt):
+    """They are named, and what names other text."""
+    with pytest.raises(
+        DataError, match=rf"`src` is '{src}' and `tgt` '{tgt}'; name your own text"
+    ):
+        read_corpus(make_config({"src": src, "tgt": tgt}))
+
+
+GERMAN = ["Der Zug hat schon wieder Verspätung.", "Wo hast du meine Schlüssel hingelegt?"]
+RUSSIAN = ["Поезд снова опаздывает.", "Куда ты положил мои ключи?"]
+BURMESE = ["ရထားနောက်ကျနေပြန်ပြီ", "ငါ့သော့တွေဘယ်မှာထားလဲ"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "tgt", "told"),
+    [
+        ({"tgt": "ru"}, GERMAN, "'ru' would be Russian, but its text is written in Latin letters"),
+        (
+            {"tgt": "de"},
+            RUSSIAN,
+            "'de' would be German, but its text is written in Cyrillic letters",
+        ),
+        ({"tgt": "x", "tgt_language": "ru"}, GERMAN, "'ru' would be Russian"),
+        ({"tgt": "sr-Latn"}, RUSSIAN, "'sr-Latn' would be Serbian"),
+        ({"tgt": "sr-Latn"}, GERMAN, None),
+        ({"tgt": "ta"}, ARABIC, "'ta' would be Tamil, but its text is written in Arabic letters"),
+        ({"tgt": "lo"}, THAI, "'lo' would be Lao, but its text is written in Thai letters"),
+        ({"tgt": "my"}, THAI, "'my' would be Burmese"),
+        ({"tgt": "my"}, BURMESE, None),
+        ({"tgt": "ru"}, RUSSIAN, None),
+        # Of two scripts, or of nobody knows which.
+        *(({"tgt": name}, side, None) for name in ("sr", "uz", "b") for side in (GERMAN, RUSSIAN)),
+        ({"tgt": "ru", "check_columns": False}, GERMAN, None),
+    ],
+)
+def test_a_target_in_another_script_is_told(settings, tgt, told):
+    """Its tokenizer is the same, so nothing else would say that it is another language."""
+    pairs = Pairs(src=ENGLISH, tgt=tgt * (len(ENGLISH) // len(tgt)))
+
+    found = check_direction(make(src="en", **settings), pairs)
+
+    expected = [] if told is None else [f"the target side {told}"]
+    assert [line[: len(expected[0])] for line in found if told] == expected
+    assert len(found) == len(expected)
+
+
+def test_a_header_names_the_script_of_its_target():
+    """As `tgt` does."""
+    pairs = Pairs(src=ENGLISH, tgt=GERMAN, are_named=True)
+
+    (told,) = check_direction(make(src="en", tgt="ru", tgt_language="auto"), pairs)
+
+    assert told.startswith("the target side 'ru' would be Russian, but")
+
+
+@pytest.mark.parametrize(
+    ("src", "tgt", "told"),
+    [
+        (ENGLISH, CHINESE, []),
+        (ENGLISH, GERMAN, ["the text of 'zh' is written in Latin letters;"]),
+        (RUSSIAN, CHINESE, ["the text of 'en' is written in Cyrillic letters;"]),
+        (
+            CHINESE,
+            ENGLISH,
+            [
+                "the text of 'en' looks Chinese and the text of 'zh' is written in Latin letters;",
+            ],
+        ),
+    ],
+)
+def test_sides_that_nobody_named_are_told_where_their_text_is_another(src, tgt, told):
+    """Once, and only where neither a user nor the text names them."""
+    pairs = Pairs(src=src, tgt=tgt)
+    unnamed = make()
+
+    found = check_direction(unnamed, pairs)
+
+    begin = "nobody named the languages of the sides, which are called 'en' and 'zh', but "
+    end = " name them with `src` and `tgt`"
+    assert list(found) == [f"{begin}{part}{end}" for part in told]
+    named = [
+        check_direction(replace(unnamed, check_columns=False), pairs),
+        check_direction(replace(unnamed, src="a"), pairs, is_src_named=True),
+        check_direction(make(src="a", tgt="b"), pairs),
+        check_direction(make(columns="a,b", src="a", tgt="b"), pairs),
+    ]
+    assert [line for lines in named for line in lines if "nobody named" in line] == []
+    headed = replace(unnamed, src="de", tgt="fr")
+    assert check_direction(headed, Pairs(src=GERMAN, tgt=ENGLISH, are_named=True)) == ()
 
 
 KANJI = [f"第{n}百货公司今天全部商品降价。" for n in "一二三四五六七八九十百千万"]

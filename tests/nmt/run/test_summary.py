@@ -48,8 +48,21 @@ def test_sentences_that_come_again_are_few(different, is_told):
     """A score of one sentence fifty times is a score of one sentence."""
     many = Pairs(src=[f"a{n % different}" for n in range(50)], tgt=["b"] * 50)
     corpus = Corpus(src_lang="en", tgt_lang="zh", train=many, val=many, test=many)
-    task = SimpleNamespace(corpus=corpus, train=many, skipped_long=0)
+    task = SimpleNamespace(corpus=corpus, train=many, val=many, skipped_long=0)
 
     text = describe_data(make_config({"data": "d"}), task)
 
     assert ("too few for scores to mean much" in text) == is_told
+
+
+@pytest.mark.parametrize(
+    ("kept", "told"), [(12, "12 validation,"), (9, "(3 too long for its loss),")]
+)
+def test_validation_pairs_without_a_loss_are_counted(kept, told):
+    """They are translated and scored all the same."""
+    pairs = Pairs(src=[f"a{n}" for n in range(12)], tgt=["b"] * 12)
+    corpus = Corpus(src_lang="en", tgt_lang="zh", train=pairs, val=pairs, test=pairs)
+    val = pairs.take(range(kept))
+    task = SimpleNamespace(corpus=corpus, train=pairs, val=val, skipped_long=0)
+
+    assert told in describe_data(make_config({"data": "d"}), task)

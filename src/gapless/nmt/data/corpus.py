@@ -154,7 +154,7 @@ def load_corpus(
     for split in found.keys() - missing:
         pairs = splits[split]
         notes += _notes_of_writing(pairs, split=split, train=train, path=path, checks=checks)
-    notes += _notes_of_placeholders(train)
+    notes += notes_of_placeholders(train, split="training")
     for split in missing:
         notes += _note_packed(path, split) if path.is_dir() else ()
     for split, pairs in splits.items():
@@ -176,20 +176,25 @@ def _notes_of(pairs: Pairs, *, split: str, train: Pairs) -> tuple[str, ...]:
     """Return what makes scores on a split say less than they seem to, a line each."""
     known = set(map(plain, train.src))
     seen = sum(plain(source) in known for source in pairs.src)
-    empty = sum(
-        not (src.strip() and tgt.strip()) for src, tgt in zip(pairs.src, pairs.tgt, strict=True)
-    )
     notes = []
     if seen > SEEN_SHARE * len(pairs):
         notes.append(
             f"{seen:,} of {len(pairs):,} {split} sources are training sources too, so scores say less "
             "of new text; leave them out of the training text"
         )
-    if empty:
-        notes.append(
-            f"{empty:,} of {len(pairs):,} {split} pairs have no text on one side, and count in scores"
-        )
-    return tuple(notes)
+    return (*notes, *notes_of_empty(pairs, split=split))
+
+
+def notes_of_empty(pairs: Pairs, *, split: str) -> tuple[str, ...]:
+    """Return a line if pairs that are scored have no text on one side."""
+    empty = sum(
+        not (src.strip() and tgt.strip()) for src, tgt in zip(pairs.src, pairs.tgt, strict=True)
+    )
+    if not empty:
+        return ()
+    return (
+        f"{empty:,} of {len(pairs):,} {split} pairs have no text on one side, and count in scores",
+    )
 
 
 def plain(sentence: str) -> str:
@@ -225,20 +230,21 @@ def _writings(pairs: Pairs) -> tuple[str | None, str | None]:
     return src, tgt
 
 
-def _notes_of_placeholders(train: Pairs) -> tuple[str, ...]:
+def notes_of_placeholders(pairs: Pairs, *, split: str) -> tuple[str, ...]:
     """Return a line for a side if one text on it stands for many others."""
     notes = []
     for name, side, others in (
-        ("source", train.src, train.tgt),
-        ("target", train.tgt, train.src),
+        ("source", pairs.src, pairs.tgt),
+        ("target", pairs.tgt, pairs.src),
     ):
-        text, _ = Counter(side).most_common(1)[0]
-        beside = [other for own, other in zip(side, others, strict=True) if own == text]
-        if len(set(beside)) >= _FEWEST_ALIKE and len(beside) > _ALIKE_SHARE * len(train):
-            notes.append(
-                f"{len(beside):,} of {len(train):,} training pairs have the same {name}, "
-                f"{quoted([text])}, beside different texts; leave them out if it stands for nothing"
-            )
+        # What is empty is told as such.
+        for text, _ in Counter(filter(str.strip, side)).most_common(1):
+            beside = [other for own, other in zip(side, others, strict=True) if own == text]
+            if len(set(beside)) >= _FEWEST_ALIKE and len(beside) > _ALIKE_SHARE * len(pairs):
+                notes.append(
+                    f"{len(beside):,} of {len(pairs):,} {split} pairs have the same {name}, "
+                    f"{quoted([text])}, beside different texts; leave them out if it stands for nothing"
+                )
     return tuple(notes)
 
 

@@ -59,20 +59,46 @@ AMBIGUOUS = {
 }
 
 # Names of columns. Some of them are codes of small languages as well.
-_SOURCE_WORDS_CHINESE = ("原文", "源文", "源语言", "源语", "源句", "原句", "源文本")
-_TARGET_WORDS_CHINESE = ("译文", "目标", "目标语言", "目标语", "译句", "目标文本", "翻译")
-_COLUMN_WORDS_CHINESE = ("句子", "文本", "内容", "备注")
-SOURCE_WORDS = frozenset(("source", "src", "quelle", *_SOURCE_WORDS_CHINESE))
-TARGET_WORDS = frozenset(("target", "tgt", "trg", "ziel", *_TARGET_WORDS_CHINESE))
+_SOURCE_WORDS_UNSPACED = (
+    *("原文", "源文", "源语言", "源语", "源句", "原句", "源文本", "起点言語", "ソース"),
+    *("원문", "출발어"),
+)
+_TARGET_WORDS_UNSPACED = (
+    *("译文", "目标", "目标语言", "目标语", "译句", "目标文本", "翻译", "訳文", "翻訳", "翻訳文"),
+    *("目標言語", "ターゲット", "번역문", "번역", "도착어"),
+)
+_COLUMN_WORDS_UNSPACED = ("句子", "文本", "内容", "备注")
+SOURCE_WORDS = frozenset(
+    (
+        *("source", "src", "original", "quelle", "quelltext", "quellsprache"),
+        *("origine", "langue source", "texte source", "origen", "fuente", "texto original"),
+        *("texto fuente", "originale", "testo originale", "origem", "fonte", "texto fonte"),
+        *("bron", "brontekst", "origineel", "źródło", "oryginał", "tekst źródłowy"),
+        *("источник", "оригинал", "исходный текст", "джерело", "оригінал"),
+        *("kaynak", "kaynak metin", "orijinal", "المصدر", "مصدر", "الأصل", "النص الأصلي"),
+        *_SOURCE_WORDS_UNSPACED,
+    )
+)
+TARGET_WORDS = frozenset(
+    (
+        *("target", "tgt", "trg", "ziel", "zieltext", "zielsprache", "übersetzung"),
+        *("cible", "langue cible", "texte cible", "traduction", "destino", "objetivo"),
+        *("texto destino", "traducción", "destinazione", "traduzione", "alvo", "tradução"),
+        *("doel", "doeltekst", "vertaling", "cel", "tłumaczenie", "цель", "перевод"),
+        *("ціль", "переклад", "hedef", "hedef metin", "çeviri"),
+        *("الهدف", "هدف", "الترجمة", "ترجمة"),
+        *_TARGET_WORDS_UNSPACED,
+    )
+)
 COLUMN_WORDS = frozenset(
     {
         *SOURCE_WORDS,
         *TARGET_WORDS,
-        *_COLUMN_WORDS_CHINESE,
+        *_COLUMN_WORDS_UNSPACED,
         *("a", "answer", "author", "b", "col", "column", "content", "date", "domain", "first"),
         *("hyp", "in", "index", "inp", "input", "key", "label", "lang", "language", "left"),
         *("licence", "license", "line", "name", "new", "nr", "num", "number", "old", "orig"),
-        *("original", "out", "output", "par", "pre", "question", "raw", "ref", "reference"),
+        *("out", "output", "par", "pre", "question", "raw", "ref", "reference"),
         *("right", "row", "score", "second", "sent", "sentence", "side", "split", "sub", "text"),
         *("time", "to", "translated", "translation", "txt", "url", "value", "x", "y"),
     }
@@ -82,7 +108,7 @@ COLUMN_WORDS = frozenset(
 _BESIDE_A_NAME = re.compile(
     "|".join(
         sorted(
-            (*_SOURCE_WORDS_CHINESE, *_TARGET_WORDS_CHINESE, *_COLUMN_WORDS_CHINESE),
+            (*_SOURCE_WORDS_UNSPACED, *_TARGET_WORDS_UNSPACED, *_COLUMN_WORDS_UNSPACED),
             key=len,
             reverse=True,
         )
@@ -173,7 +199,18 @@ _WRITING_OF_SCRIPT = {
     "Grek": "Greek",
     "Hebr": "Hebrew",
     "Deva": "Devanagari",
-    "Thai": "Thai",
+    "Armn": "Armenian",
+    "Beng": "Bengali",
+    "Ethi": "Ethiopic",
+    "Geor": "Georgian",
+    "Gujr": "Gujarati",
+    "Guru": "Gurmukhi",
+    "Knda": "Kannada",
+    "Mlym": "Malayalam",
+    "Sinh": "Sinhala",
+    "Taml": "Tamil",
+    "Telu": "Telugu",
+    **_UNSPACED,
 }
 
 _FEWEST_LETTERS = 10
@@ -470,6 +507,11 @@ def looks(writing: str) -> str:
 def tokenizer_of_writing(writing: str) -> str:
     """Return sacrebleu's tokenizer for text that is written so, as `written_in` says it."""
     return _TOKENIZER_OF_WRITING.get(writing, "13a")
+
+
+def has_spaces(writing: str | None) -> bool:
+    """Return whether text that is written so, as `written_in` says it, has spaces between words."""
+    return tokenizer_of_writing(writing or "") not in ("zh", "ja-mecab", "char")
 
 
 def language_of_writing(writing: str | None) -> str | None:

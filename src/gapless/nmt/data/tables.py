@@ -15,6 +15,7 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
+from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from gapless.errors import DataError
@@ -24,9 +25,11 @@ from gapless.nmt.data.languages import (
     SOURCE_WORDS,
     TARGET_WORDS,
     find_language,
+    has_spaces,
     matching_name,
     names_in_other_scripts,
     near_name,
+    written_in,
 )
 from gapless.nmt.data.text_columns import quoted, why_no_pair, why_no_text
 from gapless.nmt.data.text_files import check_text, how_to_unpack, read_lines, read_text
@@ -49,6 +52,8 @@ class _Form(TypedDict):
 
 
 ENDINGS = (".tsv", ".csv", ".json", ".jsonl")
+
+_WORKBOOKS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")
 
 # A column without a name of its own, in `columns`.
 UNNAMED = "_"
@@ -95,6 +100,11 @@ _LONGEST_NAME, _LONGEST_CODE = 30, 3
 _FEWEST_SENTENCES, _SENTENCES_SHARE = 5, 0.95
 _ENDS = (".", "!", "?", "…", "。", "！", "？", "।", "؟")
 _AFTER_AN_END = " \t\"')”’»」』）"
+
+# So may a row of one word on each side, where others have so many and hardly any is like it. Text
+# without spaces is counted in characters, and so few of them are a word.
+_FEWEST_WORDS, _WORDS_SHARE, _LONGEST_WORD = 4, 0.02, 4
+_WORD_OR_CHARACTER = re.compile(r"[A-Za-z]+|\w")
 
 # Rows of another table whose words are compared, and how much more alike columns must be than the first two.
 _ROWS_TO_COMPARE, _CLEARLY_MORE_ALIKE = 2_000, 0.1
@@ -223,16 +233,18 @@ class Table:
     def _note_header(self, src: list[str], tgt: list[str]) -> list[str]:
         """Return a line if the first row alone is a few words where all others are sentences."""
         first, *others = zip(src, tgt, strict=True)
+        if len(others) < _FEWEST_SENTENCES or not all(map(_may_be_name, first)):
+            return []
         ended = sum(all(map(_is_ended, row)) for row in others)
-        if (
-            len(others) < _FEWEST_SENTENCES
-            or ended < _SENTENCES_SHARE * len(others)
-            or not all(map(_may_be_name, first))
-        ):
+        if ended >= _SENTENCES_SHARE * len(others):
+            found = "sentences"
+        elif self.names is None and _is_shorter(first, others):
+            found = "longer"
+        else:
             return []
         place = next(place for place, _ in self.rows())
         return [
-            f"{self.path} {place} is read as a pair, {quoted(first)}, and the rows after it are sentences; "
+            f"{self.path} {place} is read as a pair, {quoted(first)}, and the rows after it are {found}; "
             "if it names the columns, take it out"
         ]
 
@@ -336,9 +348,10 @@ def read_table(path: Path, *, src: str, tgt: str, columns: tuple[str, ...] | Non
     if unpack is not None:
         raise DataError(f"{path} is packed, expected text or gzip; {unpack}")
     if ending not in ENDINGS:
+        advice = "export it as CSV in UTF-8" if ending in _WORKBOOKS else "rename or convert it"
         raise DataError(
             f"{path} ends in {path.suffix or 'nothing known'}, expected "
-            f"{', '.join(ENDINGS)} (each also with .gz) or a folder; rename or convert it"
+            f"{', '.join(ENDINGS)} (each also with .gz) or a folder; {advice}"
         )
     if ending in (".tsv", ".csv"):
         rows = _tsv_rows(path) if ending == ".tsv" else _csv_rows(path)
@@ -609,8 +622,36 @@ def _is_word_and_translation(names: Sequence[str]) -> bool:
         return True
     scripts = {name.isascii() for name in names}
     words = {name.casefold() for name in names}
+    if len(words) == 2 and (words <= SOURCE_WORDS or words <= {*TARGET_WORDS, "translation"}):
+        return True
     are_sides = words & SOURCE_WORDS and words & TARGET_WORDS
     return len(words) == len(scripts) == 2 and words <= COLUMN_WORDS and not are_sides
+
+
+def _is_shorter(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
+    """Return whether a row is a word on each side, or has a word for a side, and nearly no other is."""
+    sides = list(zip(*others, strict=True))
+    spaced = [has_spaces(written_in(side[:_ROWS_TO_COMPARE])) for side in sides]
+    if any(
+        median(_num_words(cell, is_spaced=is_spaced) for cell in side) < _FEWEST_WORDS
+        for side, is_spaced in zip(sides, spaced, strict=True)
+    ):
+        return False
+
+    def is_of_words(row: Sequence[str]) -> bool:
+        return all(
+            _num_words(cell, is_spaced=is_spaced) <= (1 if is_spaced else _LONGEST_WORD)
+            for cell, is_spaced in zip(row, spaced, strict=True)
+        )
+
+    names_side = any(_bare(cell).casefold() in SOURCE_WORDS | TARGET_WORDS for cell in first)
+    alike = sum(map(is_of_words, others))
+    return (names_side or is_of_words(first)) and alike <= _WORDS_SHARE * len(others)
+
+
+def _num_words(cell: str, *, is_spaced: bool) -> int:
+    """Return the words of a cell; where they are not set apart, its characters, and words in Latin."""
+    return len(cell.split()) if is_spaced else len(_WORD_OR_CHARACTER.findall(cell))
 
 
 def _is_ended(cell: str) -> bool:

@@ -22,9 +22,11 @@ _ODD_SHARE = 0.8
 _SAME_SHARE = 0.9
 _EMPTY_SHARE = 0.5
 
-# So few values in so many rows are names of classes.
+# Values that come so often in so many rows are names, of classes or of speakers, if they are few or
+# all are short.
+_FEWEST_LABELLED, _ROWS_OF_A_LABEL = 40, 20
 _MOST_LABELS = 10
-_ROWS_OF_LABELS = 200
+_WORDS_OF_A_LABEL, _LONGEST_LABEL = 3, 30
 
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
 _CLOCK = r"\d\d?:\d\d(?::\d\d(?:[.,]\d+)?)?(?: ?[ap]m)?"
@@ -72,7 +74,9 @@ def why_no_text(cells: Sequence[str]) -> str | None:
         kind = Counter(kind for kind, _ in odd).most_common(1)[0][0]
         examples = [cell for found, cell in odd if found == kind]
         return f"holds {kind}, such as {quoted(examples[:3])}"
-    if len(counts) <= _MOST_LABELS and len(full) >= _ROWS_OF_LABELS:
+    if len(full) >= max(_FEWEST_LABELLED, _ROWS_OF_A_LABEL * len(counts)) and (
+        len(counts) <= _MOST_LABELS or all(map(_is_short, counts))
+    ):
         return f"holds only {len(counts)} values in {len(full)} rows, {quoted(list(counts)[:3])}"
     return None
 
@@ -97,6 +101,10 @@ def why_no_pair(src: Sequence[str], tgt: Sequence[str]) -> str | None:
 
 def _looked_at(cells: Sequence[str]) -> Sequence[str]:
     return cells[:: -(-len(cells) // _MOST_ROWS) or 1]
+
+
+def _is_short(value: str) -> bool:
+    return len(value) <= _LONGEST_LABEL and len(value.split()) <= _WORDS_OF_A_LABEL
 
 
 def _kind(cell: str) -> str | None:

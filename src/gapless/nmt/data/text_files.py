@@ -6,7 +6,9 @@ import codecs
 import gzip
 import re
 import shlex
+import zipfile
 import zlib
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from gapless.errors import DataError
@@ -161,7 +163,24 @@ def _wide_encoding(raw: bytes) -> str | None:
 def how_to_unpack(path: Path) -> str | None:
     """Return how a file is unpacked that is packed otherwise than by gzip, by its name; None: it is not."""
     found = _PACKED.get(path.suffix.casefold())
-    return None if found is None else _unpack(path, command=found[1], to=path.with_suffix(""))
+    if found is None:
+        return None
+    to = path.with_suffix("")
+    if not to.suffix:
+        to = to.with_suffix(_ending_inside(path))
+    return _unpack(path, command=found[1], to=to)
+
+
+def _ending_inside(path: Path) -> str:
+    """Return the ending of the files in a zip archive; empty if they have several, or it is no such archive."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            inside = {
+                PurePath(item.filename).suffix for item in archive.infolist() if not item.is_dir()
+            }
+    except (OSError, zipfile.BadZipFile):
+        return ""
+    return inside.pop() if len(inside) == 1 else ""
 
 
 def _unpack(path: Path, *, command: str, to: Path) -> str:
@@ -209,7 +228,8 @@ def read_text(path: Path) -> str:
             raise DataError(f"{path} is packed as {ending}, expected text or gzip; {advice}")
     if raw.startswith(_ZIP):
         raise DataError(
-            f"{path} is a zip archive or a workbook, expected text; extract or export it"
+            f"{path} is a zip archive or a workbook, expected text; extract it, or export it as CSV in "
+            "UTF-8"
         )
     return decode_text(raw, name=str(path))
 

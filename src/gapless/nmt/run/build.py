@@ -232,7 +232,7 @@ def load_model(
     if checkpoint is None:
         vocabs, weights = read_vocabs(path, config), None
     else:
-        saved = read_saved(path / FOLDER / checkpoint)
+        saved = read_saved(path / FOLDER / checkpoint, advice="choose another with `checkpoint`")
         # Those of the same moment.
         config = make_config({}, file=saved.path / CONFIG)
         vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)

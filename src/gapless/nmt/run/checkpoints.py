@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from gapless.checkpoint.store import (
     write_checkpoint,
 )
 from gapless.errors import CheckpointError, RunFolderError
+from gapless.report.text import counted
 
 
 if TYPE_CHECKING:
@@ -68,13 +70,17 @@ def write_weights(
     write_checkpoint(path, step=step, tensors=weights, meta={}, files=files)
 
 
-def read_weights(path: Path) -> dict[str, torch.Tensor]:
+def read_weights(path: Path, *, advice: str | None = None) -> dict[str, torch.Tensor]:
     """Return the weights in a checkpoint, verified.
+
+    Args:
+        path: folder of the checkpoint.
+        advice: what to do where it is missing or damaged.
 
     Raises:
         RunFolderError: it is missing or damaged.
     """
-    return weights_in(read_saved(path))
+    return weights_in(read_saved(path, advice=advice))
 
 
 def weights_in(found: Checkpoint) -> dict[str, torch.Tensor]:
@@ -85,20 +91,38 @@ def weights_in(found: Checkpoint) -> dict[str, torch.Tensor]:
     return model
 
 
-def read_saved(path: Path) -> Checkpoint:
+def read_saved(path: Path, *, advice: str | None = None) -> Checkpoint:
     """Return a checkpoint of a run, verified.
+
+    Args:
+        path: folder of the checkpoint.
+        advice: what to do where it is missing or damaged.
 
     Raises:
         RunFolderError: it is missing or damaged.
     """
+    then = "" if advice is None else f"; {advice}"
     if not path.exists():
-        raise RunFolderError(f"{path} does not exist; the run has not saved it")
+        run_dir = path.parents[1]
+        others = [best_path(run_dir), final_path(run_dir), *epoch_paths(run_dir)]
+        names = [other.name for other in others if other.exists()]
+        if not names:
+            raise _no_weights(run_dir)
+        raise RunFolderError(f"{path} does not exist; the run has {', '.join(names)}{then}")
     try:
         return read_checkpoint(path)
     except CheckpointError as error:
-        raise RunFolderError(
-            f"{error}, so it is not a whole checkpoint; choose another one of the run"
-        ) from error
+        raise RunFolderError(f"{error}, so it is not a whole checkpoint{then}") from error
+
+
+def _no_weights(run_dir: Path) -> RunFolderError:
+    go_on = "start it anew"
+    if state_store(run_dir).paths():
+        go_on = f"go on with gapless train `resume={shlex.quote(str(run_dir))}`"
+    return RunFolderError(
+        f"{run_dir} has no weights to translate with yet: it was stopped before its first validation, "
+        f"or still runs; wait for it, or {go_on}"
+    )
 
 
 def set_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], *, path: Path) -> None:
@@ -129,15 +153,21 @@ def _shape_of(weight: torch.Tensor | None) -> str:
     return "missing" if weight is None else " x ".join(map(str, weight.shape))
 
 
-def average_weights(paths: Sequence[Path]) -> dict[str, torch.Tensor]:
+def average_weights(
+    paths: Sequence[Path], *, advice: str | None = None
+) -> dict[str, torch.Tensor]:
     """Return the mean of the weights in several checkpoints, summed in float64.
+
+    Args:
+        paths: folders of the checkpoints.
+        advice: what to do where one is damaged.
 
     Raises:
         RunFolderError: one is missing or damaged; the message names it.
     """
     sums: dict[str, torch.Tensor] = {}
     for path in paths:
-        weights = read_weights(path)
+        weights = read_weights(path, advice=advice)
         for name, weight in weights.items():
             sums[name] = sums.get(name, torch.zeros(())) + weight.double()
     return {name: (total / len(paths)).float() for name, total in sums.items()}
@@ -274,10 +304,10 @@ def newest_epochs(run_dir: Path, count: int, *, every_epoch: bool = True) -> lis
     are_enough = len(paths) == count
     if are_enough and paths[0].exists():
         return paths
+    lower = f"lower it to {len(found)}" if found else "leave it out"
     raise RunFolderError(
-        f"{run_dir} keeps {len(found)} epoch checkpoint{'' if len(found) == 1 else 's'}, but "
-        f"`average={count}` asks for {count}{f', from {paths[0].name} on' if are_enough else ''}; "
-        f"lower it, or train more with `average={count}`"
+        f"{run_dir} keeps {counted(len(found), 'epoch checkpoint')} of {counted(done, 'epoch')}, but "
+        f"`average={count}` asks for {count}{f', from {paths[0].name} on' if are_enough else ''}; {lower}"
     )
 
 

@@ -89,7 +89,7 @@ def choose_run(given: Mapping[str, Any], *, world: int = 1) -> ChosenRun:
     if given.get("init_from") is not None:
         first = read_first_weights(Path(given["init_from"]))
         first.check(given)
-        choices = [_of_first(first, given)]
+        choices = _of_first(first, given)
         given = {**given, **first.settings()}
     draft = _draft(given)
     device = find_device(draft.device)
@@ -98,6 +98,9 @@ def choose_run(given: Mapping[str, Any], *, world: int = 1) -> ChosenRun:
     decide_scoring(settle_language(draft, corpus.train.tgt), corpus.train.tgt)
     is_src_named = any(given.get(name) is not None for name in ("src", "columns"))
     told = check_direction(draft, corpus.train, is_src_named=is_src_named)
+    if first is not None:
+        note = first.note_of_direction(settle_language(draft, corpus.train.tgt))
+        told = told if note is None else (*told, note)
     corpus = replace(corpus, notes=(*corpus.notes, *told))
     if first is None:
         choices = choose_vocabulary(_text_facts(may_be_learned(corpus.train, draft)), given)
@@ -152,14 +155,15 @@ def _with(choices: list[Choice], given: Mapping[str, Any]) -> TrainConfig:
     )
 
 
-def _of_first(first: FirstWeights, given: Mapping[str, Any]) -> Choice:
-    """Return the settings that come with the weights of another run."""
+def _of_first(first: FirstWeights, given: Mapping[str, Any]) -> list[Choice]:
+    """Return the settings that come with the weights of another run, if any was left open."""
     settings = {
         name: value
         for name, value in first.settings().items()
         if given.get(name) is None and value is not None
     }
-    return Choice(settings=settings, reason=f"as in {first.path}, whose weights it starts with")
+    reason = f"as in {first.path}, whose weights it starts with"
+    return [Choice(settings=settings, reason=reason)] if settings else []
 
 
 def _with_real_size(choices: list[Choice], vocabs: Vocabs) -> list[Choice]:

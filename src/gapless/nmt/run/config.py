@@ -6,7 +6,9 @@ The command line builds its help from this file, so importing it must load neith
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from gapless.device.precision import Precision
@@ -18,9 +20,8 @@ from gapless.ranks.way_to_sum import WayToSum
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from dataclasses import Field
-    from pathlib import Path
 
 
 # Epochs that `average="auto"` averages.
@@ -406,9 +407,6 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Check what can be checked without data or device."""
         self.resolved_plan()
-        self.save_interval()
-        self.validation_interval()
-        self.time_limit_seconds()
         for item in fields(self):
             _check(item, getattr(self, item.name))
         if self.seed > _MAX_SEED:
@@ -522,10 +520,43 @@ class TrainConfig:
         return tuple(names)
 
 
+# A path takes one of the two slashes of an address away.
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
+_ONE_SLASH = re.compile(r":/(?!/)")
+
+
+def _check_data(value: str, *, name: str) -> None:
+    if value == "-":
+        raise DataError(
+            f"`{name}` is -, expected a file or folder: the text is read more than once; write it to a file"
+        )
+    if _ADDRESS.match(value) and not Path(value).exists():
+        raise DataError(
+            f"`{name}` is the address {_ONE_SLASH.sub('://', value)}, expected a file or folder; download it first"
+        )
+
+
+def _check_lr(value: float, *, name: str) -> None:
+    if value == 0:
+        raise UserError(f"`{name}` must be above 0, but is 0: no weight would change")
+
+
+# What checks settings that limits alone do not say.
+_FORMS: dict[str, Callable[..., Any]] = {
+    "lr": _check_lr,
+    "data": _check_data,
+    "save_every": Interval.of,
+    "validate_every": Interval.of,
+    "max_time": seconds_of,
+}
+
+
 def _check(item: Field[Any], value: Any) -> None:
     name, limits = f"`{item.name}`", item.metadata
     if value is None:
         return
+    if item.name in _FORMS:
+        _FORMS[item.name](value, name=item.name)
     if item.name in _NUMBERS_OR_AUTO and isinstance(value, str):
         if value != "auto":
             of_what = _NUMBERS_OR_AUTO[item.name]
@@ -580,10 +611,28 @@ def settings_given(flags: Mapping[str, Any], *, file: Path | None = None) -> dic
         file: the `config.yaml` of an earlier run, or a part of one.
 
     Raises:
-        UserError: the file cannot be read, or has an unknown setting or one of another type.
+        UserError: the file cannot be read, or has an unknown setting, or one of another type or out of
+            range.
     """
-    given = read_settings(file, TrainConfig) if file is not None else {}
-    return given | {name: value for name, value in flags.items() if value is not None}
+    of_flags = {name: value for name, value in flags.items() if value is not None}
+    if file is None:
+        return of_flags
+    of_file = read_settings(file, TrainConfig)
+    if "val_interval" in of_flags:
+        # It would have no effect.
+        of_file.pop("validate_every", None)
+    _check_of_file({name: of_file[name] for name in of_file.keys() - of_flags.keys()}, file=file)
+    return of_file | of_flags
+
+
+def _check_of_file(values: Mapping[str, Any], *, file: Path) -> None:
+    """Check the settings of a file each alone, so that an error names the file and no flag."""
+    for item in fields(TrainConfig):
+        try:
+            _check(item, values.get(item.name))
+        except UserError as error:
+            message = str(error).replace(f"`{item.name}`", f"{item.name} in {file}")
+            raise type(error)(message) from error
 
 
 def settings_of_new_run(flags: Mapping[str, Any], *, file: Path | None = None) -> dict[str, Any]:

@@ -6,12 +6,14 @@ Importing this file must load neither torch nor yaml: the command line imports i
 from __future__ import annotations
 
 from dataclasses import asdict, fields
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from gapless.errors import UserError
 
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from _typeshed import DataclassInstance
@@ -65,11 +67,18 @@ def read_settings(file: Path, settings: type[DataclassInstance]) -> dict[str, An
         )
     unknown = sorted(set(map(str, values)) - known)
     if unknown:
-        raise UserError(f"config {file} has unknown settings {', '.join(unknown)}")
+        named = ", ".join(f"{name}{_meant_by(name, known)}" for name in unknown)
+        raise UserError(f"config {file} has unknown settings {named}; correct or remove them")
     hints = get_type_hints(settings)
     return {
         name: _typed(value, hints[name], f"{name} in {file}") for name, value in values.items()
     }
+
+
+def _meant_by(name: str, known: Collection[str]) -> str:
+    """Return a hint at the nearest of the known settings; empty if none is near."""
+    nearest = get_close_matches(name.replace("-", "_"), list(known), n=1)
+    return f" (did you mean {nearest[0]}?)" if nearest else ""
 
 
 def _keys(text: str) -> list[str]:

@@ -208,7 +208,11 @@ def choose(facts: Facts, given: Mapping[str, Any]) -> list[Choice]:
     run = _run_length(facts, known)
     choices.add({"epochs": run.epochs}, run.reason)
     warmup = _warmup(run.updates)
-    choices.add({"warmup": warmup}, f"{warmup / run.updates:.0%} of {run.updates:,} updates")
+    # The batches of an epoch are only estimated.
+    about = "" if run.updates == known.get("max_steps") else "about "
+    choices.add(
+        {"warmup": warmup}, f"{warmup / run.updates:.0%} of {about}{run.updates:,} updates"
+    )
     width = known["d_model"]
     factor = 0.1 if facts.is_trained else 0.3
     reason = f"{factor} / {width}, the width of the model"

@@ -53,10 +53,10 @@ def check_disk_space(run_dir: Path, config: TrainConfig, step: TranslationStep) 
     free = shutil.disk_usage(there).free
     if free + used < needed:
         raise RunFolderError(
-            f"{run_dir} needs up to {_gib(needed - used)} for its checkpoints, but its disk has "
-            f"{_gib(free)} free; make room, or lower `keep` or `average`"
+            f"{run_dir} needs up to {_shown(needed - used)} for its checkpoints, but its disk has "
+            f"{_shown(free)} free; make room, or lower `keep` or `average`"
         )
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"
+def _shown(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

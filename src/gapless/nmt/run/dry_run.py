@@ -11,7 +11,8 @@ from gapless.device.numerics import seed_everything, set_numerics
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.data.sampler import PairBatches, make_loader
 from gapless.nmt.run.build import make_parts, training_sampler
-from gapless.nmt.run.folder import choose_run_dir
+from gapless.nmt.run.disk_space import check_disk_space
+from gapless.nmt.run.folder import check_writable, choose_run_dir
 from gapless.nmt.run.resolved import resolve
 from gapless.nmt.run.trained_on import notes_of_known
 from gapless.report.text import megabytes, time_left
@@ -81,7 +82,7 @@ class Estimate:
 
 
 def estimate_run(config: TrainConfig, task: Task, *, world: int = 1) -> Estimate:
-    """Measure a few updates of a new run on this process alone; nothing is written.
+    """Measure a few updates of a new run on this process alone; nothing that is written stays.
 
     Args:
         config: of the run.
@@ -91,10 +92,11 @@ def estimate_run(config: TrainConfig, task: Task, *, world: int = 1) -> Estimate
     Raises:
         UserError: the device or the run folder cannot be used, or packing was asked for without a
             budget of tokens.
+        OSError: the run folder cannot be made or written.
 
     Sync: Blocks the host until the updates are done.
     """
-    choose_run_dir(config)
+    run_dir = choose_run_dir(config)
     device = find_device(config.device)
     set_numerics(device, config.precision, deterministic=config.deterministic)
     seed_everything(config.seed)
@@ -104,6 +106,8 @@ def estimate_run(config: TrainConfig, task: Task, *, world: int = 1) -> Estimate
     with TrainLoop(plan=plan, device=device, memory_budget_bytes=budget) as loop:
         with loop.on_compute_stream():
             parts = make_parts(config, task, device=device, total_updates=config.max_steps or 1)
+        check_disk_space(run_dir, config, parts.step)
+        check_writable(run_dir)
         sampler = training_sampler(
             config, task.train, layout=resolved.layout, one_shape=resolved.one_shape, world=world
         )

@@ -74,7 +74,9 @@ def averaged_model(run: TrainingRun) -> FinalModel:
     )
     return FinalModel(
         name=f"mean of {len(paths)} epochs",
-        weights=made_by_first(run.ranks, lambda: checkpoints.average_weights(paths)),
+        weights=made_by_first(
+            run.ranks, lambda: checkpoints.average_weights(paths, advice="lower `average`")
+        ),
         num_averaged=len(paths),
     )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gapless.errors import UserError
+from gapless.nmt.data.languages import find_language
 from gapless.nmt.run import checkpoints
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.folder import CONFIG, settings_file
@@ -64,6 +66,30 @@ class FirstWeights:
                     f"has {value}; leave `{name}` out"
                 )
 
+    def note_of_direction(self, config: TrainConfig) -> str | None:
+        """Return a line if the other run was of other languages; None: it was not, or nobody can know.
+
+        Args:
+            config: of the run that starts with the weights, its language settled.
+        """
+        pairs = zip(_languages(self.config), _languages(config), strict=True)
+        if all(before is None or now in (None, before) for before, now in pairs):
+            return None
+        return (
+            f"{self.path}, whose vocabulary and weights the run starts with, is of {_direction(self.config)}, "
+            f"and this text is of {_direction(config)}"
+        )
+
+
+def _languages(config: TrainConfig) -> list[str | None]:
+    declared = config.tgt_language
+    target = find_language(declared or config.tgt, is_declared=declared is not None)
+    return [None if side is None else side.family for side in (find_language(config.src), target)]
+
+
+def _direction(config: TrainConfig) -> str:
+    return f"{config.src} to {config.tgt_language or config.tgt}"
+
 
 def read_first_weights(run_dir: Path) -> FirstWeights:
     """Read what a run takes over from another: its final model, or else its best.
@@ -76,7 +102,9 @@ def read_first_weights(run_dir: Path) -> FirstWeights:
     """
     settings_file(run_dir)
     final, best = checkpoints.final_path(run_dir), checkpoints.best_path(run_dir)
-    saved = checkpoints.read_saved(final if final.exists() or not best.exists() else best)
+    saved = checkpoints.read_saved(
+        final if final.exists() or not best.exists() else best, advice=_how_to_mend(run_dir)
+    )
     config = make_config({}, file=saved.path / CONFIG)
     return FirstWeights(
         path=saved.path,
@@ -84,3 +112,8 @@ def read_first_weights(run_dir: Path) -> FirstWeights:
         vocabs=Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path),
         weights=checkpoints.weights_in(saved),
     )
+
+
+def _how_to_mend(run_dir: Path) -> str:
+    run = shlex.quote(str(run_dir))
+    return f"gapless train `resume={run}` makes one at its end, or leave out `init_from`"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Self
 
 from torch.utils.tensorboard import SummaryWriter
@@ -15,6 +17,7 @@ from gapless.checkpoint.files import may_pass, naming, replace_file
 from gapless.checkpoint.lock import RunLock
 from gapless.errors import RunFolderError, RunLockedError, UserError, noted_on
 from gapless.nmt.run.checkpoints import (
+    FOLDER as CHECKPOINTS,
     best_path,
     drop_later,
     final_path,
@@ -298,6 +301,24 @@ def check_unused(path: Path) -> None:
     raise RunFolderError(f"run folder {path} is not empty{_what_to_do_with(path)}")
 
 
+def check_writable(path: Path) -> None:
+    """Check that the folder of a new run can be made and written; nothing stays.
+
+    Raises:
+        OSError: it cannot; the error is that of the run.
+    """
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with naming(path / LOCK), TemporaryFile(dir=path):
+            pass
+    finally:
+        for folder in made:
+            # Another process may have begun to write there.
+            with suppress(OSError):
+                folder.rmdir()
+
+
 def _what_to_do_with(path: Path) -> str:
     """Return what a folder that is not empty holds, as far as it matters, and what to do."""
     if not ((path / CONFIG).is_file() or newest_with(path, CONFIG) is not None):
@@ -366,10 +387,24 @@ def settings_file(path: Path) -> Path:
     kept = newest_with(path, CONFIG)
     if kept is not None:
         return kept / CONFIG
+    run = _run_around(path)
+    if run is not None:
+        raise RunFolderError(f"{path} is not a run folder, but inside one; name the run: {run}")
     if not (path / CONFIG).is_file():
         found = "does not exist" if not path.exists() else f"holds no {CONFIG}"
         raise RunFolderError(f"{path} is not a run folder: it {found}; gapless train makes one")
     return path / CONFIG
+
+
+def _run_around(path: Path) -> Path | None:
+    """Return the run that a folder is the checkpoints of, or one of them; None: it is neither."""
+    # Given as `.`, a folder does not say its name.
+    path = path if path.name else path.absolute()
+    for folder in (path, path.parent):
+        run = folder.parent
+        if folder.name == CHECKPOINTS and newest_with(run, CONFIG) is not None:
+            return run
+    return None
 
 
 def changed_files(path: Path) -> list[str]:

@@ -31,7 +31,9 @@ class LearningWatch:
         self._has_looked = self._has_said_short = False
 
     def at_start(self) -> None:
-        """Warn if the run has fewer updates than its warm-up."""
+        """Warn if the run has fewer updates than its warm-up, and any of them left."""
+        if self._run.is_finished:
+            return
         if self._run.total_updates <= self._run.config.warmup:
             self._say_short(self._run.total_updates, "makes")
 

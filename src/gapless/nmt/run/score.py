@@ -146,6 +146,7 @@ class Scores:
         note: with what the scores cannot be compared, if anything.
         num_cut: hypotheses that ended at the longest length allowed, where the model would have
             gone on.
+        num_long: sources that are longer than the model reads, and of which the rest is not translated.
     """
 
     bleu: float
@@ -157,6 +158,7 @@ class Scores:
     count: int
     note: str = ""
     num_cut: int = 0
+    num_long: int = 0
 
 
 def score(hypotheses: Sequence[str], references: Sequence[str], *, scoring: Scoring) -> Scores:
@@ -192,12 +194,14 @@ class Evaluation:
         hypotheses: one for each source sentence.
         references: that they are compared with.
         cut: numbers of those hypotheses, counted from 0, that ended at the longest length allowed.
+        long: numbers of the sources, counted from 0, of which the rest is not translated.
         scores: of the whole set.
     """
 
     hypotheses: list[str]
     references: list[str]
     cut: list[int]
+    long: list[int]
     scores: Scores
 
 
@@ -229,12 +233,14 @@ def evaluate(
 
     Sync: Blocks the host, counted as "decode", and until all ranks are done.
     """
+    long: list[int] = []
     found = translate_lines(
         decoder,
         vocabs,
         pairs.src,
         settings,
         max_source=longest_source(config),
+        on_long=lambda number, _: long.append(number),
         on_done=on_done,
         ranks=ranks,
     )
@@ -242,8 +248,12 @@ def evaluate(
     is_joined = not scoring.is_tokenised
     references = pairs.tgt if is_joined else [join_subwords(line) for line in pairs.tgt]
     cut = [number for number, best in enumerate(found) if best[0].is_cut]
-    scores = replace(score(hypotheses, references, scoring=scoring), num_cut=len(cut))
-    return Evaluation(hypotheses=hypotheses, references=references, cut=cut, scores=scores)
+    scores = replace(
+        score(hypotheses, references, scoring=scoring), num_cut=len(cut), num_long=len(long)
+    )
+    return Evaluation(
+        hypotheses=hypotheses, references=references, cut=cut, long=long, scores=scores
+    )
 
 
 def longest_source(config: TrainConfig) -> int:

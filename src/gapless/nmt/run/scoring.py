@@ -144,7 +144,7 @@ def check_direction(
         return ()
     is_tgt_named = config.tgt_language != AUTO
     if not (is_tgt_named or train.are_named):
-        return _check_source(config, train) if is_src_named else ()
+        return _check_source(config, train) if is_src_named else _note_unnamed(config, train)
     declared = config.tgt_language if is_tgt_named else None
     target = find_language(declared or config.tgt, is_declared=declared is not None)
     named = [
@@ -154,7 +154,8 @@ def check_direction(
     seen = [written_in(_some(side)) for side in (train.src, train.tgt)]
     if None in named or named[0] == named[1] or seen != named[::-1]:
         told = _check_source(config, train) if is_src_named else ()
-        return (*told, *_note_kana("target", config.tgt, target, train.tgt))
+        written = _note_target(declared or config.tgt, target, train.tgt)
+        return (*told, *written, *_note_kana("target", config.tgt, target, train.tgt))
     names = "`src` and `tgt`, or in `columns`"
     if train.are_named:
         # Other flags would find the same text by its names.
@@ -208,6 +209,36 @@ def _check_source(config: TrainConfig, train: Pairs) -> tuple[str, ...]:
             "the columns, or read them all the same with `check_columns=False`"
         )
     return (f"{told}; look whether it is the right text, or give `src` its name",)
+
+
+def _note_target(
+    name: str, language: Language | None, sentences: Sequence[str]
+) -> tuple[str, ...]:
+    """Return a line if a side is scored as its language is, and is not written as that language is."""
+    seen = written_in(_some(sentences))
+    if language is None or seen is None or language.writing in (None, seen):
+        return ()
+    if tokenizer_of_writing(seen) != language.tokenizer:
+        return ()  # refused, or Japanese without kana
+    return (
+        f"the target side {name!r} would be {language.name}, but its text {looks(seen)}; look whether it is "
+        "the right text, or name its language with `tgt_language`",
+    )
+
+
+def _note_unnamed(config: TrainConfig, train: Pairs) -> tuple[str, ...]:
+    """Return a line if nobody named the sides, and their text is not in the default languages."""
+    unlike = []
+    for name, sentences in ((config.src, train.src), (config.tgt, train.tgt)):
+        language, seen = find_language(name), written_in(_some(sentences))
+        if language is not None and seen is not None and seen != language.writing:
+            unlike.append(f"the text of {name!r} {looks(seen)}")
+    if not unlike:
+        return ()
+    return (
+        f"nobody named the languages of the sides, which are called {config.src!r} and {config.tgt!r}, but "
+        f"{' and '.join(unlike)}; name them with `src` and `tgt`",
+    )
 
 
 def _note_kana(

@@ -77,10 +77,11 @@ def describe_data(config: TrainConfig, task: Task) -> str:
         skipped += f", {empty} without text on one side left out"
     if repeated := corpus.num_repeated:
         skipped += f", {repeated} the same as others"
+    long_val = f" ({n} too long for its loss)" if (n := len(corpus.val) - len(task.val)) else ""
     is_small = min(len(set(pairs.src)) for pairs in (corpus.val, corpus.test)) < _FEWEST_SCORED
     return (
         f"{config.data or 'embedded corpus'}, {config.src} to {config.tgt}: "
-        f"{len(task.train)} training pairs{skipped}, {len(corpus.val)} validation, "
+        f"{len(task.train)} training pairs{skipped}, {len(corpus.val)} validation{long_val}, "
         f"{len(corpus.test)} test{', too few for scores to mean much' if is_small else ''}"
     )
 
@@ -153,6 +154,7 @@ def summarize(
         "exact_match": scores and scores.exact_match,
         "test_sentences": scores and scores.count,
         "cut_translations": scores and scores.num_cut,
+        "long_sources": scores and scores.num_long,
         "parameters": run.num_parameters,
         "skipped_long": run.task.skipped_long,
         "dropped_empty": run.task.corpus.dropped_empty,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gapless.errors import DataError
 from gapless.nmt.data import demo_corpus as demo
 from gapless.nmt.data.corpus import Corpus, Pairs, load_corpus
+from gapless.nmt.data.languages import find_language
 from gapless.nmt.data.token_pairs import TokenPairs
 from gapless.nmt.data.vocab import (
     LONGEST_SUBWORD,
@@ -159,12 +160,14 @@ def read_corpus(config: TrainConfig) -> Corpus:
             checks=config.check_columns,
             seed=config.seed,
         )
-    if {config.src, config.tgt} != {"en", "zh"}:
+    named = [find_language(side) for side in (config.src, config.tgt)]
+    languages = ["" if language is None else language.family for language in named]
+    if sorted(languages) != ["en", "zh"]:
         raise DataError(
             f"the embedded corpus is English-Chinese, but `src` is {config.src!r} and `tgt` "
             f"{config.tgt!r}; name your own text with `data`"
         )
-    at = 0 if config.src == "en" else 1
+    at = languages.index("en")
     # The corpus does not depend on the run's seed, so that runs with two seeds can be compared.
     splits = {
         name: Pairs(src=[pair[at] for pair in pairs], tgt=[pair[1 - at] for pair in pairs])

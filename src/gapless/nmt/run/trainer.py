@@ -365,7 +365,7 @@ class Trainer:
         earlier = losses.read_since(max(0, losses.num_added - 1))
         self._observer.epoch_started(
             position.epoch + 1,
-            num_epochs=run.config.epochs,
+            num_epochs=run.last_epoch,
             num_batches=run.sampler.whole_epoch,
             num_done=num_done,
             first_read=num_done + min(run.loop.plan.loss_interval, len(run.sampler)),

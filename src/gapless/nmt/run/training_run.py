@@ -170,6 +170,13 @@ class TrainingRun:
         return min(updates, self.config.max_steps or updates)
 
     @property
+    def last_epoch(self) -> int:
+        """The epoch in which the run ends, whole or not, if nothing ends it earlier."""
+        if self.config.max_steps is None:
+            return self.config.epochs
+        return min(self.config.epochs, -(-self.config.max_steps // self.updates_per_epoch()))
+
+    @property
     def updates_left(self) -> int | None:
         """Updates until the run ends by its number of updates; None if it has no such end."""
         if self.config.max_steps is None:
@@ -551,7 +558,7 @@ def _check_folder(run: TrainingRun, state: dict[str, Any]) -> None:
         check_averaged(
             run.run_dir,
             done=run.position.epoch,
-            end=_last_epoch(run),
+            end=run.last_epoch,
             average=run.config.num_averaged,
         )
     check_disk_space(run.run_dir, run.config, run.step)
@@ -581,14 +588,6 @@ def _has_begun_with(run: TrainingRun, pairs: dict[str, int]) -> bool:
     tokens = int(run.task.train.tgt_lengths.sum())
     is_same = dict(pairs) == run.task.fingerprint["training"]
     return is_same and bool(done) and all(epoch.target_tokens == tokens for epoch in done)
-
-
-def _last_epoch(run: TrainingRun) -> int:
-    """Return the epoch in which a run ends, whole or not."""
-    config = run.config
-    if config.max_steps is None:
-        return config.epochs
-    return min(config.epochs, -(-config.max_steps // run.updates_per_epoch()))
 
 
 def _device_of(config: TrainConfig, device: Device | None) -> Device:

@@ -71,7 +71,9 @@ class Translator:
             if average is not None:
                 every_epoch = self.config.average != "auto"
                 paths = checkpoints.newest_epochs(path, average, every_epoch=every_epoch)
-                weights = checkpoints.average_weights(paths)
+                weights = checkpoints.average_weights(
+                    paths, advice="choose a whole one with `checkpoint`, without `average`"
+                )
                 checkpoints.set_weights(model, weights, path=paths[-1])
             _check_finite(model, path)
         precision = self.config.precision
