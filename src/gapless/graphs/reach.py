@@ -43,7 +43,6 @@ from types import (
 )
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -993,7 +992,9 @@ class Reach:
             return [(each, each.__name__) for each in modules if is_of_the_script(each)]
         if isinstance(value, nn.ModuleList | nn.Sequential | nn.ModuleDict):
             return [(child, f"{name}.{key}") for key, child in value._modules.items()]
-        if isinstance(value, contextvars.ContextVar | enum.EnumType | np.ndarray):
+        if isinstance(value, contextvars.ContextVar | enum.EnumType) or _is_array_of_objects(
+            value
+        ):
             return self._each_of_python(value, name, site)
         if isinstance(value, nn.Module | torch.Tensor | ModuleType | type | FunctionType):
             return [(value, name)]
@@ -1011,17 +1012,14 @@ class Reach:
             return [(value, name), *self._use_object_whole(value, name, site)]
         return [(value, name)]
 
-    def _each_of_python(
-        self, value: contextvars.ContextVar[Any] | enum.EnumType | np.ndarray, name: str, site: str
-    ) -> list[tuple[Any, str]]:
+    def _each_of_python(self, value: Any, name: str, site: str) -> list[tuple[Any, str]]:
         """Return what a context variable gives, the members of an enumeration, or objects of an array."""
         if isinstance(value, contextvars.ContextVar):
             return self._place("context", value, None, name, site)
         if isinstance(value, enum.EnumType):
             members: Mapping[str, Any] = value.__members__
             return [(value, name), *((one, f"{name}.{key}") for key, one in members.items())]
-        parts = value.ravel()[:_MOST_ITEMS] if value.dtype == object else ()
-        return [(value, name), *((part, f"{name}[...]") for part in parts)]
+        return [(part, f"{name}[...]") for part in value.ravel()[:_MOST_ITEMS]]
 
     # --- arriving at a value ---
 
@@ -1429,6 +1427,11 @@ def _parts_of(value: Any, name: str) -> list[tuple[Any, str]]:
 def _is_data_descriptor(attribute: Any) -> bool:
     """Return whether an attribute of a class goes before one of the object's own."""
     return hasattr(type(attribute), "__set__")
+
+
+def _is_array_of_objects(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype == object
 
 
 class _Names:
