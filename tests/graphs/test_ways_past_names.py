@@ -296,6 +296,54 @@ def global_by_a_name_made_at_run_time():
 
 
 @case
+def attribute_of_a_registry_by_a_name_made_at_run_time():
+    registry = ByAttribute(a=Part())
+    return lambda: getattr(registry, NAME.name).weight, adds(registry.a)
+
+
+@case
+def number_of_a_class_by_a_name_made_at_run_time():
+    kind = type("Kind", (), {"a": 1.0})
+    return lambda: getattr(kind, NAME.name), lambda: setattr(kind, "a", 3.0)
+
+
+@case
+def field_of_a_named_tuple_by_a_name_made_at_run_time():
+    settings, field = Settings({}, [1.0]), Owner(name="weights")
+    return lambda: sum(getattr(settings, field.name)), lambda: settings.weights.append(3.0)
+
+
+@case
+def global_that_is_asked_for_by_get():
+    return lambda: globals().get("OF_THE_MODULE_" + NAME.name).weight, adds(OF_THE_MODULE_a)
+
+
+@case
+def value_of_a_member():
+    mode = enum.Enum("mode", {"A": Part()})
+    return lambda: mode.A.value.weight, adds(mode.A.value)
+
+
+@case
+def comparison_that_returns_an_object():
+    class Compared(Registry):
+        def __lt__(self, name):
+            return self._parts[name]
+
+        def __neg__(self):
+            return self._parts["loss"]
+
+    registry = Compared(loss=Part())
+    return lambda: (registry < "loss").weight + (-registry).weight, adds(registry["loss"])
+
+
+@case
+def default_of_a_context_variable():
+    variable, part = contextvars.ContextVar("none"), Part()
+    return lambda: variable.get(part).weight, adds(part)
+
+
+@case
 def attribute_by_a_getter_of_a_name_made_at_run_time():
     owner, number = Owner(a=1.0), Owner(name="a")
     return lambda: operator.attrgetter(number.name)(owner), lambda: setattr(owner, "a", 3.0)
@@ -374,6 +422,52 @@ def test_an_edit_counts(make):
         assert step.report.num_replays or step.report.refusals
 
 
+LOSSES = 0
+
+
+def loss_squares(x):
+    return x.square().sum()
+
+
+class Trainer:
+    """Names what it calls, and counts in itself."""
+
+    def __init__(self):
+        self.kind, self.seen = "squares", 0
+
+    def loss_squares(self, x):
+        return x.square().sum()
+
+
+class TestWhatTheLoopCountsBesideANameMadeAtRunTime:
+    """Names that do not begin so are not read."""
+
+    def test_in_its_module(self):
+        global LOSSES
+        with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+            step = gapless.capture(lambda x: globals()["loss_" + NAME.kind](x), device=device)
+            NAME.kind = "squares"
+            for number in range(12):
+                x = torch.full((2,), number + 1.0).to(device.torch_device)
+
+                assert step(x).item() == 2 * (number + 1.0) ** 2
+                LOSSES += 1
+            assert step.report.num_replays
+
+    def test_in_the_object(self):
+        trainer = Trainer()
+        with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+            step = gapless.capture(
+                lambda x: getattr(trainer, f"loss_{trainer.kind}")(x), device=device
+            )
+            for number in range(12):
+                x = torch.full((2,), number + 1.0).to(device.torch_device)
+
+                assert step(x).item() == 2 * (number + 1.0) ** 2
+                trainer.seen += 1
+            assert step.report.num_replays
+
+
 class TestAttributesOfACapturedFunction:
     """There is one value, whether it is read and written by the function or by what is captured."""
 
@@ -426,6 +520,24 @@ class TestAttributesOfACapturedFunction:
             del step.weight
             with pytest.raises(AttributeError, match="weight"):
                 step(x)
+
+    def test_those_of_an_object_that_is_called(self):
+        class Step:
+            weight = 1.0
+
+            def __call__(self, x):
+                return x.sum() * self.weight
+
+        with SimulatedDevice() as device, device.allow_waits():
+            captured = gapless.capture(Step(), device=device)
+            x = torch.ones(2).to(device.torch_device)
+            before = [captured(x).item() for _ in range(6)]
+            captured.weight = 3.0
+
+            assert before == [2.0] * 6
+            assert [captured(x).item() for _ in range(6)] == [6.0] * 6
+            assert captured.weight == 3.0
+            assert "weight" in dir(captured)
 
     def test_its_own_stay_its_own(self):
         def step(x):

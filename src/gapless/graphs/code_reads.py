@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 RootKind: TypeAlias = Literal["argument", "global", "cell", "module", "result"]
 
 # A step along a chain: ("attr", name), ("item", constant), ("each", None), any item of a container,
-# ("parts", None), any module or tensor of a module, ("any", None), any attribute, by a name made at run time, ("super", None), an object whose attributes are
+# ("parts", None), any module or tensor of a module, ("any", begin), any attribute with a name of that beginning, which is made at run time, ("super", None), an object whose attributes are
 # looked up in its classes, or ("referent", None), what a weak reference that is called leads to.
 Link: TypeAlias = tuple[str, Any]
 
@@ -195,13 +195,18 @@ _NO_CONSTANT: Any = object()
 class _Value(NamedTuple):
     chains: frozenset[Chain] = frozenset()
     constant: Any = _NO_CONSTANT
+    # Of a text that is made at run time.
+    begin: str = ""
     code: CodeType | None = None
     method: tuple[frozenset[Chain], str] | None = None
 
 
 _UNKNOWN = _Value()
+_OPERATORS = ("COMPARE_OP", "UNARY_NEGATIVE", "UNARY_INVERT", "UNARY_POSITIVE")
 _NULL = _Value(constant=object())
 _RESULT = Chain("result", "")
+# An operator of the user's may return an object.
+_OF_OPERATOR = _Value(frozenset({_RESULT}))
 _GLOBALS = Chain("result", "globals()")
 # All names of a module.
 ALL_GLOBALS = Chain("global", "globals()")
@@ -281,7 +286,7 @@ class _Follower:
         elif name in _TO_ONE:
             for _ in range(_TO_ONE[name]):
                 self._use(self._pop())
-            self._stack.append(_UNKNOWN)
+            self._stack.append(_OF_OPERATOR if name in _OPERATORS else _UNKNOWN)
         elif name in _BUILDS:
             self._build(at.arg or 0)
         elif name in _UPDATES:
@@ -293,10 +298,10 @@ class _Follower:
         if at.argrepr == "[]":
             self._on_binary_subscr(at)
             return
-        self._use(self._pop())
-        self._use(self._pop())
-        # An operator of the user's may return an object.
-        self._push(frozenset({_RESULT}))
+        right, left = self._pop(), self._pop()
+        self._use(right)
+        self._use(left)
+        self._push(_OF_OPERATOR.chains, begin=_begin_of(left))
 
     # --- the stack ---
 
@@ -438,12 +443,13 @@ class _Follower:
     def _on_binary_subscr(self, _at: dis.Instruction) -> None:
         index, base = self._pop(), self._pop()
         self._use(index)
-        self._item(base, index.constant)
+        self._item(base, index.constant, begin=index.begin)
 
-    def _item(self, base: _Value, key: Any) -> None:
+    def _item(self, base: _Value, key: Any, *, begin: str = "") -> None:
         if _GLOBALS in base.chains:
             self._use(_Value(base.chains - {_GLOBALS}))
-            one = Chain("global", key) if isinstance(key, str) else ALL_GLOBALS.then("any")
+            is_known = isinstance(key, str)
+            one = Chain("global", key) if is_known else ALL_GLOBALS.then("any", begin)
             chains = frozenset({one}) | _each(base.chains - {_GLOBALS})
             self._read(chains)
             self._push(chains)
@@ -671,7 +677,12 @@ class _Follower:
         else:
             self._out.whole |= base
             chains = _each(base)
-        for default in arguments[1:]:
+            if _GLOBALS in base:
+                begin = arguments[0].begin if arguments else ""
+                chains |= {ALL_GLOBALS.then("any", begin)}
+                self._read(chains)
+        # A default, which for a context variable is the only one.
+        for default in arguments:
             chains |= default.chains
         self._push(chains | {_RESULT})
 
@@ -688,7 +699,7 @@ class _Follower:
             chains = frozenset(chain.then("attr", name.constant) for chain in base.chains)
         else:
             self._use(name)
-            chains = frozenset(chain.then("any") for chain in base.chains)
+            chains = frozenset(chain.then("any", name.begin) for chain in base.chains)
         self._read(chains)
         self._push(chains)
 
@@ -742,11 +753,12 @@ class _Follower:
 
     def _build(self, num: int) -> None:
         values = [self._pop() for _ in range(num)]
+        first = values[-1] if values else _UNKNOWN
         for value in values:
             self._out.whole.update(value.chains)
         chains: frozenset[Chain] = frozenset().union(*(value.chains for value in values))
         code = next((value.code for value in values if value.code is not None), None)
-        self._push(chains, code=code)
+        self._push(chains, code=code, begin=_begin_of(first))
 
     def _on_build_map(self, at: dis.Instruction) -> None:
         self._build(2 * (at.arg or 0))
@@ -867,6 +879,11 @@ def _paths_in(text: str) -> list[tuple[str, ...]]:
         return []
     paths = [tuple(field.partition("[")[0].split(".")[1:]) for field in fields]
     return [path for path in paths if path]
+
+
+def _begin_of(text: _Value) -> str:
+    """Return how a text begins that is made of this one and others; empty if that is not known."""
+    return text.constant if isinstance(text.constant, str) else text.begin
 
 
 def _path_of(name: Any) -> tuple[str | None, ...]:

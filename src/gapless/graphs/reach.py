@@ -332,7 +332,7 @@ class Executed:
                 if name in _ASKED_FOR_ITEMS:
                     is_it = kind == "each" or (kind == "item" and asked in (None, key))
                 elif name in _ASKED_FOR_ATTRIBUTES:
-                    is_it = kind == "attr" and asked in (None, key)
+                    is_it = kind == "any" or (kind == "attr" and asked in (None, key))
                 else:
                     is_it = links[-1] == ("attr", name)
                 is_of_loop = links[0][0] == "each" and all(k in ("each", "item") for k, _ in links)
@@ -653,7 +653,7 @@ class Reach:
             elif kind == "referent":
                 found = self._referent(value, name, site)
             elif kind == "any":
-                found = self._any_attribute(value, name, site)
+                found = self._any_attribute(value, key or "", name, site)
             elif kind == "parts":
                 found = _parts_of(value, name)
                 self.listed.update(id(part) for part, _ in found if isinstance(part, nn.Module))
@@ -804,6 +804,7 @@ class Reach:
         self, value: Any, key: str, name: str, site: str
     ) -> Iterable[tuple[Any, str]]:
         shown = f"{name}.{key}"
+        key = _kept_as(value, key)
         entries = entries_of(value)
         if key in ("__class__", "__dict__"):
             if key == "__dict__":
@@ -827,12 +828,20 @@ class Reach:
             return []
         return self._inherited(value, found, shown, site)
 
-    def _any_attribute(self, value: Any, name: str, site: str) -> list[tuple[Any, str]]:
-        """Return all attributes that an object, a class or a module of the user's has."""
+    def _any_attribute(
+        self, value: Any, begin: str, name: str, site: str
+    ) -> list[tuple[Any, str]]:
+        """Return what an object, a class or a module of the user's has by names that begin so.
+
+        Where nothing is known of the name, containers of a module or class are left out, and of `globals()` all but
+        functions and classes: what the loop collects and counts there would be taken for what is read.
+        """
         if isinstance(value, ModuleType | _Names):
             entries = value.of if isinstance(value, _Names) else vars(value)
             is_foreign_module = str(entries.get("__name__")).partition(".")[0] in FOREIGN_PACKAGES
-            return [] if is_foreign_module else self._entries("dict", entries, entries, name, site)
+            lasts = _lasts if isinstance(value, ModuleType) else _lasts_in_loops
+            names = [] if is_foreign_module else _names_in(entries, begin, lasts)
+            return self._entries("dict", entries, names, name, site)
         if isinstance(value, torch.optim.Optimizer | MethodType):
             return []  # guarded by themselves
         kind = value if isinstance(value, type) else type(value)
@@ -840,26 +849,39 @@ class Reach:
             part
             for owner in type.__getattribute__(kind, "__mro__")
             if not is_foreign(owner)
-            for part in self._entries("class", owner, vars(owner), name, site)
+            for part in self._entries(
+                "class", owner, _names_in(vars(owner), begin, _lasts), name, site
+            )
         ]
         if isinstance(value, type):
             return found
+        if isinstance(value, tuple) and hasattr(type(value), "_fields"):
+            found += self._each(value, name, site)
         found += self._use_slots(value, name, site)
         for table in (entries_of(value), *_tables_of(value)):
-            if table is not None:
-                self._use_whole(table, name, site)
+            if table is not None and begin:
+                names = [key for key in table if str(key).startswith(begin)]
+                found += self._entries("dict", table, names, name, site, holder=value)
+            elif table is not None:
+                self._use_whole(table, f"{name}.__dict__", site)
                 found += self._each(table, name, site)
         return found
 
     def _entries(
-        self, kind: str, owner: Any, entries: Mapping[str, Any], name: str, site: str
+        self,
+        kind: str,
+        owner: Any,
+        names: Iterable[str],
+        name: str,
+        site: str,
+        *,
+        holder: Any = None,
     ) -> list[tuple[Any, str]]:
-        """Take note of all names of a class or a module, but for Python's own; return what they are."""
+        """Take note of some names of an object, a class or a module; return what they are."""
         return [
             part
-            for key in list(entries)
-            if not key.startswith("__")
-            for part in self._place(kind, owner, key, f"{name}.{key}", site)
+            for key in names
+            for part in self._place(kind, owner, key, f"{name}.{key}", site, holder=holder)
         ]
 
     def _note_owner(self, value: Any, key: str, name: str, site: str, owner: type) -> None:
@@ -1434,6 +1456,30 @@ def _is_array_of_objects(value: Any) -> bool:
     return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype == object
 
 
+def _kept_as(value: Any, key: str) -> str:
+    """Return the attribute that another one, of Python's library, gives."""
+    return "_value_" if key == "value" and isinstance(value, enum.Enum) else key
+
+
+def _names_in(entries: Mapping[str, Any], begin: str, lasts: Callable[[Any], bool]) -> list[str]:
+    """Return the names that begin so, of all but Python's own; without a beginning, of what lasts."""
+    return [
+        key
+        for key, part in list(entries.items())
+        if key.startswith(begin) and not key.startswith("__") and (begin or lasts(part))
+    ]
+
+
+def _lasts(value: Any) -> bool:
+    """Return whether something is not what a class or a module collects in."""
+    return not isinstance(value, CONTAINERS)
+
+
+def _lasts_in_loops(value: Any) -> bool:
+    """Return whether something is not what a loop in a module gives other values again and again."""
+    return isinstance(value, FunctionType | type | nn.Module | functools.partial)
+
+
 class _Names:
     """All names of a module."""
 
@@ -1490,7 +1536,8 @@ def _of_any_object(value: Any, key: str, shown: str) -> list[tuple[Any, str]]:
 def _tables_of(value: Any) -> list[dict[str, Any]]:
     """Return the tables in which a module has attributes, and what stands in for a function; else none."""
     if isinstance(value, StandIn):
-        return [] if value.stood_for is None else [vars(value.stood_for)]
+        entries = entries_of(value.stood_for)
+        return [] if entries is None else [entries]
     if not isinstance(value, nn.Module):
         return []
     entries = vars(value)
