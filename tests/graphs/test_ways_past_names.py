@@ -344,6 +344,58 @@ def default_of_a_context_variable():
 
 
 @case
+def name_that_is_filled_in():
+    owner = Owner(loss_a=1.0)
+    weight = lambda: getattr(owner, "loss_%s" % NAME.name)  # noqa: E731, UP031
+    return weight, lambda: setattr(owner, "loss_a", 3.0)
+
+
+@case
+def attribute_that_comes_later():
+    owner = Owner()
+
+    def weight():
+        return 3.0 if hasattr(owner, f"hook_{NAME.name}") else 1.0
+
+    return weight, lambda: setattr(owner, "hook_a", True)
+
+
+@case
+def attribute_that_takes_the_place_of_a_default():
+    owner = Owner()
+    return lambda: getattr(owner, "loss_" + NAME.name, 1.0), lambda: setattr(owner, "loss_a", 3.0)
+
+
+@case
+def attribute_that_takes_the_place_of_that_of_its_class():
+    owner = type("Kind", (), {"loss_a": 1.0})()
+    return lambda: getattr(owner, "loss_" + NAME.name), lambda: setattr(owner, "loss_a", 3.0)
+
+
+@case
+def lists_that_iterators_make():
+    first, second = [Part() for _ in range(3)], [Part() for _ in range(3)]
+
+    class Makes:
+        def __init__(self, parts):
+            self.parts = parts
+
+        def __iter__(self):
+            return iter([*self.parts])
+
+    one, other = Makes(first), Makes(second)
+
+    def weight():
+        found = 0.0
+        for makes in (one, other):
+            for part in makes:
+                found += part.weight
+        return found
+
+    return weight, adds(second[1])
+
+
+@case
 def attribute_by_a_getter_of_a_name_made_at_run_time():
     owner, number = Owner(a=1.0), Owner(name="a")
     return lambda: operator.attrgetter(number.name)(owner), lambda: setattr(owner, "a", 3.0)

@@ -59,7 +59,8 @@ _METHODS = "_gapless_captured_methods"
 class CapturedFunction(StandIn):
     """A function that is captured, for a loop that is not ours; made by `capture`.
 
-    It has the function's attributes, but for those that are named as its own. In a class it is a method: each object has graphs of its own, which live as long as it.
+    It has the function's attributes, but for those that are named as its own. In a class it is a
+    method: each object has graphs of its own, which live as long as it.
     """
 
     def __init__(self, step: Any, settings: CaptureSettings) -> None:

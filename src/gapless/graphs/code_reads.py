@@ -19,7 +19,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 RootKind: TypeAlias = Literal["argument", "global", "cell", "module", "result"]
 
 # A step along a chain: ("attr", name), ("item", constant), ("each", None), any item of a container,
-# ("parts", None), any module or tensor of a module, ("any", begin), any attribute with a name of that beginning, which is made at run time, ("super", None), an object whose attributes are
+# ("parts", None), any module or tensor of a module, ("any", begin), any attribute whose name, made at
+# run time, begins so, ("super", None), an object whose attributes are
 # looked up in its classes, or ("referent", None), what a weak reference that is called leads to.
 Link: TypeAlias = tuple[str, Any]
 
@@ -301,7 +302,10 @@ class _Follower:
         right, left = self._pop(), self._pop()
         self._use(right)
         self._use(left)
-        self._push(_OF_OPERATOR.chains, begin=_begin_of(left))
+        begin = _begin_of(left) if at.argrepr in ("+", "+=", "%", "%=") else ""
+        # What `%` fills in is not known.
+        begin = begin.partition("%")[0] if at.argrepr.startswith("%") else begin
+        self._push(_OF_OPERATOR.chains, begin=begin)
 
     # --- the stack ---
 
@@ -617,7 +621,11 @@ class _Follower:
             name = arguments[1] if len(arguments) > 1 else _UNKNOWN
             self._out.stores_any_name |= not isinstance(name.constant, str)
         if Chain("global", "getattr") in names or Chain("global", "hasattr") in names:
-            self._attribute_by_name(first, arguments[1] if len(arguments) > 1 else _UNKNOWN)
+            name = arguments[1] if len(arguments) > 1 else _UNKNOWN
+            if Chain("global", "hasattr") in names or len(arguments) > 2:
+                # One that is missing may come later.
+                name = name._replace(begin="")
+            self._attribute_by_name(first, name)
             for default in arguments[2:]:
                 self._use(default)
                 self._push(self._pop().chains | default.chains)
@@ -772,7 +780,7 @@ class _Follower:
     def _on_call_intrinsic_1(self, at: dis.Instruction) -> None:
         if at.arg != _LIST_TO_TUPLE:
             self._use(self._pop())
-            self._stack.append(_UNKNOWN)
+            self._stack.append(_OF_OPERATOR)
 
     def _on_format_value(self, at: dis.Instruction) -> None:
         if (at.arg or 0) & 4:

@@ -820,7 +820,7 @@ class _Profile:
             return False
         # Another one may stand where one that is gone stood.
         parts = value.values() if isinstance(value, dict) else value
-        key = (id(observed), id(value), hash(tuple(map(id, parts))))
+        key = (id(observed), hash(tuple(map(id, parts))))
         is_known = key in self._long
         self._long.add(key)
         return is_known
@@ -844,18 +844,9 @@ class _Profile:
         if executed is not None:
             self._observe(executed.observed.setdefault("", Observed()), value)
             self._observe_parts(executed, "", value)
-            if code.co_name == "__iter__" and self._is_iterated(executed, value):
-                return
             asked = frame.f_locals.get(code.co_varnames[1]) if is_asked(code) else None
             for root, links, part in executed.parts_returned(value, code, asked):
                 self._observe(executed.led.setdefault((root, links), Observed()), part)
-
-    def _is_iterated(self, executed: Executed, value: Any) -> bool:
-        """Return whether code has gone before through what an iterator made in C goes through."""
-        key = (id(executed), hash(tuple(map(id, gc.get_referents(value)))))
-        is_known = key in self._long
-        self._long.add(key)
-        return is_known
 
     def _nearest(self, frame: FrameType | None) -> Executed | None:
         """Return the code that is followed behind a few frames of libraries, such as of contextlib."""

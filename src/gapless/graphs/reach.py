@@ -308,7 +308,7 @@ class Executed:
         """
         key = (
             function.co_name,
-            is_generator(function),
+            _is_generator(function),
             asked if isinstance(asked, str | int) else None,
         )
         if key not in self._returned:
@@ -351,16 +351,14 @@ _ASKED_FOR_ITEMS = ("__getitem__", "__class_getitem__", "__missing__")
 _ASKED_FOR_ATTRIBUTES = ("__getattr__", "__getattribute__", "__get__")
 
 
-def is_generator(code: CodeType) -> bool:
+def _is_generator(code: CodeType) -> bool:
     """Return whether a function gives its values one by one."""
     return bool(code.co_flags & inspect.CO_GENERATOR)
 
 
 def is_asked(code: CodeType) -> bool:
     """Return whether a function is a method that Python asks for the attribute or item of a name."""
-    return (
-        code.co_name in (*_ASKED_FOR_ITEMS, *_ASKED_FOR_ATTRIBUTES[:2]) and code.co_argcount == 2
-    )
+    return code.co_name in (*_ASKED_FOR_ITEMS, *_ASKED_FOR_ATTRIBUTES) and code.co_argcount == 2
 
 
 _FIELD_OF_NAMED_TUPLE: Any = type(vars(Chain)["root"])
@@ -837,51 +835,53 @@ class Reach:
         functions and classes: what the loop collects and counts there would be taken for what is read.
         """
         if isinstance(value, ModuleType | _Names):
-            entries = value.of if isinstance(value, _Names) else vars(value)
-            is_foreign_module = str(entries.get("__name__")).partition(".")[0] in FOREIGN_PACKAGES
-            lasts = _lasts if isinstance(value, ModuleType) else _lasts_in_loops
-            names = [] if is_foreign_module else _names_in(entries, begin, lasts)
-            return self._entries("dict", entries, names, name, site)
+            return self._any_of_module(value, begin, name, site)
         if isinstance(value, torch.optim.Optimizer | MethodType):
             return []  # guarded by themselves
         kind = value if isinstance(value, type) else type(value)
+        owners = [
+            owner for owner in type.__getattribute__(kind, "__mro__") if not is_foreign(owner)
+        ]
+        is_object = not isinstance(value, type)
+        own = [entries_of(value), *_tables_of(value)] if is_object else []
+        tables = [table for table in own if table is not None]
+        if begin:
+            all_names = itertools.chain(*map(vars, owners), *tables)
+            beginning_so = dict.fromkeys(key for key in all_names if str(key).startswith(begin))
+            return [
+                part for key in beginning_so for part in self._attribute(value, key, name, site)
+            ]
         found = [
             part
-            for owner in type.__getattribute__(kind, "__mro__")
-            if not is_foreign(owner)
+            for owner in owners
             for part in self._entries(
-                "class", owner, _names_in(vars(owner), begin, _lasts), name, site
+                "class", owner, _names_in(vars(owner), "", _lasts), name, site
             )
         ]
-        if isinstance(value, type):
-            return found
         if isinstance(value, tuple) and hasattr(type(value), "_fields"):
             found += self._each(value, name, site)
-        found += self._use_slots(value, name, site)
-        for table in (entries_of(value), *_tables_of(value)):
-            if table is not None and begin:
-                names = [key for key in table if str(key).startswith(begin)]
-                found += self._entries("dict", table, names, name, site, holder=value)
-            elif table is not None:
-                self._use_whole(table, f"{name}.__dict__", site)
-                found += self._each(table, name, site)
+        if is_object:
+            found += self._use_slots(value, name, site)
+        for table in tables:
+            self._use_whole(table, f"{name}.__dict__", site)
+            found += self._each(table, name, site)
         return found
 
-    def _entries(
-        self,
-        kind: str,
-        owner: Any,
-        names: Iterable[str],
-        name: str,
-        site: str,
-        *,
-        holder: Any = None,
+    def _any_of_module(
+        self, module: ModuleType | _Names, begin: str, name: str, site: str
     ) -> list[tuple[Any, str]]:
-        """Take note of some names of an object, a class or a module; return what they are."""
+        entries = module.of if isinstance(module, _Names) else vars(module)
+        if str(entries.get("__name__")).partition(".")[0] in FOREIGN_PACKAGES:
+            return []
+        lasts = _lasts_in_loops if isinstance(module, _Names) else _lasts
+        return self._entries("dict", entries, _names_in(entries, begin, lasts), name, site)
+
+    def _entries(
+        self, kind: str, owner: Any, names: Iterable[str], name: str, site: str
+    ) -> list[tuple[Any, str]]:
+        """Take note of some names of a class or a module; return what they are."""
         return [
-            part
-            for key in names
-            for part in self._place(kind, owner, key, f"{name}.{key}", site, holder=holder)
+            part for key in names for part in self._place(kind, owner, key, f"{name}.{key}", site)
         ]
 
     def _note_owner(self, value: Any, key: str, name: str, site: str, owner: type) -> None:
