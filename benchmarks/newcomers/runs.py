@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from gapless.device.cores import num_cores
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from benchmarks.newcomers.cuts import Cut, Pair
 
@@ -29,6 +30,10 @@ SRC = Path(__file__).parents[2] / "src"
 # What a run may take beyond the time it was given, before it counts as one that does not end.
 GRACE_SECONDS = 120.0
 LONGEST_SECONDS = 3600.0
+
+# Runs beside it may hold the memory that a translation needs; they end, and its time is not counted.
+TRIES = 8
+SECONDS_BETWEEN_TRIES = 15.0
 
 # Where `gapless train` writes unless it is told.
 _RUN = Path("runs") / "train"
@@ -114,7 +119,8 @@ def made(run: Run, *, folder: Path, setting: Setting, gpu: str | None = None) ->
     try:
         found["seconds"] = gapless(command, folder=folder, env=environment, limit=limit)
         unseen = [*cut.test, *cut.choosing]
-        written = translations(unseen, folder=folder, env=environment, flags=setting.on_device)
+        translate = partial(translations, unseen, folder=folder, env=environment)
+        written = _once_memory_is_free(partial(translate, flags=setting.on_device))
     except CommandError as error:
         return {**found, "problem": str(error)}
     num_test = len(cut.test)
@@ -122,6 +128,17 @@ def made(run: Run, *, folder: Path, setting: Setting, gpu: str | None = None) ->
     found["choosing_bleu"] = bleu(written[num_test:], cut.choosing, tokenise=cut.tokeniser)
     found["config"] = (folder / _RUN / "config.yaml").read_text(encoding="utf-8")
     return found
+
+
+def _once_memory_is_free(translate: Callable[[], list[str]]) -> list[str]:
+    for _ in range(TRIES - 1):
+        try:
+            return translate()
+        except CommandError as error:
+            if "memory" not in str(error):
+                raise
+            time.sleep(SECONDS_BETWEEN_TRIES)
+    return translate()
 
 
 def translations(

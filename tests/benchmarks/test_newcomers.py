@@ -13,6 +13,7 @@ from benchmarks.newcomers import (
     grid,
     lesson,
     order,
+    runs as runs_of_users,
     small,
     verdicts,
 )
@@ -258,6 +259,44 @@ def test_runs_are_spread_over_gpus(tmp_path):
     ]
 
     assert sorted(seen) == ["3", "3", "5", "5"]
+
+
+@pytest.mark.parametrize(
+    ("said", "num_tries", "problem"),
+    [("out of memory while translating", 2, None), ("no run there", 1, "no run there")],
+)
+def test_a_translation_waits_for_memory_that_runs_beside_it_hold(
+    said, num_tries, problem, tmp_path, monkeypatch
+):
+    """Its time is not counted, and another failure is told at once."""
+    commands = []
+
+    def gapless(command, *, folder, out=None, **_):
+        commands.append(command[0])
+        if command[0] == "translate" and commands.count("translate") == 1:
+            raise runs_of_users.CommandError(said)
+        if out:
+            out.write_text("a\nb\n")
+        config = folder / "runs" / "train" / "config.yaml"
+        config.parent.mkdir(parents=True, exist_ok=True)
+        config.touch()
+        return 60.0
+
+    monkeypatch.setattr(runs_of_users, "gapless", gapless)
+    monkeypatch.setattr(runs_of_users, "SECONDS_BETWEEN_TRIES", 0.0)
+    pairs = [("a", "a"), ("b", "b")]
+    cut = cuts.Cut(
+        corpus="c", size=2, source="en", target="de", train=pairs, test=pairs[:1], choosing=pairs[1:]
+    )  # fmt: skip
+
+    found = runs_of_users.made(
+        runs_of_users.Run(cut=cut, name=DEFAULTS, flags=()),
+        folder=tmp_path / "run",
+        setting=Setting(device="cpu", jobs=1),
+    )
+
+    assert found["problem"] == problem
+    assert commands.count("translate") == num_tries
 
 
 # ------------------------------------------------------------------------------------- verdicts
