@@ -26,7 +26,7 @@ from benchmarks.facts import place_and_time
 from benchmarks.newcomers import cuts, small
 from benchmarks.newcomers.grid import NUM_CONFIGURATIONS, configurations
 from benchmarks.newcomers.lesson import taught
-from benchmarks.newcomers.order import DEFAULTS, Order, make_all
+from benchmarks.newcomers.order import DEFAULTS, Order, configuration_name, make_all
 from benchmarks.newcomers.runs import Run, Setting, kill_all, made
 from benchmarks.newcomers.verdicts import Verdict, judge, lesson_line, lesson_passes, table
 from gapless.errors import UserError
@@ -163,7 +163,12 @@ def _measure(
     chosen = {cut.name: _configurations(options, cut) for cut in found_cuts}
     num_places = len(setting.places)
     order = Order(
-        found_cuts, chosen, defaults=setting.defaults, jobs=num_places, seconds=options.seconds
+        found_cuts,
+        chosen,
+        defaults=setting.defaults,
+        jobs=num_places,
+        seconds=options.seconds,
+        names=_names(options),
     )
     order.know(records.found)
     number = itertools.count()
@@ -190,6 +195,15 @@ def _measure(
     make_all(order, make, jobs=num_places, seconds_left=seconds_left, tell=ended)
     if len(order):
         tell(f"the time is over; {len(order)} runs wait for the next call")
+
+
+def _names(options: argparse.Namespace) -> list[str]:
+    names = [name.strip() for name in options.runs.split(",") if name.strip()]
+    known = [DEFAULTS, *map(configuration_name, range(options.configurations))]
+    for name in names:
+        if name not in known:
+            raise UserError(f"no run is named {name!r}; they are {', '.join(known)}")
+    return names
 
 
 def _configurations(options: argparse.Namespace, cut: cuts.Cut) -> list[list[str]]:
@@ -233,6 +247,11 @@ def _parser() -> argparse.ArgumentParser:
         "in this order",
     )  # fmt: skip
     add("--configurations", type=int, default=NUM_CONFIGURATIONS, help="how many of them")
+    add(
+        "--runs", default="", metavar="NAME,NAME",
+        help=f"make only these, such as {DEFAULTS} or '{configuration_name(6)}'; without {DEFAULTS}, "
+        "give --seconds",
+    )  # fmt: skip
     add("--jobs", type=int, default=1, help="runs beside each other on a device")
     add(
         "--gpus", default="", metavar="GPU,GPU",

@@ -15,7 +15,7 @@ from benchmarks.newcomers.runs import Run, kill_all
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from benchmarks.newcomers.cuts import Cut
 
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 DEFAULTS = "defaults"
 
 Found = dict[str, Any]
+
+
+def configuration_name(at: int) -> str:
+    """Return the name of a grid's configuration, counted from 0."""
+    return f"configuration {at + 1:02}"
 
 
 class Order:
@@ -37,6 +42,7 @@ class Order:
         defaults: flags of the runs with nothing else.
         jobs: runs beside each other.
         seconds: of each configuration; None: as many as the defaults of its cut took.
+        names: of the runs to make; empty: all.
     """
 
     def __init__(
@@ -47,19 +53,21 @@ class Order:
         defaults: tuple[str, ...],
         jobs: int,
         seconds: int | None = None,
+        names: Collection[str] = (),
     ) -> None:
         self._cuts = {cut.name: (number, cut) for number, cut in enumerate(cuts)}
         self._configurations = configurations
         self._waiting: list[tuple[bool, int, int, Run]] = []
         self._known: dict[tuple[str, str, str | None], Found] = {}
         self._seconds = seconds
+        self._names = names
         repeats = max(1, math.ceil(jobs / len(cuts))) if cuts and seconds is None else 1
         for repeat in range(repeats):
             for number, cut in enumerate(cuts):
                 seed = () if repeat == 0 else ("--seed", str(repeat + 1))
                 name = DEFAULTS if repeat == 0 else f"{DEFAULTS}, seed {repeat + 1}"
                 run = Run(cut=cut, name=name, flags=(*defaults, *seed))
-                heapq.heappush(self._waiting, (False, number, repeat, run))
+                self._let_wait(False, number, repeat, run)
         if seconds is not None:
             for cut in cuts:
                 self._let_configurations_wait(cut.name, seconds)
@@ -95,9 +103,12 @@ class Order:
         number, cut = self._cuts[name]
         max_time = f"{seconds}s"
         for at, flags in enumerate(self._configurations[cut.name]):
-            name = f"configuration {at + 1:02}"
-            run = Run(cut=cut, name=name, flags=tuple(flags), max_time=max_time)
-            heapq.heappush(self._waiting, (True, number, at, run))
+            run = Run(cut=cut, name=configuration_name(at), flags=tuple(flags), max_time=max_time)
+            self._let_wait(True, number, at, run)
+
+    def _let_wait(self, is_configuration: bool, number: int, at: int, run: Run) -> None:
+        if not self._names or run.name in self._names:
+            heapq.heappush(self._waiting, (is_configuration, number, at, run))
 
 
 def make_all(

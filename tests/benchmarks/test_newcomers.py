@@ -143,7 +143,7 @@ def test_the_trainer_knows_every_flag_of_the_grid(size, languages, tmp_path, cap
 # ---------------------------------------------------------------------------------------- order
 
 
-def order_of(num_cuts, *, jobs, seconds=None):
+def order_of(num_cuts, *, jobs, seconds=None, names=()):
     """Return an order of small cuts with two configurations each."""
     drawn = [
         cuts.draw(
@@ -152,7 +152,7 @@ def order_of(num_cuts, *, jobs, seconds=None):
         for at in range(num_cuts)
     ]
     chosen = {cut.name: [["--lr", "1"], ["--lr", "2"]] for cut in drawn}
-    return Order(drawn, chosen, defaults=(), jobs=jobs, seconds=seconds)
+    return Order(drawn, chosen, defaults=(), jobs=jobs, seconds=seconds, names=names)
 
 
 def made_in(seconds):
@@ -219,6 +219,21 @@ def test_defaults_never_have_the_machine_for_themselves():
         ("c1", ("--seed", "2")),
         ("c1", ("--seed", "3")),
     ]
+
+
+def test_some_runs_can_be_made_alone():
+    """Such as the defaults, which had not ended before, and the best configurations once more."""
+    waiting = order_of(2, jobs=6, seconds=90, names=[DEFAULTS, "configuration 02"])
+
+    runs = [waiting.next(90.0) for _ in range(4)]
+
+    assert [run.name for run in runs] == [*[DEFAULTS] * 2, *["configuration 02"] * 2]
+    assert waiting.next(90.0) is None
+
+
+def test_a_run_that_there_is_not_is_told(capsys):
+    assert judge_command.main(["--small", "--runs", "defaults, configuration 3"]) == 2
+    assert "no run is named 'configuration 3'" in capsys.readouterr().err
 
 
 def test_runs_made_before_are_not_made_again():
