@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,9 @@ Value = tuple[str, str, str]
 _NUM_EPOCHS = 2
 _NUM_BATCHES = 12
 
-SCHEDULES = [("asap", 0), ("lazy", 0), *(("random", seed) for seed in range(3))]
+Schedules = Sequence[tuple[str, int]]
+
+SCHEDULES: Schedules = [("asap", 0), ("lazy", 0), *(("random", seed) for seed in range(3))]
 
 
 def put(tensor: torch.Tensor, device: Any) -> torch.Tensor:
@@ -187,41 +190,44 @@ def run_on(
     return [(kind, f"{label}: {name}", value) for kind, name, value in found]
 
 
-def _devices(kind: str) -> Iterator[tuple[str, Any]]:
-    if kind == "cpu":
+def _devices(schedules: Schedules) -> Iterator[tuple[str, Any]]:
+    if not schedules:
         yield "cpu", "cpu"
-        return
-    for scheduler, seed in SCHEDULES:
+    for scheduler, seed in schedules:
         yield f"{scheduler} {seed}", SimulatedDevice(scheduler=scheduler, seed=seed)
 
 
-def run_plan(plan: str, kind: str) -> list[Value]:
-    """Train in a plan on a CPU, or under every schedule of the simulated device."""
+def run_plan(plan: str, schedules: Schedules) -> list[Value]:
+    """Train in a plan under each schedule of the simulated device; with none, on a CPU."""
     ways = {"two parts": train_in_two_parts, "one part": train_in_one_part}
     return [
         value
         for way, train in ways.items()
-        for label, device in _devices(kind)
+        for label, device in _devices(schedules)
         for value in run_on(device, partial(train, plan), f"{label}, {way}")
     ]
 
 
-def run_own_loop(kind: str) -> list[Value]:
-    """Train in a loop of one's own, on a CPU or under every schedule."""
+def run_own_loop(schedules: Schedules) -> list[Value]:
+    """Train in a loop of one's own under each schedule; with none, on a CPU."""
     return [
         value
-        for label, device in _devices(kind)
+        for label, device in _devices(schedules)
         for value in run_on(device, train_in_own_loop, label)
     ]
 
 
-def cases() -> dict[str, Callable[[], list[Value]]]:
-    """Return everything that this process can run, by name."""
+def cases(schedules: Schedules = SCHEDULES) -> dict[str, Callable[[], list[Value]]]:
+    """Return everything that this process can run, by name.
+
+    Args:
+        schedules: kind and seed of each scheduler of the simulated device.
+    """
     found: dict[str, Callable[[], list[Value]]] = {}
-    for kind in ("cpu", "simulated"):
+    for kind, chosen in (("cpu", ()), ("simulated", schedules)):
         for plan in gapless.PLANS:
-            found[f"plan {plan}, {kind}"] = partial(run_plan, plan, kind)
-        found[f"prefetch and capture, {kind}"] = partial(run_own_loop, kind)
+            found[f"plan {plan}, {kind}"] = partial(run_plan, plan, chosen)
+        found[f"prefetch and capture, {kind}"] = partial(run_own_loop, chosen)
     return found
 
 
