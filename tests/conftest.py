@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import random
 from dataclasses import dataclass
@@ -70,10 +71,14 @@ def pytest_runtest_setup(item):
     pytest.skip(reason)
 
 
+_cache_folders = itertools.count()
+
+
 @pytest.fixture(autouse=True)
-def own_cache_folder(no_leaks, monkeypatch, tmp_path):  # noqa: F811  # looks before, and last
-    """Give every test a cache folder of its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def own_cache_folder(no_leaks, monkeypatch, tmp_path_factory):  # noqa: F811  # looks before, and last
+    """Give every test a cache folder of its own, which is made where one is written to."""
+    folder = tmp_path_factory.getbasetemp() / f"cache-{next(_cache_folders)}"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def simulated_run(name, kind):
     return run, list(device.report.races)
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(2)
 @every_recipe
 def test_both_scripts_compute_the_same_on_the_simulated_device(name):
     """Every bit is the same where steps are replayed, and nothing is refused."""

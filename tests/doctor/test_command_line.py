@@ -109,7 +109,7 @@ def split_report(err: str) -> tuple[str, str]:
     return (err[: found.start()], err[found.start() :]) if found else (err, "")
 
 
-@pytest.mark.quick_cases(24)
+@pytest.mark.quick_cases(10)
 @pytest.mark.parametrize("run", QUICK, ids=lambda run: run["name"])
 def test_a_run_is_as_promised(run, tmp_path, launcher):
     """Exit code, outputs and files, and all that Python itself would have said and done."""

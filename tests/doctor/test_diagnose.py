@@ -63,6 +63,7 @@ def noisy(exposed, *, seed, waits=True):
     return program
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("exposed", [0.0, 0.3, 0.6])
 def test_noise_of_the_host_and_the_device_leaves_the_gain_right(exposed, seed):

@@ -269,7 +269,7 @@ def kinds(of=Changes):
     return found + [kind for sub in of.__subclasses__() for kind in kinds(sub)]
 
 
-@pytest.mark.quick_cases(6)
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.__name__)
 def test_a_change_between_replays_is_seen(device, kind):
     """Losses, gradients and weights are those of the loop as written."""

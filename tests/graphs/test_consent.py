@@ -79,6 +79,7 @@ def test_ranks_that_agree_replay(device):
     assert all(map(torch.equal, weights, expected(device)))
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("ahead", [False, True])
 def test_one_that_cannot_keeps_all_from_it(device, ahead, number):
@@ -275,6 +276,7 @@ def reads(training):
     return step
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("ahead", [False, True], ids=["as it comes", "ahead"])
 @pytest.mark.parametrize(
     "cannot",

@@ -48,6 +48,7 @@ def check(loop):
     return reports
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("pattern", ["FFT", "FT", "FFFTT"])
 @pytest.mark.parametrize("name", micro_steps.OPTIMIZERS)
 @pytest.mark.parametrize("how", micro_steps.HOW)
@@ -83,10 +84,21 @@ def test_gradients_that_the_loop_keeps_while_batches_have_other_shapes(keep):
     assert report.num_graphs == 2
 
 
-@given(st.integers(0, 2**32).map(micro_steps.Program.of))
-@settings(max_examples=25, deadline=None)
+PROGRAMS = st.integers(0, 2**32).map(micro_steps.Program.of)
+
+
+@given(PROGRAMS)
+@settings(max_examples=6, deadline=None)
 def test_any_micro_step(program):
     """Backward passes, clipping, updates and gradients that are let go of, in any order."""
+    check(program.loop)
+
+
+@pytest.mark.slow
+@given(PROGRAMS)
+@settings(max_examples=25, deadline=None)
+def test_any_of_more_micro_steps(program):
+    """The same, for more of them."""
     check(program.loop)
 
 

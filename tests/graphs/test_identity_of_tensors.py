@@ -255,6 +255,7 @@ def reshaped_in_place(change):
     return loop
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize(
     "loop",
     [

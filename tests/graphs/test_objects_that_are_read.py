@@ -223,6 +223,7 @@ def has_names(names_of):
     )
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize(
     "make",
     [

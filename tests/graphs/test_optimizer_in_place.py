@@ -219,7 +219,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.quick_cases(12)
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("change", [*CHANGES, replace_a_weight])
 @pytest.mark.parametrize("make", [momentum, adamw])
 def test_a_change_between_two_steps(device, make, change):

@@ -55,7 +55,7 @@ def plainly(device, data):
     return losses, [read_back(device, weight).tolist() for weight in training.model.parameters()]
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("make", [list, tuple])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_groups_train_as_single_batches_do(device, size, make):

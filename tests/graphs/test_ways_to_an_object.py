@@ -254,7 +254,7 @@ def seen_by(way, wrap, device):
     return step, seen
 
 
-@pytest.mark.quick_cases(25)
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_an_edited_object_counts_whatever_way_leads_to_it(way):
     """By another graph, or as written."""

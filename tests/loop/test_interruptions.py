@@ -193,6 +193,7 @@ def interrupt(loop, number, failure):
     assert (LOSSES, sum(WEIGHTS)) == (again.losses, again.weight)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, PlannedError])
 @pytest.mark.parametrize("plan", SHORT)
 def test_an_epoch_may_be_interrupted_before_any_line(plan, kind):

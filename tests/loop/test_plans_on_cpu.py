@@ -42,7 +42,7 @@ def test_waits_of_a_hundred_batches_are_as_declared(a_hundred_batches, expected_
     assert expected_waits[plan] == counts
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_last_partial_interval_is_waited_for_once(train_tiny, expected_waits, plan):
     """Over 95 batches the interval plans wait ceil(95 / 10) times, and lose no loss."""

@@ -181,6 +181,7 @@ def is_alive(pid):
 
 # Torch opens temporary files to see why a worker's connection broke. The signal of that worker's end
 # may arrive while it does, and then one of them is not closed.
+@pytest.mark.quick_cases(3)
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 # Of a worker that is killed while it sends a tensor.
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

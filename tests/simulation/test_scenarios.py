@@ -36,7 +36,7 @@ def more_schedules(name):
     return [one for one in schedules(name, range(NUM_SEEDS)) if one not in quick]
 
 
-@pytest.mark.quick_cases(70)
+@pytest.mark.quick_cases(30)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario(name):

@@ -146,6 +146,7 @@ def run(launcher, tmp_path, way, name):
     return done.code, (tmp_path / way).read_bytes()
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_prints_and_ends_as_it_is_written(launcher, tmp_path, name):
     """The same bytes and the same exit code."""

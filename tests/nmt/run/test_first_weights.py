@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import shutil
 from dataclasses import replace
 
 import pytest
 
+from gapless.device.numerics import numerics_restored
 from gapless.errors import RunFolderError, UserError
 from gapless.nmt.run import checkpoints
 from gapless.nmt.run.chosen_run import choose_run
@@ -30,14 +32,22 @@ def write(path, letters, *, seed):
     return path
 
 
-@pytest.fixture
-def first(tmp_path, numerics):
-    """A trained run."""
-    write(tmp_path / "d.tsv", "abcdefgh", seed=1)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A trained run, which no test changes."""
+    folder = tmp_path_factory.mktemp("trained")
+    write(folder / "d.tsv", "abcdefgh", seed=1)
     settings = {"batch_size": 8, "warmup": 2, "check_columns": False, "beam": 1}
-    config = tiny_config(tmp_path, run_dir=str(tmp_path / "first"), **settings)
-    Trainer.new(config, observer=Silent()).train()
-    return tmp_path / "first"
+    with numerics_restored():
+        config = tiny_config(folder, run_dir=str(folder / "first"), **settings)
+        Trainer.new(config, observer=Silent()).train()
+    return folder / "first"
+
+
+@pytest.fixture
+def first(trained, tmp_path, numerics):
+    """A trained run in a folder of the test's own."""
+    return shutil.copytree(trained, tmp_path / "first")
 
 
 def further(first, **flags):

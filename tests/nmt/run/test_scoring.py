@@ -204,6 +204,7 @@ def test_text_that_may_be_of_this_direction(src, tgt, options):
     check_direction(config, Pairs(src=ARABIC, tgt=ENGLISH))
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("english", ["en", "English", "eng", "英语"])
 @pytest.mark.parametrize("chinese", ["zh", "Chinese", "zh-CN", "中文"])
 def test_the_embedded_corpus_is_that_of_two_languages_by_any_names(english, chinese):

@@ -154,6 +154,7 @@ def step_of(model, optimizer, device):
     optimizer.step()
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("scheduler", ["asap", "lazy", "random"])
 def test_memory_does_not_grow_over_steps(scheduler):
     """Training steps reuse blocks, and freed buffers are forgotten."""

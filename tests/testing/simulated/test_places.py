@@ -467,13 +467,16 @@ def losses_of_packed_lstm(there):
     return losses
 
 
-def test_lengths_of_padded_sequences_are_no_memory_of_the_device():
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("seed", range(4))
+def test_lengths_of_padded_sequences_are_no_memory_of_the_device(seed):
     """Torch writes them at once, while work of the device still reads what was let go of."""
     expected = losses_of_packed_lstm("cpu")
-    for seed in range(4):
-        with SimulatedDevice(scheduler="random", seed=seed) as device:
-            found = [loss.item() for loss in losses_of_packed_lstm(device.torch_device)]
-        assert found == [loss.item() for loss in expected]
+
+    with SimulatedDevice(scheduler="random", seed=seed) as device:
+        found = [loss.item() for loss in losses_of_packed_lstm(device.torch_device)]
+
+    assert found == [loss.item() for loss in expected]
 
 
 def test_sparse_tensors_do_not_move(device, there):

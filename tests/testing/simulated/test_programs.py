@@ -43,6 +43,7 @@ def under_each_schedule():
     ]
 
 
+@pytest.mark.quick_cases(15)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(("name", "scheduler", "seed"), under_each_schedule())
 def test_a_program_gives_the_cpus_bits(name, scheduler, seed):
