@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 
 from gapless.graphs.host_watch import KeptPath
 from gapless.graphs.kept_tensors import KeptTensors, place_of
-from gapless.graphs.reach import Place
 from gapless.graphs.results import Results
+from gapless.graphs.value_places import Place
 from gapless.pipeline.tree import flatten
 
 

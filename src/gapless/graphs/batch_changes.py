@@ -15,8 +15,8 @@ import torch
 from gapless.errors import BatchError
 from gapless.graphs.addresses import address_of
 from gapless.graphs.inference_mode import inference_mode
-from gapless.graphs.reach import put_on
 from gapless.graphs.results import has_own_gradient
+from gapless.graphs.value_places import put_on
 from gapless.graphs.versions import version_of
 from gapless.pipeline.containers import (
     PLAIN,

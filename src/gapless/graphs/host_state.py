@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from gapless.graphs.code_kinds import CodeKind, is_foreign, kind_of
 from gapless.graphs.plain_values import is_array, is_plain, same
-from gapless.graphs.reach import (
+from gapless.graphs.value_places import (
     BUFFERS,
     HOOK_TABLES,
     MISSING,

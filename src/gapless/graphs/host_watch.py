@@ -39,6 +39,7 @@ from gapless.graphs.code_kinds import (
     site_of,
 )
 from gapless.graphs.code_reads import reads_of
+from gapless.graphs.executed import Executed, Observed, is_asked
 from gapless.graphs.host_state import (
     OTHER_MEMORY,
     Difference,
@@ -47,6 +48,7 @@ from gapless.graphs.host_state import (
     RandomStates,
     Text,
 )
+from gapless.graphs.made_in_c import ATTRIBUTE_READERS
 from gapless.graphs.plain_values import (
     is_number_like,
     is_tensor_tree,
@@ -54,18 +56,9 @@ from gapless.graphs.plain_values import (
     same_but_tensors,
     shown,
 )
-from gapless.graphs.reach import (
-    ATTRIBUTE_READERS,
-    MISSING,
-    Executed,
-    Observed,
-    Place,
-    Reach,
-    entries_of,
-    is_asked,
-    shown_key,
-)
+from gapless.graphs.reach import Reach
 from gapless.graphs.read_guards import ReadGuards
+from gapless.graphs.value_places import MISSING, Place, entries_of, shown_key
 from gapless.pipeline.containers import container_of, tensors_inside
 
 

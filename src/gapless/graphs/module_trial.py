@@ -42,13 +42,13 @@ from gapless.graphs.module_refusals import (
 )
 from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.proof import NotProved, prove
-from gapless.graphs.reach import HOOK_TABLES, put_on
 from gapless.graphs.refusal import Refused, asks_of_its_call, read_elsewhere
 from gapless.graphs.rehearsal import Rehearsal
 from gapless.graphs.seen_calls import Given, SeenCalls, note_gradients
 from gapless.graphs.step_call import within_a_step
 from gapless.graphs.touched import TouchWatch
 from gapless.graphs.trial import Tried, why_it_failed
+from gapless.graphs.value_places import HOOK_TABLES, put_on
 from gapless.graphs.versions import VersionsBefore, version_of
 from gapless.graphs.weight_guards import WeightsInPlace
 from gapless.pipeline.tree import flatten, has_address

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.graphs.reach import MISSING, entries_of
+from gapless.graphs.value_places import MISSING, entries_of
 from gapless.pipeline.containers import container_of
 from gapless.pipeline.tree import has_attributes
 

@@ -8,27 +8,19 @@ look there: neither properties nor `__getattr__`.
 from __future__ import annotations
 
 import argparse
-import array
 import builtins
 import collections
 import contextvars
-import copy
-import ctypes
-import dataclasses
 import enum
 import functools
 import gc
 import importlib.util
-import inspect
 import itertools
 import logging
-import operator
 import os
 import sys
-import threading
 import weakref
-from collections.abc import Collection, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -54,24 +46,45 @@ from gapless.graphs.code_kinds import (
     kind_of,
     site_of,
 )
-from gapless.graphs.code_reads import ALL_GLOBALS, CHANGING_METHODS, Chain, CodeReads, reads_of
-from gapless.graphs.stand_in import StandIn
+from gapless.graphs.code_reads import ALL_GLOBALS, CHANGING_METHODS, Chain, reads_of
+from gapless.graphs.executed import Executed
+from gapless.graphs.made_in_c import (
+    ATTRIBUTE_READERS,
+    GETTERS,
+    MADE_IN_C,
+    MOVING,
+    ONLY_CHANGING,
+    READERS_OF_OBJECT,
+    names_of_protocol,
+    paths_of,
+    reads_attributes,
+)
 from gapless.graphs.torch_objects import reader_of_method
+from gapless.graphs.value_places import (
+    BUFFERS,
+    CONTAINERS,
+    FIELD_OF_NAMED_TUPLE,
+    HOOK_TABLES,
+    MISSING,
+    PLAIN_DESCRIPTORS,
+    VIEWS,
+    Place,
+    class_attribute,
+    content_of,
+    default_of,
+    dict_of_view,
+    entries_of,
+    shown_key,
+    tables_of,
+    target_of,
+    unwrapped,
+)
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import CodeType
 
-    from gapless.graphs.code_reads import Link, Store
-
-
-MISSING: Any = type("Missing", (), {"__repr__": lambda _: "nothing"})()
-
-
-def shown_key(key: Any) -> str:
-    """Return a short text for a key of a dict; the text of a tensor would need its values."""
-    return repr(key) if isinstance(key, str | bytes | int | float) else "..."
+    from gapless.graphs.code_reads import Store
 
 
 # Longer containers are not looked into item by item, unless their items are plain.
@@ -79,344 +92,8 @@ _MOST_ITEMS = 10_000
 _DEPTH = 6
 _MOST_UNSEEN = 500
 
-CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, MappingProxyType)
-
-
 # What a user may put into a module of a library, and has no other place.
 _VALUES = (bool, int, float, complex, str, bytes, torch.Tensor)
-
-# What shows a dictionary.
-_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
-
-# Objects that are compared by their bytes.
-BUFFERS = (array.array, bytearray, memoryview, ctypes.c_int.__mro__[2])
-
-# Functions that read attributes which no code names, of whatever they are given.
-ATTRIBUTE_READERS = (
-    getattr,
-    vars,
-    dir,
-    copy.copy,
-    copy.deepcopy,
-    dataclasses.asdict,
-    dataclasses.astuple,
-    dataclasses.replace,
-)
-
-# Methods of every object, made in C, that read attributes which no code names.
-_READERS_OF_OBJECT = frozenset(
-    ["__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__", "__dir__"]
-)
-
-# Methods of containers made in C that change them and return nothing of what they hold.
-_ONLY_CHANGING = CHANGING_METHODS - {"pop", "popleft", "popitem", "setdefault", "send"}
-
-_GETTERS = (operator.attrgetter, operator.methodcaller)
-# Made in C, and hold what they give or call.
-_HOLDERS = (
-    operator.itemgetter,
-    staticmethod,
-    classmethod,
-    property,
-    map,
-    filter,
-    zip,
-    enumerate,
-    reversed,
-    *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
-    *map(type, (iter([]), iter(()), iter({}), iter(set()), iter({}.values()), iter({}.items()))),
-)
-_MOVING = tuple(
-    kind for kind in _HOLDERS if issubclass(kind, Iterator) and kind is not itertools.repeat
-)
-
-
-class Place:
-    """Where a value stands.
-
-    Attributes:
-        kind: "dict" (an entry), "item" (of a list, tuple or deque), "cell", "slot" (a descriptor
-            made in C), "class" (an attribute of a class) or "context" (a context variable).
-        owner: the dictionary, container, cell, object or class.
-        key: the key, index or attribute.
-        name: as the code says it, such as `self.alpha`.
-        site: where it says so, `file:line`; "" if that is not known.
-        holder: the object whose attribute it is, None if it is none.
-        behind: what the name leads to as long as nothing stands here: the class's attribute.
-    """
-
-    __slots__ = ("behind", "holder", "key", "kind", "name", "owner", "site")
-
-    def __init__(
-        self,
-        kind: str,
-        owner: Any,
-        key: Any,
-        *,
-        name: str,
-        site: str,
-        holder: Any = None,
-        behind: Any = MISSING,
-    ) -> None:
-        self.behind = behind
-        self.kind = kind
-        self.owner = owner
-        self.key = key
-        self.name = name
-        self.site = site
-        self.holder = holder
-
-    def read(self) -> Any:
-        """Return what stands there, `MISSING` if nothing does."""
-        try:
-            if self.kind == "cell":
-                return self.owner.cell_contents
-            if self.kind == "context":
-                return self.owner.get(MISSING)
-            if self.kind == "slot":
-                return self.key.__get__(self.owner)
-            if self.kind == "class":
-                return vars(self.owner)[self.key]
-            if isinstance(self.owner, dict):
-                # Not the user's `__getitem__` or `__missing__`.
-                return dict.get(self.owner, self.key, MISSING)
-            return self.owner[self.key]
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-            return MISSING
-
-    def write(self, value: Any) -> None:
-        """Put a value there."""
-        if self.kind == "cell":
-            self.owner.cell_contents = value
-        elif self.kind == "slot":
-            self.key.__set__(self.owner, value)
-        elif self.kind == "class":
-            setattr(self.owner, self.key, value)
-        else:
-            self.owner[self.key] = value
-
-    def without_holder(self) -> Place:
-        """Return the same place, which holds on to what it is in and not to whose it is."""
-        return Place(
-            self.kind, self.owner, self.key, name=self.name, site=self.site, behind=self.behind
-        )
-
-    @property
-    def id(self) -> tuple[str, int, Any]:
-        """The same for two objects that stand for one place; valid while the owner lives."""
-        return (self.kind, id(self.owner), self.key)
-
-
-@dataclass
-class Observed:
-    """Objects that were seen in one role, without keeping them alive if weak references can be made.
-
-    Attributes:
-        runs: by id of the object: a weak reference, and in which watched runs it was seen.
-        given: ids of those that were there before a run that has shown them.
-    """
-
-    runs: dict[int, tuple[Callable[[], Any], set[int]]] = field(default_factory=dict)
-    given: set[int] = field(default_factory=set)
-
-    def alive(self, least: int) -> list[Any]:
-        """Return the objects that still live, and were there before a run or seen in so many."""
-        found = [
-            (ref(), key in self.given or len(runs) >= least)
-            for key, (ref, runs) in self.runs.items()
-        ]
-        return [value for value, is_kept in found if value is not None and is_kept]
-
-
-@dataclass
-class Executed:
-    """A function's code that ran, and what it ran with.
-
-    Attributes:
-        code: of the function.
-        names: its globals.
-        reads: what it names.
-        kind: who wrote it.
-        observed: by argument (`""`: what calls returned to it), the objects seen.
-        led: by argument and links, the objects to which it led; objects that a step makes for
-            itself are gone when one asks them.
-        functions: those with this code, None if they were not searched for.
-    """
-
-    code: CodeType
-    names: dict[str, Any]
-    reads: CodeReads
-    kind: CodeKind
-    observed: dict[str, Observed] = field(default_factory=dict)
-    led: dict[tuple[str, tuple[Link, ...]], Observed] = field(default_factory=dict)
-    functions: list[weakref.ref[FunctionType]] | None = None
-
-    def __post_init__(self) -> None:
-        paths: dict[str, set[tuple[Link, ...]]] = {}
-        for chain in (*self.reads.reads, *(base for s in self.reads.stores for base in s.bases)):
-            known = paths.setdefault(chain.root, set())
-            known.update(chain.links[:end] for end in range(1, len(chain.links) + 1))
-        self._paths = {root: sorted(known, key=len) for root, known in paths.items()}
-        # Where what a function returns may stand, by its name and what it was asked for.
-        self._returned: dict[Hashable, list[tuple[str, tuple[Link, ...]]]] = {}
-
-    def follows(self, root: str) -> bool:
-        """Return whether the code looks into an argument, or `""` for a result."""
-        return root in self._paths
-
-    def parts_of(
-        self, root: str, value: Any, links: tuple[Link, ...] = ()
-    ) -> Iterator[tuple[tuple[Link, ...], Any]]:
-        """Return what the code finds behind an argument, or `""` for a result, with its links.
-
-        No code of the user's is run.
-
-        Args:
-            root: the argument.
-            value: that stands there, or behind the links.
-            links: from the root to the value.
-        """
-        found: dict[tuple[Link, ...], list[Any]] = {links: [value]}
-        for longer in self._paths.get(root, ()):
-            kind, key = longer[-1]
-            found.setdefault(
-                longer,
-                [
-                    part
-                    for base in found.get(longer[:-1], ())
-                    for part in _parts_at(base, kind, key)
-                ],
-            )
-            if len(longer) > len(links):
-                for part in found[longer]:
-                    yield longer, part
-
-    def parts_returned(
-        self, value: Any, function: CodeType, asked: Any = None
-    ) -> Iterator[tuple[str, tuple[Link, ...], Any]]:
-        """Return what the code finds behind a value that came while it read an attribute, or looped.
-
-        Yields the name that it began with, or `""` for a result, the links and the object. Of which
-        argument it is an item, nobody sees, nor whether a `zip` or an `enumerate` stands between: each
-        that may be counts.
-
-        Args:
-            value: that came.
-            function: that returned it: the getter of a property, a generator, or a method that Python
-                calls for an attribute or an item.
-            asked: the attribute or the item that such a method was asked for.
-        """
-        key = (
-            function.co_name,
-            _is_generator(function),
-            asked if isinstance(asked, str | int) else None,
-        )
-        if key not in self._returned:
-            self._returned[key] = list(self._places_of_returned(*key))
-        given = [value]
-        if key[:2] == ("__iter__", False):
-            given = [part for table in _tables_behind(value) for part in table]
-        for root, links in self._returned[key]:
-            for one in given:
-                yield root, links, one
-                for longer, part in self.parts_of(root, one, links):
-                    yield root, longer, part
-
-    def _places_of_returned(
-        self, name: str, gives_items: bool, asked: str | int | None
-    ) -> Iterator[tuple[str, tuple[Link, ...]]]:
-        gives_items |= name in ("__next__", "__iter__")
-        for root, paths in self._paths.items():
-            for links in paths:
-                kind, key = links[-1]
-                if name in _ASKED_FOR_ITEMS:
-                    is_it = kind == "each" or (kind == "item" and asked in (None, key))
-                elif name in _ASKED_FOR_ATTRIBUTES:
-                    is_it = kind == "any" or (kind == "attr" and asked in (None, key))
-                else:
-                    is_it = links[-1] == ("attr", name)
-                is_of_loop = links[0][0] == "each" and all(k in ("each", "item") for k, _ in links)
-                if is_it or (gives_items and root and is_of_loop):
-                    yield root, links
-
-    def alive_functions(self) -> list[FunctionType]:
-        """Return the functions with this code that were searched for and still live."""
-        return [function for ref in self.functions or () if (function := ref()) is not None]
-
-
-_MOST_PARTS = 1_000
-
-# Methods of the user's that Python calls for an item or an attribute.
-_ASKED_FOR_ITEMS = ("__getitem__", "__class_getitem__", "__missing__")
-_ASKED_FOR_ATTRIBUTES = ("__getattr__", "__getattribute__", "__get__")
-
-
-def _is_generator(code: CodeType) -> bool:
-    """Return whether a function gives its values one by one."""
-    return bool(code.co_flags & inspect.CO_GENERATOR)
-
-
-def is_asked(code: CodeType) -> bool:
-    """Return whether a function is a method that Python asks for the attribute or item of a name."""
-    return code.co_name in (*_ASKED_FOR_ITEMS, *_ASKED_FOR_ATTRIBUTES) and code.co_argcount == 2
-
-
-_FIELD_OF_NAMED_TUPLE: Any = type(vars(Chain)["root"])
-
-# To ask them runs no code of the user's.
-_PLAIN_DESCRIPTORS = (MemberDescriptorType, _FIELD_OF_NAMED_TUPLE)
-
-
-def _parts_at(value: Any, kind: str, key: Any) -> list[Any]:
-    """Return what stands at an attribute or item, or all items, as far as no code is run."""
-    if kind == "attr":
-        for table in (entries_of(value), *_tables_of(value)):
-            if table is not None and key in table:
-                return [table[key]]
-        found = _class_attribute(type(value), key)
-        if found is not None and isinstance(found[1], _PLAIN_DESCRIPTORS):
-            part = Place("slot", value, found[1], name="", site="").read()
-            return [] if part is MISSING else [part]
-        return []
-    if kind == "item":
-        place = Place("item", value, key, name="", site="")
-        is_known = isinstance(value, list | tuple | dict | collections.deque)
-        part = place.read() if is_known else MISSING
-        return [] if part is MISSING else [part]
-    if kind == "each":
-        return [part for table in _tables_behind(value) for part in table]
-    if kind == "referent":
-        target = _target_of(value)
-        return [] if target is None else [target]
-    if kind == "any":
-        tables = (entries_of(value), *_tables_of(value))
-        return [part for table in tables if table is not None for part in table.values()]
-    return []
-
-
-def _tables_behind(value: Any, depth: int = 3) -> Iterator[Iterable[Any]]:
-    """Return the items of a container, or of those that an iterator made in C goes through."""
-    if isinstance(value, tuple):
-        if len(value) <= _MOST_PARTS:
-            # One inside an iterator, such as a `zip` of others, may have gaps: only the collector passes them.
-            parts = gc.get_referents(value)
-            yield parts
-            for part in parts:
-                if depth and _moves(part):
-                    yield from _tables_behind(part, depth - 1)
-    elif isinstance(value, CONTAINERS):
-        if len(value) <= _MOST_PARTS:
-            yield value.values() if isinstance(value, dict | MappingProxyType) else value
-    elif isinstance(value, _VIEWS):
-        yield from _tables_behind(_dict_of(value), depth)
-    elif depth and type(value).__module__ in ("builtins", "itertools") and _moves(value):
-        for part in gc.get_referents(value):
-            yield from _tables_behind(part, depth - 1)
-
-
-def _moves(value: Any) -> bool:
-    """Return whether a value is an iterator made in C, or a part of one."""
-    return isinstance(value, Iterator) or type(value).__module__ == "itertools"
 
 
 class Reach:
@@ -494,9 +171,9 @@ class Reach:
     def _root(self, step: object) -> None:
         name = getattr(step, "__name__", None) or type(step).__name__
         self._arrive(step, name, "", in_full=True)
-        call = _class_attribute(type(step), "__call__")
+        call = class_attribute(type(step), "__call__")
         if not isinstance(step, FunctionType | MethodType | nn.Module) and call is not None:
-            self._note_function(_unwrapped(call[1]), must_follow=True)
+            self._note_function(unwrapped(call[1]), must_follow=True)
 
     def _follow_all(self) -> None:
         # The user's own code first: it has the names that people know.
@@ -520,7 +197,7 @@ class Reach:
         owners = {owner for kind in kinds for owner in type.__getattribute__(kind, "__mro__")}
         for owner in filter(lambda each: not is_foreign(each), owners):
             for key, attribute in list(vars(owner).items()):
-                code = getattr(_unwrapped(attribute), "__code__", None)
+                code = getattr(unwrapped(attribute), "__code__", None)
                 if code is not None and id(code) in self._executed:
                     name = f"{owner.__name__}.{key}"
                     self._place("class", owner, key, name, site_of(code, None))
@@ -568,7 +245,7 @@ class Reach:
         for chain, given in executed.reads.given.items():
             line = executed.reads.reads.get(chain)
             for function, _ in self._values(executed, chain, line):
-                if _reads_attributes(function):
+                if reads_attributes(function):
                     for each in given:
                         for value, name in self._values(executed, each, line):
                             self._use_attributes(value, name, site_of(executed.code, line))
@@ -585,7 +262,7 @@ class Reach:
         """Take note of the attributes that decide whether an object follows a protocol."""
         site = site_of(executed.code, line)
         found = [pair for each in given for pair in self._values(executed, each, line)]
-        names = {key for kind, _ in found for key in _names_of_protocol(kind)}
+        names = {key for kind, _ in found for key in names_of_protocol(kind)}
         for value, name in found if names else ():
             if not isinstance(value, type):
                 for key in sorted(names):
@@ -729,7 +406,7 @@ class Reach:
                 self._arrive(value, shown, site)
                 yield value, shown
         for function in self.functions.get(id(executed.code), []) if name else ():
-            default = _default_of(function, name)
+            default = default_of(function, name)
             if default is not MISSING:
                 self._arrive(default, name, site)
                 yield default, name
@@ -782,7 +459,7 @@ class Reach:
 
     def _referent(self, value: Any, name: str, site: str) -> list[tuple[Any, str]]:
         """Return what a weak reference leads to, nothing for other values."""
-        target = _target_of(value)
+        target = target_of(value)
         if target is None or id(target) in self._skip:
             return []
         self._arrive(target, name, site)
@@ -808,20 +485,20 @@ class Reach:
             if key == "__dict__":
                 self._use_slots(value, name, site)
             return _of_any_object(value, key, shown)
-        for table in (entries, *_tables_of(value)):
+        for table in (entries, *tables_of(value)):
             if table is not None and key in table:
                 return self._place("dict", table, key, shown, site, holder=value)
         if isinstance(value, CONTAINERS) and is_foreign(type(value)):
             if key not in CHANGING_METHODS and key != "get":
                 self._use_whole(value, name, site)
             return []
-        found = _class_attribute(type(value), key)
+        found = class_attribute(type(value), key)
         if found is not None:
             self._note_owner(value, key, name, site, found[0])
         self._note_absence(value, key, shown, site, found)
         if found is None:
             # A mapping whose items can be read as attributes.
-            if isinstance(value, dict) and _class_attribute(type(value), "__getattr__"):
+            if isinstance(value, dict) and class_attribute(type(value), "__getattr__"):
                 return self._place("dict", value, key, shown, site)
             return []
         return self._inherited(value, found, shown, site)
@@ -843,7 +520,7 @@ class Reach:
             owner for owner in type.__getattribute__(kind, "__mro__") if not is_foreign(owner)
         ]
         is_object = not isinstance(value, type)
-        own = [entries_of(value), *_tables_of(value)] if is_object else []
+        own = [entries_of(value), *tables_of(value)] if is_object else []
         tables = [table for table in own if table is not None]
         if begin:
             all_names = itertools.chain(*map(vars, owners), *tables)
@@ -888,7 +565,7 @@ class Reach:
         """Take note of what an attribute may read that is not the user's."""
         if _is_looked_into(owner) and entries_of(value) is not None:
             self._use_object_whole(value, name, site)
-        if key in _READERS_OF_OBJECT and owner is object:
+        if key in READERS_OF_OBJECT and owner is object:
             self._use_attributes(value, name, site)
 
     def _note_absence(
@@ -899,7 +576,7 @@ class Reach:
         is_taken_for_granted = owner is not None and is_foreign(owner)
         if is_taken_for_granted and (not self._is_users or isinstance(value, torch.Tensor)):
             return
-        for table in (entries_of(value), *_tables_of(value)):
+        for table in (entries_of(value), *tables_of(value)):
             if table is not None and not _is_data_descriptor(attribute):
                 self._place("dict", table, key, shown, site, holder=value, behind=attribute)
         self._note_classes(type(value), key, shown, site, owner)
@@ -919,9 +596,9 @@ class Reach:
     ) -> Iterable[tuple[Any, str]]:
         owner, attribute = found
         key = shown.rpartition(".")[2]
-        if isinstance(attribute, (*_PLAIN_DESCRIPTORS, GetSetDescriptorType)):
+        if isinstance(attribute, (*PLAIN_DESCRIPTORS, GetSetDescriptorType)):
             return self._described(value, attribute, shown, site)
-        function = _unwrapped(attribute)
+        function = unwrapped(attribute)
         if isinstance(attribute, staticmethod | classmethod | FunctionType):
             self._note_function(function)
             if self._is_blind and not isinstance(attribute, staticmethod):
@@ -934,7 +611,7 @@ class Reach:
             return []
         results = self._place("class", owner, key, shown, site)
         if isinstance(attribute, property | functools.cached_property):
-            for path in _paths_of(function):
+            for path in paths_of(function):
                 self._follow_path(value, path, shown.rpartition(".")[0], site)
             return []
         return results
@@ -943,7 +620,7 @@ class Reach:
         self, value: Any, attribute: Any, shown: str, site: str
     ) -> list[tuple[Any, str]]:
         """Return what a descriptor that is made in C leads to, as far as no code is run."""
-        if isinstance(attribute, _FIELD_OF_NAMED_TUPLE):
+        if isinstance(attribute, FIELD_OF_NAMED_TUPLE):
             # It stays what it is; what it holds may change.
             part = attribute.__get__(value)
             self._arrive(part, shown, site)
@@ -976,14 +653,14 @@ class Reach:
     def _class_attribute(
         self, value: type, key: str, shown: str, site: str
     ) -> Iterable[tuple[Any, str]]:
-        found = _class_attribute(value, key)
+        found = class_attribute(value, key)
         self._note_classes(value, key, shown, site, found[0] if found is not None else None)
-        found = found or _class_attribute(type(value), key)
+        found = found or class_attribute(type(value), key)
         if found is None:
             return []
         owner, attribute = found
         if isinstance(attribute, staticmethod | classmethod | FunctionType):
-            self._note_function(_unwrapped(attribute))
+            self._note_function(unwrapped(attribute))
         if is_foreign(owner):
             return []
         return self._place("class", owner, key, shown, site)
@@ -1027,8 +704,8 @@ class Reach:
             ]
         if isinstance(value, list | tuple | set | frozenset | collections.deque):
             return [(part, shown) for part in list(value)[:_MOST_ITEMS]]
-        if isinstance(value, _VIEWS):
-            table = _dict_of(value)
+        if isinstance(value, VIEWS):
+            table = dict_of_view(value)
             return [*self._each(table, name, site), *[(key, shown) for key in table]]
         if _is_looked_into(type(value)):
             return [(value, name), *self._use_object_whole(value, name, site)]
@@ -1081,7 +758,7 @@ class Reach:
             self._arrive_at_partial(value, name, site, in_full=in_full)
         elif isinstance(value, type):
             self._arrive_at_type(value)
-        elif isinstance(value, _MADE_IN_C):
+        elif isinstance(value, MADE_IN_C):
             self._arrive_at_made_in_c(value, name, site, in_full=in_full)
         elif not isinstance(value, ModuleType | CellType):
             self._arrive_at_object(value, name)
@@ -1095,7 +772,7 @@ class Reach:
         if in_full:
             self._give(method.__func__, value)
         # Code of Python's library is not followed.
-        found = _class_attribute(type(value), method.__func__.__name__)
+        found = class_attribute(type(value), method.__func__.__name__)
         if value is os.environ:
             self.whole[id(os.environ)] = (os.environ, "os.environ", site)
         elif found is not None and _is_looked_into(found[0]) and not isinstance(value, type):
@@ -1115,12 +792,12 @@ class Reach:
             self._use_whole(value.args, name, site)
             self._use_whole(value.keywords, name, site)
             given = [*value.args, *value.keywords.values()]
-            if isinstance(value.func, _GETTERS):
-                for path in _paths_of(value.func):
+            if isinstance(value.func, GETTERS):
+                for path in paths_of(value.func):
                     self._follow_path(given[0] if given else None, path, name, site)
             elif value.func is getattr and len(given) > 1:
                 self._follow_path(given[0], (given[1],), name, site)
-            elif not isinstance(value.func, _FOLLOWED) or _reads_attributes(value.func):
+            elif not isinstance(value.func, _FOLLOWED) or reads_attributes(value.func):
                 for part in given:
                     self._use_attributes(part, name, site)
 
@@ -1137,8 +814,8 @@ class Reach:
         if id(value) in self._made_in_c:
             return
         self._made_in_c[id(value)] = value
-        if isinstance(value, _GETTERS):
-            self._getters.update(_paths_of(value))
+        if isinstance(value, GETTERS):
+            self._getters.update(paths_of(value))
         elif isinstance(value, BuiltinFunctionType | MethodWrapperType):
             self._arrive_at_bound(value, name, site, in_full=in_full)
         else:
@@ -1153,7 +830,7 @@ class Reach:
                 if id(part) not in self._made_in_c:
                     self._made_in_c[id(part)] = part
                     self._arrive_at_held(part, name, site, in_full=in_full)
-            elif isinstance(value, _MOVING) and isinstance(part, CONTAINERS):
+            elif isinstance(value, MOVING) and isinstance(part, CONTAINERS):
                 # Whoever takes an item of it moves on, which is a change.
                 continue
             elif not isinstance(part, type):
@@ -1166,11 +843,11 @@ class Reach:
         if value is None or isinstance(value, ModuleType | type):
             return
         self._arrive(value, name, site, in_full=in_full)
-        if key in _ONLY_CHANGING:
+        if key in ONLY_CHANGING:
             return
         if isinstance(value, contextvars.ContextVar):
             self._place("context", value, None, name, site)
-        elif key in _READERS_OF_OBJECT:
+        elif key in READERS_OF_OBJECT:
             self._use_attributes(value, name, site)
         else:
             held = (value,)
@@ -1184,9 +861,9 @@ class Reach:
             self._functions_of_autograd.add(value)
             # Backward runs in threads of torch, where nobody watches.
             for function in ("forward", "backward", "setup_context", "jvp", "vjp"):
-                found = _class_attribute(value, function)
+                found = class_attribute(value, function)
                 if found is not None and not is_foreign(found[0]):
-                    self._note_function(_unwrapped(found[1]), must_follow=True)
+                    self._note_function(unwrapped(found[1]), must_follow=True)
 
     def _arrive_at_object(self, value: Any, name: str) -> None:
         entries = entries_of(value)
@@ -1215,7 +892,7 @@ class Reach:
             self._follow_hooks(module)
             # What torch calls: that of a class, or of one that comes before it and has none yet.
             for key in ("forward", "__call__"):
-                owner, _ = _class_attribute(type(module), key) or (None, None)
+                owner, _ = class_attribute(type(module), key) or (None, None)
                 self._note_classes(type(module), key, f"{shown}.{key}", "", owner)
                 # Users patch `forward` of torch's classes, and torch.fx writes it anew.
                 if owner is not None and (key == "forward" or not is_foreign(owner)):
@@ -1235,9 +912,9 @@ class Reach:
         """Follow the code of modules whose compiled code runs in place of it."""
         for part in module.modules():
             self.compiled.add(id(part))
-            found = _class_attribute(type(part), "forward")
+            found = class_attribute(type(part), "forward")
             if found is not None:
-                function = _unwrapped(found[1])
+                function = unwrapped(found[1])
                 self._give(function, part)
                 self._note_function(function, must_follow=True)
 
@@ -1254,8 +931,8 @@ class Reach:
         todo: list[tuple[Any, str]] = [(value, name)]
         while todo:
             value, name = todo.pop()
-            if isinstance(value, _VIEWS):
-                value = _dict_of(value)
+            if isinstance(value, VIEWS):
+                value = dict_of_view(value)
             if not isinstance(value, CONTAINERS) or id(value) in self._skip:
                 continue
             if id(value) in self.whole or value is sys.modules:
@@ -1287,7 +964,7 @@ class Reach:
             if id(part) in seen or len(seen) > _MOST_ITEMS:
                 continue
             seen.add(id(part))
-            target = _target_of(part)
+            target = target_of(part)
             if isinstance(part, CONTAINERS):
                 todo += part.values() if isinstance(part, dict | MappingProxyType) else part
                 todo += part if isinstance(part, dict) else ()
@@ -1349,7 +1026,7 @@ class Reach:
             if isinstance(registry, MappingProxyType):  # of `functools.singledispatch`
                 self._use_whole(registry, function.__name__, site_of(code, None))
             for cell in function.__closure__ or ():
-                content = _content(cell)
+                content = content_of(cell)
                 if isinstance(content, FunctionType):
                     self._note_function(content, must_follow=must_follow)
             compiled = vars(function).get("_torchdynamo_orig_callable")
@@ -1373,46 +1050,8 @@ class Reach:
             self._given.setdefault((id(code), code.co_varnames[0]), {})[id(value)] = value
 
 
-_MADE_IN_C = (BuiltinFunctionType, MethodWrapperType, *_GETTERS, *_HOLDERS)
-
 # Functions of these are seen to run.
 _FOLLOWED = (FunctionType, MethodType, nn.Module, functools.partial, type)
-
-
-def _reads_attributes(function: Any) -> bool:
-    """Return whether a function reads attributes of what it is given, or hands it to one that does."""
-    if isinstance(function, functools.partial):
-        return any(map(_reads_attributes, (function.func, *function.args)))
-    return any(function is reader for reader in ATTRIBUTE_READERS)
-
-
-def _names_of_protocol(kind: Any) -> tuple[str, ...]:
-    """Return the attributes that `isinstance` asks for, of a protocol; none of other classes."""
-    if isinstance(kind, tuple):
-        return tuple(name for each in kind for name in _names_of_protocol(each))
-    if not isinstance(kind, type) or not vars(kind).get("_is_runtime_protocol", False):
-        return ()
-    bases = [base for base in kind.__mro__ if vars(base).get("_is_protocol", False)]
-    names = {
-        name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ()))
-    }
-    return tuple(sorted(name for name in names if not name.startswith(("__", "_abc_", "_is_"))))
-
-
-def _paths_of(getter: Any) -> list[tuple[str, ...]]:
-    """Return the attributes of attributes that an `attrgetter` or a `methodcaller` asks for."""
-    if not isinstance(getter, _GETTERS):
-        return []
-    reduced: Any = getter.__reduce__()
-    made_by, given = reduced
-    if isinstance(getter, operator.attrgetter):
-        return [tuple(name.split(".")) for name in given]
-    return [(made_by.args[0] if isinstance(made_by, functools.partial) else given[0],)]
-
-
-def _dict_of(view: Any) -> Any:
-    """Return the dictionary that a view shows, as a proxy of it."""
-    return view.mapping
 
 
 def _items_of(value: Any, name: str) -> list[tuple[Any, str]]:
@@ -1494,18 +1133,6 @@ class _Super:
         self.of = of
 
 
-def _target_of(value: Any) -> Any:
-    """Return what a weak reference leads to, None for other values."""
-    if isinstance(value, weakref.ref):
-        return weakref.ref.__call__(value)
-    if type(value) in weakref.ProxyTypes:
-        try:
-            return value.__repr__.__self__
-        except (AttributeError, ReferenceError):
-            return None
-    return None
-
-
 def _is_of_weakref(value: Any) -> bool:
     return isinstance(value, weakref.WeakValueDictionary | weakref.WeakKeyDictionary)
 
@@ -1531,90 +1158,3 @@ def _of_any_object(value: Any, key: str, shown: str) -> list[tuple[Any, str]]:
     entries = entries_of(value)
     is_guarded = entries is None or isinstance(value, torch.optim.Optimizer)
     return [] if is_guarded else [(entries, shown)]
-
-
-def _tables_of(value: Any) -> list[dict[str, Any]]:
-    """Return the tables in which a module has attributes, and what stands in for a function; else none."""
-    if isinstance(value, StandIn):
-        entries = entries_of(value.stood_for)
-        return [] if entries is None else [entries]
-    if not isinstance(value, nn.Module):
-        return []
-    entries = vars(value)
-    tables = (entries.get(name) for name in ("_parameters", "_buffers", "_modules"))
-    return [table for table in tables if isinstance(table, dict)]
-
-
-HOOK_TABLES = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_post_accumulate_grad_hooks",
-)
-
-
-def entries_of(value: Any) -> dict[str, Any] | None:
-    """Return an object's own attributes, None if it has no dictionary of them."""
-    entries: Any
-    try:
-        if isinstance(value, threading.local):
-            entries = value.__dict__
-        else:
-            entries = object.__getattribute__(value, "__dict__")
-    except (AttributeError, TypeError, RuntimeError):
-        return None
-    return entries if isinstance(entries, dict) else None
-
-
-def is_note_of_compiler(name: object) -> bool:
-    """Return whether an attribute of a tensor is a note of torch's compiler for itself.
-
-    It says which sizes change, for example. Compiled code leaves such notes on what it is given and
-    on what it returns.
-    """
-    return isinstance(name, str) and ("_dynamo_" in name or name == "_specialize_on")
-
-
-def put_on(tensor: torch.Tensor) -> dict[str, Any]:
-    """Return the attributes that code has put on a tensor, the compiler's notes left out."""
-    entries = entries_of(tensor) or {}
-    return {name: one for name, one in entries.items() if not is_note_of_compiler(name)}
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        # Its name is not bound yet.
-        return None
-
-
-def _class_attribute(kind: type, name: str) -> tuple[type, Any] | None:
-    for owner in type.__getattribute__(kind, "__mro__"):
-        entries = type.__getattribute__(owner, "__dict__")
-        if name in entries:
-            return owner, entries[name]
-    return None
-
-
-def _unwrapped(attribute: Any) -> Any:
-    """Return the function behind an attribute of a class."""
-    if isinstance(attribute, staticmethod | classmethod):
-        return attribute.__func__
-    if isinstance(attribute, property):
-        return attribute.fget
-    if isinstance(attribute, functools.cached_property):
-        return attribute.func
-    return attribute
-
-
-def _default_of(function: FunctionType, name: str) -> Any:
-    """Return the default of a parameter, `MISSING` if it has none."""
-    if function.__kwdefaults__ and name in function.__kwdefaults__:
-        return function.__kwdefaults__[name]
-    defaults = function.__defaults__ or ()
-    code = function.__code__
-    names = code.co_varnames[: code.co_argcount]
-    with_default = names[len(names) - len(defaults) :]
-    return defaults[with_default.index(name)] if name in with_default else MISSING

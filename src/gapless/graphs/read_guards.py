@@ -35,13 +35,15 @@ from gapless.graphs.plain_values import (
     same,
     shown,
 )
-from gapless.graphs.reach import BUFFERS, HOOK_TABLES, MISSING, Place, Reach, entries_of
 from gapless.graphs.same_tensors import are_the_same
+from gapless.graphs.value_places import BUFFERS, HOOK_TABLES, MISSING, Place, entries_of
 from gapless.pipeline.alike_tensors import comparison_with
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
+
+    from gapless.graphs.reach import Reach
 
 
 # Items of longer containers are compared in a loop.

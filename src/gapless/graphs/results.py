@@ -9,8 +9,8 @@ import torch
 
 from gapless.graphs.addresses import address_of
 from gapless.graphs.gradient_graph import used_up
-from gapless.graphs.reach import put_on
 from gapless.graphs.tensor_copies import TensorCopies
+from gapless.graphs.value_places import put_on
 from gapless.pipeline.containers import container_of, containers_in, tensors_inside
 
 
