@@ -64,6 +64,16 @@ def end_of(folder):
     return found.step, unpack(found.tensors, found.meta)
 
 
+def test_a_loop_that_is_done_may_be_started_again(run, tmp_path, capsys):
+    """It has nothing left to do, and says so."""
+    run(tmp_path / "whole")
+    capsys.readouterr()
+
+    run(tmp_path / "whole")
+
+    assert capsys.readouterr().out == "60 steps\n"
+
+
 def test_the_loop_goes_on_with_the_same_bits(script, run, tmp_path, capsys):
     """Killed inside an epoch, in the middle of a save, and started again, it ends as if it had not been."""
     run(tmp_path / "whole")

@@ -271,7 +271,7 @@ def _language(config: TrainConfig, target: Sequence[str]) -> Language:
         suggestion = language_of_writing(writing)
         raise LanguageError(
             f"the target side {name!r} would be {language.name}, but its text {looks(writing)}: "
-            "exchange the names in `src` and `tgt`, or in `columns`, or name the language of the "
+            "exchange the names in the file, or in `src` and `tgt`, or in `columns`, or name the language of the "
             f"text with `tgt_language={suggestion or 'CODE'}`",
             suggestion=suggestion,
         )
