@@ -271,7 +271,9 @@ def test_advice_names_options_that_it_has(gapless, tiny_run, tmp_path):
         "; give them the names of the run's sides, in the file or, of a table, in order with --columns",
     )
     assert named.code == 0, named.err
-    turned.check_refused("exchange the names in the file, or in --columns, or name the language of the text with")
+    turned.check_refused(
+        "exchange the names in the file, or in --columns, or name the language of the text with"
+    )
     assert "`" not in unnamed.err + turned.err
 
 

@@ -245,7 +245,7 @@ class Arriving:
         ([], []),
         ([b"a\nb\n"], [["a", "b"]]),
         ([b"a\n\nb", b"c\r\n", b"d"], [["a", ""], ["bc"], ["d"]]),
-        ([b"\xef\xbb\xbfa\n", b"\xef\xbb\xbfb\n"], [["a"], ["\ufeffb"]]),
+        ([b"\xef\xbb\xbfa\n", b"\xef\xbb\xbfb\n"], [["a"], ["b"]]),
         (["猫".encode()[:1], "猫".encode()[1:], b"\n"], [["猫"]]),
         ([b"a", b"b", b"c"], [["abc"]]),
     ],

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 from gapless.device.numerics import numerics_restored
 from gapless.errors import DataError, DeviceError, RunFolderError, TranslationWarning, UserError
@@ -32,6 +33,16 @@ def test_python_gives_what_the_command_line_prints(gapless, tiny_run, translator
     printed = gapless("translate", tiny_run, *flags, *LINES)
 
     assert printed.out.split("\n")[:-1] == translator.translate(LINES, **options)
+
+
+def test_the_caller_keeps_deterministic_algorithms(tiny_run):
+    """They are the process's own, and a translator needs none."""
+    with numerics_restored():
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        Translator(tiny_run, device="cpu")
+
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def test_sentences_may_come_from_anywhere(translator):

@@ -6,13 +6,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from gapless.checkpoint.files import replace_file
 from gapless.cli.decode_options import add_device_option
 from gapless.cli.extras import require_extra
 from gapless.cli.output import print_result
 from gapless.cli.parser import flag, number, one_of, whole_number
 from gapless.cli.setting_options import COMPARE_SETTINGS, add_setting_options, given_settings
-from gapless.cli.written_files import require_writable
+from gapless.cli.written_files import require_writable, write_whole
 from gapless.compare.ranking import DEFAULT_WEIGHTS, make_weights
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.device.precision import Precision
@@ -140,10 +139,10 @@ def run(options: Namespace) -> int:
     report = _run(asked, work)
     print_result(f"\n{comparison_text(report)}")
     if options.json is not None:
-        replace_file(options.json, comparison_json(report).encode())
+        write_whole(options.json, comparison_json(report).encode())
         print_result(f"written to {options.json}")
     if options.html is not None:
-        replace_file(options.html, comparison_page(report).encode())
+        write_whole(options.html, comparison_page(report).encode())
         print_result(f"written to {options.html}; open it in a browser")
     return 0 if report.holds else 1
 

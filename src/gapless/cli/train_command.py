@@ -8,7 +8,6 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gapless.checkpoint.files import replace_file
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
 from gapless.cli.output import say, say_wrapped, warn
@@ -21,7 +20,7 @@ from gapless.cli.ranks import (
 )
 from gapless.cli.setting_options import add_setting_options, given_settings
 from gapless.cli.signals import Signals
-from gapless.cli.written_files import require_writable
+from gapless.cli.written_files import require_writable, write_whole
 from gapless.errors import LanguageError, UserError
 from gapless.nmt.run.defaults import CHOSEN
 from gapless.records.epoch_record import total
@@ -226,7 +225,7 @@ def _write_report(path: Path, trainer: Trainer) -> None:
         history = RunHistory.of_lines(lines)
     page = training_page(history, title=title, about=about)
     # The name of a folder may be no text.
-    replace_file(path, page.encode(errors="backslashreplace"))
+    write_whole(path, page.encode(errors="backslashreplace"))
     say(f"report: {path}, for a browser")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from gapless.checkpoint.files import replace_file
 from gapless.errors import UserError
 
 
@@ -34,3 +35,19 @@ def require_writable(path: Path, option: str) -> None:
     else:
         return
     raise UserError(f"{option} {path} {found}; name a file in a folder that is there")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that a user named: whole or not at all, or into what it is if it is no plain file.
+
+    A link stays, and what it leads to is written; so do devices and pipes such as /dev/stdout.
+
+    Raises:
+        OSError: the disk is full, or the place cannot be written.
+    """
+    # What stands in /dev may lead to a plain file that a shell has open: its name must stay its own.
+    if path.is_relative_to("/dev") or (path.exists() and not path.is_file()):
+        with path.open("ab") as file:
+            file.write(content)
+    else:
+        replace_file(path.resolve(), content)

@@ -25,7 +25,7 @@ _CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def set_numerics(device: Device, precision: str, *, deterministic: bool) -> None:
+def set_numerics(device: Device, precision: str, *, deterministic: bool | None) -> None:
     """Set float32 matrix precision and deterministic algorithms for the whole process.
 
     Also disables an attention kernel of torch whose gradients are wrong.
@@ -33,7 +33,7 @@ def set_numerics(device: Device, precision: str, *, deterministic: bool) -> None
     Args:
         device: where the work will run.
         precision: `fp32`, `tf32`, `bf16` or `fp16`.
-        deterministic: let equal runs give equal bits; a little slower.
+        deterministic: let equal runs give equal bits; a little slower. None: as the process has it.
 
     Raises:
         DeviceError: the precision is unknown, or this device does not offer it.
@@ -55,7 +55,8 @@ def set_numerics(device: Device, precision: str, *, deterministic: bool) -> None
     if deterministic:
         # cuBLAS reads this at its first call; without it two streams may round differently.
         os.environ.setdefault(_CUBLAS_WORKSPACE, ":4096:8")
-    _set_deterministic(deterministic, warn_only=False)
+    if deterministic is not None:
+        _set_deterministic(deterministic, warn_only=False)
 
 
 def _set_deterministic(deterministic: bool, *, warn_only: bool) -> None:

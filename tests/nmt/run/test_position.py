@@ -20,6 +20,7 @@ POSITION_KEYS = [
     "best_loss",
     "best_bleu",
     "validations_without_better",
+    "validated_at",
     "wall_seconds",
 ]
 RECORD_KEYS = [

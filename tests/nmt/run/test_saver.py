@@ -230,6 +230,35 @@ def test_a_full_disk_that_has_room_again(tmp_path, monkeypatch):
     assert epochs_in(tmp_path) == [1, 2, 3]
 
 
+def test_best_weights_that_a_full_disk_did_not_take_are_written_later(tmp_path, monkeypatch):
+    """A state that comes after them is no better."""
+    saver = Saver(tmp_path, host_waits=HostWaits(find_device("cpu")), keep=2)
+    full(monkeypatch, tmp_path, times=1, where="best")
+    model = torch.nn.Linear(3, 2)
+    best = model.weight.detach().clone()
+    with saver:
+        for step in (1, 2):
+            weights = saver.copy_weights(model)
+            saver.save_state({}, weights=weights, step=step, epoch=step, is_best=step == 1)
+            saver.drain()
+            with torch.no_grad():
+                model.weight.add_(1.0)
+
+    written = checkpoint.read_weights(checkpoint.best_path(tmp_path))
+    assert torch.equal(written["weight"], best)
+
+
+def test_best_weights_are_there_before_the_state_that_counts_on_them(tmp_path, monkeypatch):
+    """A run that is killed between both makes them again."""
+    saver = Saver(tmp_path, host_waits=HostWaits(find_device("cpu")), keep=2)
+    full(monkeypatch, tmp_path, times=99, where="step-000000001")
+    model = torch.nn.Linear(3, 2)
+    with pytest.raises(OSError, match="No space left"), saver:
+        saver.save_state({}, weights=saver.copy_weights(model), step=1, epoch=1, is_best=True)
+
+    assert checkpoint.best_path(tmp_path).exists()
+
+
 @pytest.mark.parametrize("where", ["epoch-0001", "step-000000002"])
 def test_a_disk_that_stays_full_is_an_error_at_the_end(tmp_path, monkeypatch, where):
     """Weights that an average needs, or the newest state, could not be saved."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from gapless.errors import DataError
-from gapless.nmt.data.text_files import likely_encoding, split_lines
+from gapless.nmt.data.text_files import likely_encoding, split_lines, without_marks
 
 
 if TYPE_CHECKING:
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 
 _MOST_BYTES = 1 << 16
-
-_MARK = b"\xef\xbb\xbf"
 
 
 class ByteStream(Protocol):
@@ -29,7 +27,8 @@ def arriving_lines(stream: ByteStream, *, name: str) -> Iterator[list[str]]:
     r"""Yield lines of UTF-8 text, which end in `\n` or `\r\n`: each time those that are there.
 
     Args:
-        stream: to read; a byte order mark at its start is left out.
+        stream: to read; byte order marks at its start and at the start of lines, as of files that were
+            joined, are left out.
         name: of the stream, for the message.
 
     Raises:
@@ -37,21 +36,24 @@ def arriving_lines(stream: ByteStream, *, name: str) -> Iterator[list[str]]:
     """
     num_bytes = num_lines = 0
     for raw in _whole_lines(stream):
-        text = raw.removeprefix(_MARK) if not num_bytes else raw
         try:
-            yield split_lines(text.decode())
+            yield _lines(raw)
         except UnicodeDecodeError as error:
-            good = text[: text.rfind(b"\n", 0, error.start) + 1]
+            good = raw[: raw.rfind(b"\n", 0, error.start) + 1]
             if good:
-                yield split_lines(good.decode())
+                yield _lines(good)
             line = num_lines + good.count(b"\n") + 1
-            at = num_bytes + len(raw) - len(text) + error.start
+            at = num_bytes + error.start
             raise DataError(
-                f"{name} is not UTF-8: byte 0x{text[error.start]:02x} at offset {at}, "
+                f"{name} is not UTF-8: byte 0x{raw[error.start]:02x} at offset {at}, "
                 f"line {line}; convert it, such as by iconv -f {likely_encoding(raw)} -t UTF-8"
             ) from error
         num_bytes += len(raw)
         num_lines += raw.count(b"\n")
+
+
+def _lines(whole: bytes) -> list[str]:
+    return split_lines(without_marks(whole.decode()))
 
 
 def _whole_lines(stream: ByteStream) -> Iterator[bytes]:

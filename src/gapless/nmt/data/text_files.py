@@ -73,6 +73,11 @@ def split_lines(text: str) -> list[str]:
     return [line.removesuffix("\r") for line in lines]
 
 
+def without_marks(text: str) -> str:
+    """Return a text without a byte order mark at its begin or, where files were joined, of a line."""
+    return text.removeprefix("\ufeff").replace("\n\ufeff", "\n")
+
+
 def decode_text(raw: bytes, *, name: str) -> str:
     """Return UTF-8 text, without a byte order mark at its begin or, where files were joined, of a line.
 
@@ -90,7 +95,7 @@ def decode_text(raw: bytes, *, name: str) -> str:
             f"iconv -f {encoding} -t UTF-8"
         )
     try:
-        return raw.decode("utf-8").removeprefix("\ufeff").replace("\n\ufeff", "\n")
+        return without_marks(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise DataError(

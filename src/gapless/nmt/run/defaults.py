@@ -36,6 +36,8 @@ _BYTES_KEPT = 190
 # Validations of a run: on a GPU, the same in a run of fewer updates, and on a CPU, where one takes the
 # time of many updates.
 _NUM_VALIDATIONS, _NUM_IN_SHORT_RUN, _NUM_ON_CPU = 25, 15, 10
+# And in a limit of time, of which they take a part.
+_NUM_TIMED_ON_CPU = 6
 _SHORT_RUN = 5000
 # Validations inside an epoch are at least so many updates apart.
 _LEAST_UPDATES = 100
@@ -223,7 +225,10 @@ def choose(facts: Facts, given: Mapping[str, Any]) -> list[Choice]:
     choices.add(*_schedule(facts, known))
     validations = _num_validations(facts, run)
     if "validate_every" not in known:
-        choices.add(*_validations(run, known, wanted=validations))
+        if "max_time" in known and "val_interval" not in known:
+            choices.add(*_timed_validations(facts, known["max_time"]))
+        else:
+            choices.add(*_validations(run, known, wanted=validations))
     if known["schedule"] == "inverse-sqrt" and not has_end:
         patience = _patience(facts, validations)
         choices.add(
@@ -415,7 +420,8 @@ def _epochs(facts: Facts) -> int:
 
 def _cpu_seconds(facts: Facts) -> float:
     """Return the time that people wait for a CPU, by the size of their corpus."""
-    return _within(0.008 * facts.tokens, 30.0, 6 * 3600.0)
+    least = 30.0 if facts.cores > 1 else 60.0
+    return _within(0.008 * facts.tokens, least, 6 * 3600.0)
 
 
 def _update_seconds(facts: Facts, known: Mapping[str, Any], batch_tokens: float) -> float:
@@ -448,6 +454,13 @@ def _patience(facts: Facts, validations: int) -> int:
     if facts.pairs >= _FEW_PAIRS:
         return patience
     return max(patience, min(_LEAST_OF_FEW_PAIRS, 2 * validations // 3))
+
+
+def _timed_validations(facts: Facts, max_time: str) -> tuple[dict[str, Any], str]:
+    """Return an interval of time: how many updates a limit of time allows is only estimated."""
+    num = _NUM_IN_SHORT_RUN if facts.is_accelerator else _NUM_TIMED_ON_CPU
+    apart = max(1, round(seconds_of(max_time, name="max_time") / num))
+    return {"validate_every": f"{apart}s"}, f"1/{num} of {max_time}"
 
 
 def _validations(

@@ -14,6 +14,7 @@ from gapless.nmt.run import checkpoints
 from gapless.nmt.run.first_rank import made_by_first
 from gapless.nmt.run.translated_pairs import num_compared
 from gapless.nmt.run.validation import score_pairs
+from gapless.report.text import counted
 
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 
 _BEST = "best weights"
+
+# Of a comparison by one pair, and less by more of them: the share of its BLEU that is luck, and the least
+# points of it. A weak model has but a few phrases right, and its BLEU moves by more than a share of it.
+_LUCK_SHARE, _LEAST_LUCK = 0.5, 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +78,7 @@ def averaged_model(run: TrainingRun) -> FinalModel:
         run.run_dir, epochs=len(run.position.records), average=run.config.num_averaged
     )
     return FinalModel(
-        name=f"mean of {len(paths)} epochs",
+        name=f"mean of {counted(len(paths), 'epoch')}",
         weights=made_by_first(
             run.ranks, lambda: checkpoints.average_weights(paths, advice="lower `average`")
         ),
@@ -111,7 +116,7 @@ def best_of_all(
         found[name] = weights
         put_weights(run, found[name], path=run.run_dir)
         bleu[name] = score_pairs(run, pairs, beam=1, on_batch=on_batch).bleu
-    best = max(bleu, key=lambda name: bleu[name] * (1.0 - _handicap(name, len(pairs))))
+    best = max(bleu, key=lambda name: bleu[name] - _points_of_luck(name, bleu[name], len(pairs)))
     return FinalModel(name=best, weights=found[best], bleu=bleu, num_pairs=len(pairs))
 
 
@@ -128,12 +133,14 @@ def _read(
         return None
 
 
-def _handicap(name: str, num_pairs: int) -> float:
-    """Return the share of its BLEU that a candidate owes to luck.
+def _points_of_luck(name: str, bleu: float, num_pairs: int) -> float:
+    """Return the points of its BLEU that a candidate owes to luck.
 
     The best weights so far were the best of many by the same few sentences, the others were not.
     """
-    return 0.5 / math.sqrt(max(1, num_pairs)) if name.startswith(_BEST) else 0.0
+    if not name.startswith(_BEST):
+        return 0.0
+    return max(_LUCK_SHARE * bleu, _LEAST_LUCK) / math.sqrt(max(1, num_pairs))
 
 
 def _candidates(

@@ -61,9 +61,15 @@ class FirstWeights:
         """
         for name, value in self.settings().items():
             if given.get(name) is not None and given[name] != value:
+                # `shared_vocab=False` is --no-shared-vocab on the command line.
+                asked = f"{name}={given[name]}" if isinstance(value, bool) else name
+                found = (
+                    f"`{asked}` was given"
+                    if isinstance(value, bool)
+                    else f"`{name}` is {given[name]}"
+                )
                 raise UserError(
-                    f"`{name}` is {given[name]}, but {self.path}, whose weights the run starts with, "
-                    f"has {value}; leave `{name}` out"
+                    f"{found}, but {self.path}, whose weights the run starts with, has {value}; leave `{asked}` out"
                 )
 
     def note_of_direction(self, config: TrainConfig) -> str | None:

@@ -419,8 +419,11 @@ def changed_files(path: Path) -> list[str]:
             lines.append(f"{file} is missing; the one in {kept} is used")
         elif file.read_bytes() != (kept / name).read_bytes():
             told = f"{file} is not what was saved with {kept.name}, which is used"
-            differing = _what_differs(file, kept / name) if name == CONFIG else ""
-            lines.append(f"{told}{differing}; settings are changed by flags")
+            if name == CONFIG:
+                differing = _what_differs(file, kept / name)
+                lines.append(f"{told}{differing}; settings are changed by flags")
+            else:
+                lines.append(told)
     return lines
 
 

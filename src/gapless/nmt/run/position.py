@@ -27,6 +27,7 @@ class Position:
         best_loss: lowest validation loss so far.
         best_bleu: highest validation BLEU so far.
         validations_without_better: since either of them was reached.
+        validated_at: updates of the run at its newest validation; -1 before the first.
         wall_seconds: that the run took, in all its processes, up to the last state.
     """
 
@@ -39,6 +40,7 @@ class Position:
     best_loss: float = math.inf
     best_bleu: float = -math.inf
     validations_without_better: int = 0
+    validated_at: int = -1
     wall_seconds: float = 0.0
 
     @property
@@ -77,18 +79,27 @@ class Position:
         self.losses, self.weights = [], []
         return self.records[-1]
 
-    def note_validation(self, *, loss: float, bleu: float) -> bool:
+    def note_validation(self, *, loss: float, bleu: float, updates: int) -> bool:
         """Take note of a validation; return whether its weights are the best so far.
 
         BLEU decides, and the loss where it is equal: of a small corpus the loss is lowest long before
-        the translations are best.
+        the translations are best. One of the same weights, as of a run that is resumed after its end,
+        counts once.
         """
+        if updates == self.validated_at:
+            return False
+        self.validated_at = updates
         is_best = (bleu, -loss) > (self.best_bleu, -self.best_loss)
         is_better = bleu > self.best_bleu or loss < self.best_loss
         self.best_bleu = max(bleu, self.best_bleu)
         self.best_loss = min(loss, self.best_loss)
         self.validations_without_better = 0 if is_better else self.validations_without_better + 1
         return is_best
+
+    def forget_validations(self) -> None:
+        """Let the next validation be the first: earlier ones had other text, or another score."""
+        self.best_loss, self.best_bleu = math.inf, -math.inf
+        self.validations_without_better, self.validated_at = 0, -1
 
     def state(self) -> dict[str, Any]:
         """Return plain values, as a run's states keep them.
@@ -105,6 +116,7 @@ class Position:
             "best_loss": self.best_loss,
             "best_bleu": self.best_bleu,
             "validations_without_better": self.validations_without_better,
+            "validated_at": self.validated_at,
             "wall_seconds": self.wall_seconds,
         }
 
@@ -130,6 +142,7 @@ class Position:
             best_loss=state["best_loss"],
             best_bleu=state.get("best_bleu", -math.inf),
             validations_without_better=state.get("validations_without_better", 0),
+            validated_at=state.get("validated_at", -1),
             wall_seconds=state["wall_seconds"],
         )
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from gapless.pipeline.host_waits import HostWaits
 
 
-# The jobs of two epochs: each has its weights, and a state. Copies that wait to be written take
-# memory.
+# The jobs of two epochs: each has its weights, and a state, whose copies may serve as the best weights
+# too. Copies that wait to be written take memory.
 _MAX_JOBS = 4
 
 
@@ -49,12 +49,13 @@ class _Job:
     Attributes:
         do: the work.
         needs: what has to be there.
-        is_state: whether it saves a state; a later one does as well as it.
+        saves: "state" or "best", of each of which a later one does as well as it; None: the weights of an
+            epoch, or nothing.
     """
 
     do: Callable[[], None]
     needs: tuple[Arrival, ...] = ()
-    is_state: bool = False
+    saves: str | None = None
 
     def is_ready(self) -> bool:
         return all(need.is_done() for need in self.needs)
@@ -107,16 +108,18 @@ class Saver:
         self._jobs: dict[int, _Job] = {}
         self._writing: deque[tuple[int, Future[None]]] = deque()
         self._numbers = itertools.count()
-        # What could not be written: weights by the number of their job, which is tried again, and
-        # the newest state under the name "state".
+        # What could not be written: weights by the number of their job, which is tried again, the
+        # newest state under the name "state", and the best weights under "best".
         self._troubles: dict[int | str, OSError] = {}
+        # The job of the best weights that could not be written, which is tried again too.
+        self._best_to_try: int | None = None
         self._failure: BaseException | None = None
 
     @property
     def is_saving_state(self) -> bool:
         """Whether a state is being copied or written."""
         writing = (self._jobs[number] for number, _ in self._writing)
-        return any(job.is_state for job in (*self._copying, *writing))
+        return any(job.saves == "state" for job in (*self._copying, *writing))
 
     def reserve(self, model: torch.nn.Module) -> None:
         """Have page-locked memory made for a state, which takes long, before the device has work.
@@ -188,21 +191,27 @@ class Saver:
         """
         rest = HostCopy(state, device=self._host_waits.device)
 
+        def whole() -> dict[str, Any]:
+            return {"model": weights.value, **rest.value, **(late.value() if late else {})}
+
+        def write_best() -> None:
+            path = checkpoints.best_path(self._run_dir)
+            checkpoints.write_best(path, step=step, state=whole(), files=self._files)
+
         def write() -> None:
             if late is not None and late.is_spoiled():
                 return
             sync_first()
-            whole = {"model": weights.value, **rest.value, **(late.value() if late else {})}
-            tensors, meta = pack(whole)
+            tensors, meta = pack(whole())
             self._store.save(step, tensors, meta, files=self._files)
             self._state_epochs[step] = epoch
-            if is_best:
-                path = checkpoints.best_path(self._run_dir)
-                checkpoints.write_best(path, step=step, state=whole, files=self._files)
             self._drop_old_epochs()
 
         needs = (weights, rest) if late is None else (weights, rest, late)
-        self._add(_Job(do=write, needs=needs, is_state=True))
+        if is_best:
+            # Before the state that says so: a run that is killed in between makes them again.
+            self._add(_Job(do=write_best, needs=needs, saves="best"))
+        self._add(_Job(do=write, needs=needs, saves="state"))
 
     def poll(self) -> None:
         """Let the thread write what has reached the host. Call it often, such as after each batch.
@@ -267,11 +276,15 @@ class Saver:
         # Submitted by `poll` and not here: between two epochs the device has nothing to do, and
         # the thread would take time from the training thread.
         self._copying.append(job)
-        while len(self._copying) + len(self._writing) > _MAX_JOBS:
+        while self._num_with_copies() > _MAX_JOBS:
             if self._writing:
                 self._end_oldest()
             else:
                 self._take_oldest()
+
+    def _num_with_copies(self) -> int:
+        writing = (self._jobs[number] for number, _ in self._writing)
+        return sum(job.saves != "best" for job in (*self._copying, *writing))
 
     def _take_oldest(self) -> None:
         for need in self._copying[0].needs:
@@ -290,7 +303,7 @@ class Saver:
         # If the wait is interrupted, nothing has changed yet.
         wait([written])
         self._writing.popleft()
-        under_way = {number for number, _ in self._writing} | self._troubles.keys()
+        under_way = {number for number, _ in self._writing} | set(self._numbers_to_try())
         for number in [number for number in self._jobs if number not in under_way]:
             del self._jobs[number]
         written.result()
@@ -317,20 +330,28 @@ class Saver:
             raise
 
     def _try(self, number: int) -> None:
-        # Of states the newest is enough; the weights of an epoch come but once.
-        key = "state" if self._jobs[number].is_state else number
+        # Of states and of best weights the newest are enough; the weights of an epoch come but once.
+        key = self._jobs[number].saves or number
         try:
             self._jobs[number].do()
         except OSError as error:
             if not may_pass(error):
                 raise
             self._troubles[key] = error
-            for oldest in self._numbers_to_try()[: -self._keep]:
+            if key == "best":
+                self._best_to_try = number
+            for oldest in self._weights_to_try()[: -self._keep]:
                 del self._troubles[oldest]
         else:
             self._troubles.pop(key, None)
+            if key == "best":
+                self._best_to_try = None
 
     def _numbers_to_try(self) -> list[int]:
+        best = self._best_to_try
+        return [*self._weights_to_try(), *([] if best is None else [best])]
+
+    def _weights_to_try(self) -> list[int]:
         return [key for key in list(self._troubles) if isinstance(key, int)]
 
     def __enter__(self) -> Self:

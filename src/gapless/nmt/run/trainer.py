@@ -7,7 +7,7 @@ from contextlib import closing, nullcontext, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from gapless.errors import LoaderError, NonFiniteLossError
+from gapless.errors import LoaderError, NonFiniteLossError, UserError
 from gapless.nmt.data.sampler import PairBatches, make_loader
 from gapless.nmt.model.compiling import declared_compiles
 from gapless.nmt.run import checkpoints
@@ -35,6 +35,7 @@ from gapless.pipeline.loaders import LoaderPart
 from gapless.pipeline.watched_loader import WatchedLoader
 from gapless.records.epoch_record import total
 from gapless.report.epoch_text import waits_table
+from gapless.report.text import counted
 
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class Trainer:
         self._validation_clock = (
             None if interval is None else DueClock(interval, updates=updates, now=now)
         )
+        if self._validation_clock is not None and self._lacks_validation():
+            self._validation_clock.owe()
         # The state that a resumed run began with is there already, with the settings that it had then.
         self._is_saved = run.covered is not None and not run.changed
         self._has_trained = False
@@ -94,6 +97,14 @@ class Trainer:
         self._noted: set[str] = set()
         self._learning = LearningWatch(run, warn=self._warn)
         self._warnings = RankWarnings(run.ranks, say=self._observer.warned)
+
+    def _lacks_validation(self) -> bool:
+        """Return whether a resumed run was stopped, or its state saved, before a validation that was due."""
+        updates, interval = self.run.step.num_updates, self.run.config.validation_interval()
+        if interval is None or interval.updates is None or not updates:
+            return False
+        is_due = updates % interval.updates == 0
+        return is_due and self.run.position.validated_at != updates
 
     def _make_saver(self) -> Saver:
         run = self.run
@@ -326,9 +337,7 @@ class Trainer:
     ) -> None:
         run = self.run
         pace, had_ended = Pace(run), run.is_finished
-        for record in run.position.records:
-            if record.validation:
-                self._observer.validated(record.validation)
+        self._go_on_from_validations(folder, stop)
         while not run.is_finished and not stop.is_set:
             self._run_epoch(loader, folder, stop, pace)
             if self._validates_inside(stop):
@@ -339,14 +348,29 @@ class Trainer:
         if run.position.updates and not stop.is_set:
             self._close_epoch(run.position.records[-1], folder)
         if had_ended and not stop.is_set:
+            ended_by = " and ".join(f"`{name}`" for name in run.ended_by)
             self._observer.noted(
-                f"nothing is left to train: the run has ended after {run.step.num_updates:,} updates; raise "
-                "what ended it, such as `epochs` or `max_steps`, to go on"
+                f"nothing is left to train: the run has ended after {counted(run.step.num_updates, 'update')}; "
+                f"raise {ended_by}, which ended it, to go on"
             )
         else:
             self._note_early_end(stop)
         if not self._is_saved:
             self._save_state(self._copy_weights(), folder)
+
+    def _go_on_from_validations(self, folder: AnyFolder, stop: StopRequest) -> None:
+        """Show those of a resumed run, and make one that was due when it was stopped."""
+        run = self.run
+        if run.is_finished and not run.step.num_updates:
+            raise UserError(
+                f"`max_time` is {run.config.max_time}, of which the start and the end of the run leave "
+                "nothing for training; give it more"
+            )
+        for record in run.position.records:
+            if record.validation:
+                self._observer.validated(record.validation)
+        if self._validates_inside(stop):
+            self._validate_inside(folder)
 
     def _run_epoch(
         self,
@@ -530,7 +554,9 @@ class Trainer:
             self._validation_clock.done(run.step.num_updates)
         if self._is_first:
             self._learning.at_validation()
-        return run.position.note_validation(loss=found["val_loss"], bleu=found["val_bleu"])
+        return run.position.note_validation(
+            loss=found["val_loss"], bleu=found["val_bleu"], updates=run.step.num_updates
+        )
 
     def _note_early_end(self, stop: StopRequest) -> None:
         """Say why the run ends before its last epoch, if it does so by itself."""
@@ -538,12 +564,10 @@ class Trainer:
         if stop.is_set:
             return
         self._learning.at_end()
-        done = f"after {run.step.num_updates:,} updates"
+        done = f"after {counted(run.step.num_updates, 'update')}"
         if run.is_out_of_patience:
-            self._observer.noted(
-                f"training ends {done}: {run.position.validations_without_better} validations "
-                "brought no better BLEU or loss"
-            )
+            num = counted(run.position.validations_without_better, "validation")
+            self._observer.noted(f"training ends {done}: {num} brought no better BLEU or loss")
         elif run.time_limit.is_up and run.position.epoch < run.config.epochs:
             self._observer.noted(
                 f"training ends {done}: the rest of {run.config.max_time} is for the final model "
@@ -551,6 +575,11 @@ class Trainer:
             )
         elif run.updates_left == 0 and run.position.epoch < run.config.epochs:
             self._observer.noted(f"training ends {done}, as many as `max_steps` says")
+        elif run.updates_left and run.position.epoch >= run.config.epochs:
+            self._observer.noted(
+                f"training ends {done}: all of {counted(run.config.epochs, 'epoch')} are done, though "
+                f"`max_steps` says {run.config.max_steps:,}; raise `epochs` to go on"
+            )
 
     def _note_skipped(self, update: int, loss: float) -> None:
         text = f"the loss of update {update} is {loss}; the update is skipped"

@@ -186,13 +186,19 @@ class TrainingRun:
     @property
     def is_finished(self) -> bool:
         """Whether all epochs or all updates are done, its time is up, or it does not get better."""
+        return bool(self.ended_by)
+
+    @property
+    def ended_by(self) -> list[str]:
+        """The settings that end the run now, each of which has to be raised for it to go on."""
         left = self.updates_left
-        return (
-            self.position.epoch >= self.config.epochs
-            or (left is not None and left <= 0)
-            or self.is_out_of_patience
-            or self.time_limit.is_up
-        )
+        ends = {
+            "epochs": self.position.epoch >= self.config.epochs,
+            "max_steps": left is not None and left <= 0,
+            "patience": self.is_out_of_patience,
+            "max_time": self.time_limit.is_up,
+        }
+        return [name for name, ends_it in ends.items() if ends_it]
 
     @property
     def is_out_of_patience(self) -> bool:
@@ -473,6 +479,7 @@ class _Saved:
         state: its newest whole state.
         path: of the checkpoint that the state is in.
         begun: settings as the run had them before.
+        validates_anew: whether validations have other pairs than before, or are scored otherwise.
         notes: that its user should read.
     """
 
@@ -483,6 +490,7 @@ class _Saved:
     state: dict[str, Any]
     path: Path
     begun: TrainConfig
+    validates_anew: bool
     notes: list[str]
 
 
@@ -504,6 +512,8 @@ def _read_run(
     run.changed = changed_settings(config, saved.begun)
     with run.loop.on_compute_stream():
         run.load_state(saved.state, path=saved.path)
+    if saved.validates_anew:
+        run.position.forget_validations()
     made_by_first(ranks, lambda: _check_folder(run, saved.state))
     return run
 
@@ -530,6 +540,12 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
     task = prepare(config, corpus=corpus, vocabs=vocabs)
     if not config.allow_changed_data:
         check_pairs(task.fingerprint, begun=state["pairs"])
+    validates_anew = _validates_anew(config, task, begun=begun, pairs=state["pairs"])
+    if validates_anew:
+        notes.append(
+            "validations have other pairs than before, or are scored otherwise: what was best so far does "
+            "not count any more"
+        )
     return _Saved(
         config=config,
         resolved=resolved,
@@ -538,8 +554,20 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
         state=state,
         path=saved.path,
         begun=begun,
+        validates_anew=validates_anew,
         notes=notes,
     )
+
+
+def _validates_anew(
+    config: TrainConfig, task: Task, *, begun: TrainConfig, pairs: dict[str, dict[str, int]]
+) -> bool:
+    """Return whether the scores of validations cannot be compared with those of the state."""
+    is_scored_as_before = (config.tgt_language, config.score_tokenizer) == (
+        begun.tgt_language,
+        begun.score_tokenizer,
+    )
+    return not is_scored_as_before or task.fingerprint["validation"] != dict(pairs["validation"])
 
 
 def _check_state(state: dict[str, Any], *, path: Path) -> None:

@@ -79,7 +79,7 @@ class Translator:
         precision = self.config.precision
         if not found.is_accelerator and precision in ("tf32", "fp16"):
             precision = "fp32"
-        set_numerics(found, precision, deterministic=False)
+        set_numerics(found, precision, deterministic=None)
         self._most_tokens = model.max_positions - 1
         self.decoder = Decoder(
             model, device=found, host_waits=HostWaits(found), precision=precision
