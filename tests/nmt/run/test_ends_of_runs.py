@@ -280,6 +280,20 @@ def test_a_limit_that_leaves_no_time_to_train_is_refused(train):
         train(max_time="0.001s")
 
 
+def test_an_end_that_takes_longer_than_is_left_is_told():
+    """As by the newest validation; none, and none without a limit."""
+    now = [50.0]
+    limits = [
+        TimeLimit(limit, clock=lambda: now[0], end_validations=3.0) for limit in (60.0, None)
+    ]
+    assert [limit.seconds_over for limit in limits] == [0.0, 0.0]
+
+    for limit in limits:
+        limit.note_validation(10.0)
+
+    assert [limit.seconds_over for limit in limits] == [20.0, 0.0]
+
+
 def test_a_limit_of_time_is_validated_by_time():
     """How many updates it allows is only estimated."""
     facts = Facts(pairs=300, tokens=3000, vocabulary=500, is_accelerator=False, cores=2)

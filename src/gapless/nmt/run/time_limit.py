@@ -102,6 +102,13 @@ class TimeLimit:
         return limit - reserve - self._clock()
 
     @property
+    def seconds_over(self) -> float:
+        """Seconds by which the end of the run will probably exceed the limit; 0 if it will not."""
+        if self._limit is None or self._end_seconds is None:
+            return 0.0
+        return max(0.0, self._clock() + self._end_seconds - self._limit)
+
+    @property
     def is_up(self) -> bool:
         """Whether what is left is needed for the end of the run; once it is, that does not change.
 

@@ -35,7 +35,7 @@ from gapless.pipeline.loaders import LoaderPart
 from gapless.pipeline.watched_loader import WatchedLoader
 from gapless.records.epoch_record import total
 from gapless.report.epoch_text import waits_table
-from gapless.report.text import counted
+from gapless.report.text import counted, duration
 
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 
 # Settings that take less memory when they are lower.
 _OF_BATCHES = "`batch_tokens` or `batch_size`, and raise `accumulate`; or lower `capture_memory`"
+# Seconds beyond a limit of time that are worth a word.
+_WORTH_TELLING = 5.0
 _OF_MODELS = "`d_model`, `ffn` or the number of layers"
 
 
@@ -569,9 +571,11 @@ class Trainer:
             num = counted(run.position.validations_without_better, "validation")
             self._observer.noted(f"training ends {done}: {num} brought no better BLEU or loss")
         elif run.time_limit.is_up and run.position.epoch < run.config.epochs:
+            over = run.time_limit.seconds_over
+            longer = f", which take about {duration(over)} longer" if over > _WORTH_TELLING else ""
             self._observer.noted(
                 f"training ends {done}: the rest of {run.config.max_time} is for the final model "
-                "and its scores"
+                f"and its scores{longer}"
             )
         elif run.updates_left == 0 and run.position.epoch < run.config.epochs:
             self._observer.noted(f"training ends {done}, as many as `max_steps` says")
