@@ -40,7 +40,7 @@ def duration(seconds: float) -> str:
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, such as `1 graph` or `2 graphs`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def time_left(seconds: float) -> str:
