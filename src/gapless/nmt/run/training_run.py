@@ -540,7 +540,9 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
     task = prepare(config, corpus=corpus, vocabs=vocabs)
     if not config.allow_changed_data:
         check_pairs(task.fingerprint, begun=state["pairs"])
-    validates_anew = _validates_anew(config, task, begun=begun, pairs=state["pairs"])
+    # An old run may have kept its language as it was asked for.
+    before = settle_language(begun, corpus.train.tgt)
+    validates_anew = _validates_anew(config, task, begun=before, pairs=state["pairs"])
     if validates_anew:
         notes.append(
             "validations have other pairs than before, or are scored otherwise: what was best so far does "
@@ -567,7 +569,8 @@ def _validates_anew(
         begun.tgt_language,
         begun.score_tokenizer,
     )
-    return not is_scored_as_before or task.fingerprint["validation"] != dict(pairs["validation"])
+    now = task.fingerprint["validation"]
+    return not is_scored_as_before or now != dict(pairs.get("validation", now))
 
 
 def _check_state(state: dict[str, Any], *, path: Path) -> None:
