@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
+from pathlib import Path
+
+import pytest
 
 from gapless.cli.written_files import write_whole
 
@@ -47,13 +51,24 @@ def test_a_pipe_stays_one(tmp_path):
     assert path.is_fifo()
 
 
-def test_what_stands_among_devices_may_be_a_file_that_a_shell_has_open(tmp_path, monkeypatch):
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no memory with names")
+def test_a_plain_file_among_devices_is_one():
+    """As in the memory that has the names of files."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path = Path(folder) / "out.json"
+        for content in (b"before, and longer", b"now"):
+            write_whole(path, content)
+
+        assert path.read_bytes() == b"now"
+
+
+def test_what_stands_among_devices_may_be_a_file_that_a_shell_has_open(tmp_path):
     """/dev/stdout of `gapless ... > log` is that log, whose name must not go to another file."""
     log = tmp_path / "log"
     log.write_bytes(b"a line\n")
     before = log.stat().st_ino
     with log.open("ab") as file:
-        write_whole(type(log)(f"/dev/fd/{file.fileno()}"), b"now")
+        write_whole(Path(f"/dev/fd/{file.fileno()}"), b"now")
 
     assert log.read_bytes() == b"a line\nnow"
     assert log.stat().st_ino == before

@@ -45,9 +45,18 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
         OSError: the disk is full, or the place cannot be written.
     """
-    # What stands in /dev may lead to a plain file that a shell has open: its name must stay its own.
-    if path.is_relative_to("/dev") or (path.exists() and not path.is_file()):
+    if _is_open_already(path) or (path.exists() and not path.is_file()):
         with path.open("ab") as file:
             file.write(content)
     else:
         replace_file(path.resolve(), content)
+
+
+def _is_open_already(path: Path) -> bool:
+    """Return whether a path names a file that this process has open, as /dev/stdout and /dev/fd/3 do.
+
+    Where it is a plain file, whoever opened it goes on to write to it, whatever then has its name.
+    """
+    place = path.parent.resolve() / path.name
+    leads_to = place.readlink() if place.is_symlink() else place
+    return place.is_relative_to("/proc") or leads_to.is_relative_to("/proc")
