@@ -581,7 +581,7 @@ class Trainer:
             self._observer.noted(f"training ends {done}, as many as `max_steps` says")
         elif run.updates_left and run.position.epoch >= run.config.epochs:
             self._observer.noted(
-                f"training ends {done}: all of {counted(run.config.epochs, 'epoch')} are done, though "
+                f"training ends {done}, with epoch {run.config.epochs} of {run.config.epochs}, though "
                 f"`max_steps` says {run.config.max_steps:,}; raise `epochs` to go on"
             )
 
