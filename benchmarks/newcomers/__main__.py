@@ -86,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _judge_all(options: argparse.Namespace) -> int:
     start = perf_counter()
+    names = _names(options)
     device = "cpu" if options.small else options.device
     facts = place_and_time(device, module="benchmarks.newcomers")
     gpus = tuple(options.gpus.split(",")) if options.gpus else ()
@@ -116,7 +117,7 @@ def _judge_all(options: argparse.Namespace) -> int:
             _teach(options, records, folder=folder / "lesson", setting=setting)
             tell(lesson_line(_lesson(records)))
         found_cuts = _cuts(options, wanted)
-        _measure(options, found_cuts, records, folder, setting, seconds_left, tell)
+        _measure(options, found_cuts, names, records, folder, setting, seconds_left, tell)
     finally:
         rmtree(folder, ignore_errors=True)
     return _conclude(options, wanted, [cut.name for cut in found_cuts], records)
@@ -154,6 +155,7 @@ def _lesson(records: Records) -> Found:
 def _measure(
     options: argparse.Namespace,
     found_cuts: list[cuts.Cut],
+    names: list[str],
     records: Records,
     folder: Path,
     setting: Setting,
@@ -168,7 +170,7 @@ def _measure(
         defaults=setting.defaults,
         jobs=num_places,
         seconds=options.seconds,
-        names=_names(options),
+        names=names,
     )
     order.know(records.found)
     number = itertools.count()
