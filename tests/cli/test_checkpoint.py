@@ -47,7 +47,7 @@ def test_a_run_without_checkpoints_is_not_whole(gapless, run):
         ("checkpoints/best/tensors.safetensors", "best: tensors.safetensors holds other bytes"),
         ("checkpoints/epoch-0001/manifest.json", "epoch-0001: manifest.json holds other bytes"),
         ("config.yaml", "config.yaml is not what was saved with step-000000010"),
-        ("vocab.spm", "vocab.spm is not what was saved"),
+        ("vocab.spm", "vocab.spm is not what was saved with step-000000010, which is used\n"),
         ("metrics.jsonl", "metrics.jsonl: holds other bytes"),
         ("trained_on.bin", "trained_on.bin: holds other bytes"),
     ],

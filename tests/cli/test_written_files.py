@@ -41,11 +41,11 @@ def test_a_pipe_stays_one(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
     read = []
-    reader = threading.Thread(target=lambda: read.append(path.read_bytes()))
+    reader = threading.Thread(target=lambda: read.append(path.read_bytes()), daemon=True)
     reader.start()
 
     write_whole(path, b"now")
-    reader.join()
+    reader.join(10.0)
 
     assert read == [b"now"]
     assert path.is_fifo()

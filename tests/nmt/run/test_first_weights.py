@@ -93,8 +93,11 @@ def test_its_rate_is_lower(first):
 
 def test_sizes_that_the_weights_do_not_have(first):
     """Are refused by name; the same ones are not."""
-    with pytest.raises(UserError, match=r"`d_model` is 16, but .*final.* has 8; leave `d_model`"):
-        further(first, d_model=16)
+    for name, given, has in [("d_model", 16, 8), ("shared_vocab", True, False)]:
+        asked = f"`{name}={given}`"
+        told = rf"{asked} was given, but .*final.* has {has}; leave {asked} out"
+        with pytest.raises(UserError, match=told):
+            further(first, **{name: given})
     further(first, d_model=8, epochs=1)
 
 

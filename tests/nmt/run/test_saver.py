@@ -259,6 +259,22 @@ def test_best_weights_are_there_before_the_state_that_counts_on_them(tmp_path, m
     assert checkpoint.best_path(tmp_path).exists()
 
 
+def test_no_state_counts_on_best_weights_that_are_not_there(tmp_path, monkeypatch):
+    """A run that is killed then goes on from the state before, and makes them again."""
+    saver = Saver(tmp_path, host_waits=HostWaits(find_device("cpu")), keep=2)
+    full(monkeypatch, tmp_path, times=99, where="best")
+    model = torch.nn.Linear(3, 2)
+    with pytest.raises(OSError, match="No space left"), saver:
+        for step in (1, 2, 3):
+            weights = saver.copy_weights(model)
+            saver.save_state({}, weights=weights, step=step, epoch=step, is_best=step == 2)
+            saver.drain()
+
+    assert [path.name for path in checkpoint.state_store(tmp_path, keep=9).paths()] == [
+        "step-000000001"
+    ]
+
+
 @pytest.mark.parametrize("where", ["epoch-0001", "step-000000002"])
 def test_a_disk_that_stays_full_is_an_error_at_the_end(tmp_path, monkeypatch, where):
     """Weights that an average needs, or the newest state, could not be saved."""

@@ -61,15 +61,11 @@ class FirstWeights:
         """
         for name, value in self.settings().items():
             if given.get(name) is not None and given[name] != value:
-                # `shared_vocab=False` is --no-shared-vocab on the command line.
-                asked = f"{name}={given[name]}" if isinstance(value, bool) else name
-                found = (
-                    f"`{asked}` was given"
-                    if isinstance(value, bool)
-                    else f"`{name}` is {given[name]}"
-                )
+                # With its value, of which the command line makes a flag such as --no-shared-vocab.
+                asked = f"`{name}={given[name]}`"
                 raise UserError(
-                    f"{found}, but {self.path}, whose weights the run starts with, has {value}; leave `{asked}` out"
+                    f"{asked} was given, but {self.path}, whose weights the run starts with, has {value}; leave "
+                    f"{asked} out"
                 )
 
     def note_of_direction(self, config: TrainConfig) -> str | None:

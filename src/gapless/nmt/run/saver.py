@@ -201,6 +201,9 @@ class Saver:
         def write() -> None:
             if late is not None and late.is_spoiled():
                 return
+            if "best" in self._troubles:
+                # It counts on best weights that could not be written.
+                raise self._troubles["best"]
             sync_first()
             tensors, meta = pack(whole())
             self._store.save(step, tensors, meta, files=self._files)
