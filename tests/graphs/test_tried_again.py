@@ -214,7 +214,10 @@ def test_views_of_gradients_that_are_kept_are_named(device):
 
     assert kept
     assert step.report.num_replays == before
-    assert "views of gradients that are kept" in step.report.note
+    assert step.report.note == (
+        "calls ran as written beside their graph: views of its gradients are kept, which a replay would "
+        "overwrite"
+    )
 
 
 def test_code_that_is_new_now_and_then_refuses_nothing(device, monkeypatch):

@@ -10,7 +10,19 @@ import torch
 from torch.nn import functional as F
 
 from hazards.captured_harness import CAPTURED, EITHER, captured_case, refused
-from hazards.captured_models import Trainer, batch, batches, host_batch, kept, losses_of, updated
+from hazards.captured_models import (
+    Trainer,
+    batch,
+    batches,
+    host_batch,
+    is_capturing,
+    kept,
+    losses_of,
+    mlp,
+    sgd,
+    state,
+    updated,
+)
 
 
 NUM = 16
@@ -748,3 +760,53 @@ def host_number_in_the_batch(place):
         for number, (x, y) in enumerate(batches(place, 20))
     )
     return losses_over(place.capture(step), made), trainer.state()
+
+
+# --------------------------------------------------------------- one memory in each call, written
+
+
+def queue_step(model, optimizer, factor=lambda: 1.0):
+    """Return a step that compares with a queue it is given, and puts what it has seen into it."""
+
+    def step(x, queue):
+        seen = model(x)
+        loss = ((seen.sum(0) * factor()) @ queue.t()).square().mean()
+        updated(optimizer, loss)
+        queue[:6] = seen.detach()
+        return loss
+
+    return step
+
+
+def queue_losses(place, step):
+    queue = torch.ones(12, 4, device=place.torch_device)
+    losses = [kept(step(x, queue)) for x, _ in batches(place, NUM)]
+    return losses, queue
+
+
+@captured_case("A queue that is an argument is written in each step.", expect=CAPTURED)
+def queue_is_an_argument(place):
+    model = mlp(place)
+    optimizer = sgd(model, lr=0.01)
+    found = queue_losses(place, place.capture(queue_step(model, optimizer)))
+    return found, state(model)
+
+
+@captured_case(
+    "The same, and a library rounds otherwise while a graph is captured.",
+    expect=refused("computes something else"),
+)
+def queue_is_an_argument_and_the_graph_rounds_otherwise(place):
+    model = mlp(place)
+    optimizer = sgd(model, lr=0.01)
+    step = queue_step(model, optimizer, lambda: 1.0000002 if is_capturing() else 1.0)
+    return queue_losses(place, place.capture(step)), state(model)
+
+
+@captured_case("A window of a buffer slides along, and the step writes into it.", expect=EITHER)
+def window_slides(place):
+    model = mlp(place)
+    step = place.capture(queue_step(model, sgd(model, lr=0.01)))
+    buffer = torch.ones(12 + NUM, 4, device=place.torch_device)
+    losses = [kept(step(x, buffer[n : n + 12])) for n, (x, _) in enumerate(batches(place, NUM))]
+    return losses, buffer, state(model)

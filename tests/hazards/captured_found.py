@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from hazards.captured_harness import CAPTURED, EITHER, captured_case, refused
 from hazards.captured_models import (
@@ -371,6 +373,49 @@ def operations_are_counted(place):
     with Counting():
         losses += [step(pair) for pair in batches(place, 4)]
     return [kept(loss) for loss in losses], seen.count("cross_entropy")
+
+
+class Rounding(TorchDispatchMode):
+    """Products in low precision, emulated."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            return found.to(torch.bfloat16).to(torch.float32)
+        return found
+
+
+@captured_case(
+    "From some step on, a mode of operators rounds all products.", expect=refused("Rounding")
+)
+def products_are_rounded(place):
+    model = mlp(place)
+    optimizer = sgd(model, momentum=0.9)
+    step = place.capture(training_step(model, optimizer))
+    losses = run(step, batches(place, 10))
+    with Rounding():
+        losses += [kept(step(pair)) for pair in batches(place, 6)]
+    return losses + run(step, batches(place, 6)), state(model, optimizer)
+
+
+@captured_case("Torch counts the operations of some steps.", expect=refused("FlopCounterMode"))
+def torch_counts_operations(place):
+    model = mlp(place)
+    step = place.capture(training_step(model, sgd(model)))
+    losses, counts = run(step, batches(place, 10)), []
+    for pair in batches(place, 5):
+        with FlopCounterMode(display=False) as counter:
+            losses.append(kept(step(pair)))
+        counts.append(counter.get_total_flops())
+    return losses, counts
+
+
+@captured_case("All is made and trained within a default device.", expect=CAPTURED)
+def within_a_default_device(place):
+    with torch.device(place.torch_device):
+        model = mlp(place)
+        step = place.capture(training_step(model, sgd(model)))
+        return run(step, batches(place, 20)), state(model)
 
 
 @captured_case(

@@ -509,4 +509,4 @@ def another_model_begins_late_in_autocast(place):
 
 def _is_captured_anew(place, model):
     """Return whether a report says that modes of torch functions have changed."""
-    return "torch function modes" in str(place.report(model))
+    return "modes of torch" in str(place.report(model))

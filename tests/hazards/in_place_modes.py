@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hazards.captured_models import Headed, batch, batches, kept, mlp, sgd, state
 from hazards.in_place_harness import captured, either, in_place_case
@@ -402,3 +405,58 @@ def seeds_are_set_each_epoch(place):
         torch.manual_seed(7)
         losses.append(fit(place, model, optimizer, 6))
     return losses, losses[2] == losses[3], torch.rand(2), state(model, optimizer)
+
+
+# ------------------------------------------------------------------- modes that see operators
+
+
+class Rounding(TorchDispatchMode):
+    """Products in low precision, and how many there were."""
+
+    def __init__(self):
+        super().__init__()
+        self.num = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.num += 1
+            return found.to(torch.bfloat16).to(torch.float32)
+        return found
+
+
+def _rounded(place, part):
+    model = place.capture(made(place, Headed))
+    optimizer = place.capture(sgd(model, momentum=0.9))
+    losses, counts = [], []
+    for number in range(40):
+        rounding = Rounding()
+        modes = dict.fromkeys(("forward", "backward", "step"), nullcontext())
+        if number % 10 > 6:
+            modes[part] = rounding
+        x, y = batch(place, number)
+        with modes["forward"]:
+            loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        with modes["backward"]:
+            loss.backward()
+        with modes["step"]:
+            optimizer.step()
+        losses.append(kept(loss))
+        counts.append(rounding.num)
+    return losses, counts, state(model, optimizer)
+
+
+@in_place_case("A mode of operators rounds the products of some forward passes.")
+def rounded_forward(place):
+    return _rounded(place, "forward")
+
+
+@in_place_case("A mode of operators rounds the products of some backward passes.")
+def rounded_backward(place):
+    return _rounded(place, "backward")
+
+
+@in_place_case("A mode of operators is around some updates.")
+def rounded_updates(place):
+    return _rounded(place, "step")

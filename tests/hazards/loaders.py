@@ -195,6 +195,36 @@ def zipped(place):
     return results
 
 
+@case("Two shuffled DataLoaders are zipped: both draw their seeds before the first batch.")
+def shuffled_and_zipped(place):
+    torch.manual_seed(11)
+    left, right = (place.prefetch(DataLoader(Squares(num), 2, shuffle=True)) for num in (10, 14))
+    return [(x, rows, other) for (x, rows, _), (other, *_) in zip(left, right, strict=False)]
+
+
+@case("Iterators are made before the loop, and random numbers are drawn before the first batch.")
+def iterators_before_the_loop(place):
+    torch.manual_seed(12)
+    labelled = iter(place.prefetch(DataLoader(Squares(12), 3, shuffle=True)))
+    noise = torch.randn(1).item()
+    unlabelled = iter(place.prefetch(DataLoader(Squares(20), 4, shuffle=True)))
+    found = [(next(labelled)[1], next(unlabelled)[1], torch.rand(1).item()) for _ in range(4)]
+    return found, noise
+
+
+@case("The data grow after the iterator was made.")
+def data_change_after_iter(place):
+    rows = [place.numbers(n, place.tiny) for n in range(4)]
+
+    class Ends:
+        def __iter__(self):
+            return iter(list(rows))
+
+    batches = iter(place.prefetch(Ends()))
+    rows.append(place.numbers(9, place.tiny))
+    return list(batches)
+
+
 @case("The shorter of two loaders is cycled while the longer is read once.")
 def zip_with_cycle(place):
     long = place.prefetch([place.numbers(n, 40) for n in range(7)])

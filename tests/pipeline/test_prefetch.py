@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from torch.utils.data import DataLoader, TensorDataset
 
 import gapless
 from gapless.errors import BatchError
@@ -451,6 +452,98 @@ def test_a_prefetcher_shows_what_its_loader_has():
     assert not gapless.prefetch([], "cpu")
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = prefetcher.no_such_name
+
+
+class Shuffled:
+    """A loader that shuffles by its epoch, as users write them."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def __iter__(self):
+        order = torch.randperm(8, generator=torch.Generator().manual_seed(self.epoch))
+        return iter(list(order))
+
+
+def orders(loader):
+    """Set the epoch, as trainers do, and return the order of each."""
+    found = []
+    for epoch in range(3):
+        loader.epoch = epoch
+        found.append([int(batch) for batch in loader])
+    return found
+
+
+def test_what_a_loop_sets_on_a_prefetcher_is_set_on_its_loader():
+    """An epoch, a batch size: the loader reads its own."""
+    loader = Shuffled()
+    prefetcher = gapless.prefetch(loader, "cpu")
+
+    assert orders(prefetcher) == orders(Shuffled())
+    assert loader.epoch == prefetcher.epoch == 2
+    del prefetcher.epoch
+    assert not hasattr(loader, "epoch")
+
+
+def test_what_a_loader_does_not_let_a_loop_set_is_refused_as_without_a_prefetcher():
+    """A DataLoader keeps its batch size; a list has no attributes."""
+    data = DataLoader(TensorDataset(torch.arange(4)), batch_size=2)
+    with pytest.raises(ValueError, match="batch_size"):
+        gapless.prefetch(data, "cpu").batch_size = 3
+    with pytest.raises(AttributeError, match="list"):
+        gapless.prefetch([torch.ones(1)], "cpu").epoch = 1
+
+
+def test_accounts_of_a_prefetcher_are_its_own():
+    """They are counted while it is used, beside a loader that has such a name as well."""
+    loader = Loader([torch.ones(1)] * 3)
+    loader.num_batches = 17
+    prefetcher = gapless.prefetch(loader, "cpu")
+
+    prefetcher.num_batches = 5
+    list(prefetcher)
+
+    assert (prefetcher.num_batches, loader.num_batches) == (8, 17)
+
+
+def test_a_pass_is_as_long_as_the_iterator_of_its_loader():
+    """Of a DataLoader it has a length, of a list none."""
+    data = DataLoader(TensorDataset(torch.arange(10)), batch_size=4)
+
+    assert len(iter(gapless.prefetch(data, "cpu"))) == len(iter(data)) == 3
+    found = iter(gapless.prefetch([torch.ones(1)], "cpu"))
+    assert found
+    with pytest.raises(TypeError, match="has no len"):
+        len(found)
+
+
+def test_a_loader_that_cannot_be_iterated_over_says_so_at_iter():
+    """Not at the first batch, which a loop may never ask for."""
+    with pytest.raises(TypeError, match="not iterable"):
+        iter(gapless.prefetch(5, "cpu"))
+
+
+def test_a_pass_that_is_closed_before_its_first_batch_ends_its_loader():
+    """A generator is closed with it."""
+    ended = []
+
+    class Ends:
+        def __iter__(self):
+            try:
+                yield torch.ones(1)
+            finally:
+                ended.append(True)
+
+    opened = iter(Ends())
+    next(opened)
+
+    class Given:
+        def __iter__(self):
+            return opened
+
+    iter(gapless.prefetch(Given(), "cpu")).close()
+
+    assert ended == [True]
 
 
 def test_a_loader_without_length_is_true():

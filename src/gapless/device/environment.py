@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 
 from gapless.device.float32_precision import readers_of_float32_precision
+from gapless.device.torch_modes import kinds_of_modes
 
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
         ),
         ("torch.autograd.set_multithreading_enabled", _multithreading()),
         ("torch.is_anomaly_enabled()", torch.is_anomaly_enabled),
-        ("torch function modes", _kinds_of_modes),
+        ("modes of torch", kinds_of_modes),
         ("torch.autograd.graph.saved_tensors_hooks", _saved_tensors_hooks()),
         ("torch.nn.utils.parametrize.cached", keeps_parametrizations),
         ("torch.backends.mha.get_fastpath_enabled()", backends.mha.get_fastpath_enabled),
@@ -92,15 +93,6 @@ def is_transformed() -> bool:
 def keeps_parametrizations() -> bool:
     """Return whether `torch.nn.utils.parametrize.cached` is around."""
     return bool(parametrize._cache_enabled)
-
-
-def _kinds_of_modes() -> tuple[type, ...]:
-    number = torch._C._len_torch_function_stack()
-    if not number:
-        return ()
-    kinds = [type(torch._C._get_function_stack_at(index)) for index in range(number)]
-    # Those that only look come and go with other captured modules.
-    return tuple([kind for kind in kinds if not getattr(kind, "only_looks", False)])
 
 
 def _multithreading() -> Callable[[], Any]:

@@ -55,8 +55,11 @@ class CallGraph(Protocol):
         Sync: Does not block the host.
         """
 
-    def takes(self, tree: Tree) -> bool:
-        """Return whether a replay on these arguments does what the call as written would do.
+    def why_not(self, tree: Tree) -> str | None:
+        """Return why a replay would not do what the call as written does; None if it would.
+
+        Args:
+            tree: the arguments of the call.
 
         Sync: Does not block the host.
         """

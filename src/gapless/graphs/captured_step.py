@@ -279,8 +279,9 @@ class CapturedStep:
         kind = self._kind_of(tree)
         self._note_kind(kind, tree)
         graph = self._graphs.find(kind) if self._may_replay(kind) else None
-        if graph is not None and not graph.takes(tree):
-            self._note_not_taken()
+        why_not = None if graph is None else graph.why_not(tree)
+        if why_not is not None:
+            self._note_not_taken(why_not)
             graph = None
         if self._calls is not None and self._calls.asks and not self._calls.is_over:
             return self._run_at_call(self._calls, kind, tree, graph)
@@ -466,15 +467,11 @@ class CapturedStep:
             with suppress(BatchError):  # a container that cannot be made anew
                 self._former = tree.map(lambda _: torch.empty(0))
 
-    def _note_not_taken(self) -> None:
+    def _note_not_taken(self, why: str) -> None:
         """Say once, after some calls, why they run as written though there is a graph."""
         self._num_not_taken += 1
         if self._num_not_taken == _MANY_NOT_TAKEN and self.report.note is None:
-            self.report.note = (
-                "calls ran as written beside their graph, which would overwrite what is in use (views of "
-                "gradients that are kept, or a batch in memory where the step writes), or has no tensor that "
-                "is both in the batch and elsewhere, which the step compares by `is`"
-            )
+            self.report.note = f"calls ran as written beside their graph: {why}"
 
     def _try_first(self, graph: CallGraph, tree: Tree) -> None:
         """Let the next call try a graph first, if it is the second time in a row."""
@@ -511,7 +508,7 @@ class CapturedStep:
             return StepRun(self._run_eagerly(kind, tree), "eager", kind)
         if self._take_verdicts(kind, variants):
             graph = self._graphs.find(kind)
-            if graph is not None and graph.takes(tree):
+            if graph is not None and graph.why_not(tree) is None:
                 return StepRun(self._replay(graph, tree), "replay", kind)
         if self.report.forbids_all:
             return StepRun(self._run_eagerly(None, tree), "eager", kind)

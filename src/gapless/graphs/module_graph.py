@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.device.torch_modes import outside_watching_modes
 from gapless.graphs.addresses import address_of, share_memory
 from gapless.graphs.alignment import clone_of
 from gapless.graphs.device_state import DeviceState, DrawnFrom
@@ -303,17 +304,23 @@ class ModuleGraph:
 
         Sync: Does not block the host.
         """
-        is_free = not self._is_refused and self._runs.is_free()
-        if not is_free or self._written_memory.holds_any(leaves):
-            return False
-        return self._read.isdisjoint(map(id, leaves))
+        return self._why_not_on(leaves) is None
 
-    def takes(self, tree: Tree) -> bool:
-        """Return whether a replay does what the call as written would do."""
-        if not self.can_take(tree.leaves):
-            return False
+    def _why_not_on(self, leaves: Sequence[torch.Tensor]) -> str | None:
+        if self._is_refused or not self._runs.is_free():
+            return "a replay would overwrite what the backward pass of an earlier call needs"
+        if self._written_memory.holds_any(leaves):
+            return "an argument lies in memory that the module writes"
+        if not self._read.isdisjoint(map(id, leaves)):
+            return "a tensor is both an argument and elsewhere, and the module compares it by `is`"
+        return None
+
+    def why_not(self, tree: Tree) -> str | None:
+        """Return why a replay would not do what the call as written does; None if it would."""
         wanted = [leaf for leaf in tree.leaves if leaf.requires_grad]
-        return not (len(wanted) > 1 and share_memory(wanted))
+        if len(wanted) > 1 and share_memory(wanted):
+            return "two arguments that require gradients share memory"
+        return self._why_not_on(tree.leaves)
 
     def replay(self, tree: Tree, *, is_own: bool) -> Any:
         """Launch the forward pass on the arguments of a call; return what the call returns.
@@ -458,6 +465,25 @@ class ModuleGraph:
                 leaf.detach().requires_grad_(needs)
                 for leaf, needs in zip(inputs, self._needs_grad, strict=True)
             ]
+        with outside_watching_modes():
+            leaves = self._run_again(run, inputs)
+            if self._repeats:
+                # After a later replay the memory has other outputs.
+                outs = self._outs if is_newest else run.outs()
+                wanted_outs = [
+                    None if one is None else out for out, one in zip(outs, given, strict=True)
+                ]
+                self._check_outs(leaves, wanted_outs)
+        pairs = [(leaf, one) for leaf, one in zip(leaves, given, strict=True) if one is not None]
+        wanted = [leaf for leaf, needs in zip(inputs, self._needs_grad, strict=True) if needs]
+        outputs, gradients = zip(*pairs, strict=True)
+        with within_a_step(), _without_hooks(self._weights):
+            return gradients_by_use(
+                outputs, gradients, [*wanted, *self._weights], create_graph=create_graph
+            )
+
+    def _run_again(self, run: Run, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the call again as it was, and return what it returns."""
         with (
             within_a_step(),
             torch.enable_grad(),
@@ -469,21 +495,7 @@ class ModuleGraph:
             if failure is not None:
                 raise _cannot_run_again(failure.text)
             call: Call = self._call.with_leaves(inputs).value
-            leaves = flatten(self._forward(*call.args, **call.kwargs)).leaves
-        if self._repeats:
-            # After a later replay the memory has other outputs.
-            outs = self._outs if is_newest else run.outs()
-            wanted_outs = [
-                None if one is None else out for out, one in zip(outs, given, strict=True)
-            ]
-            self._check_outs(leaves, wanted_outs)
-        pairs = [(leaf, one) for leaf, one in zip(leaves, given, strict=True) if one is not None]
-        wanted = [leaf for leaf, needs in zip(inputs, self._needs_grad, strict=True) if needs]
-        outputs, gradients = zip(*pairs, strict=True)
-        with within_a_step(), _without_hooks(self._weights):
-            return gradients_by_use(
-                outputs, gradients, [*wanted, *self._weights], create_graph=create_graph
-            )
+            return flatten(self._forward(*call.args, **call.kwargs)).leaves
 
     def _check_outs(
         self, leaves: Sequence[torch.Tensor], outs: Sequence[torch.Tensor | None]

@@ -312,8 +312,9 @@ class ReadGuards:
             # It may be let go: a weak reference of the step's would show it.
             kind, referent = type(value), _referent_of(value)
             self._add(
-                "type({0}()) is not {1}", (referent, kind), read=lambda: type(referent()),
-                expected=kind, name=f"the class of {name}", site="", is_memory=False,
+                "type({0}()) is not {1}", (referent, kind),
+                read=lambda: _kind_shown(referent()), expected=_kind_shown(value), name=name,
+                site="", is_memory=False,
             )  # fmt: skip
             entries = entries_of(value)
             self._add(
@@ -684,6 +685,11 @@ def _shown(value: Any) -> str:
     if isinstance(value, _Members):
         return "its members"
     return "its content" if isinstance(value, _Content) else shown(value)
+
+
+def _kind_shown(value: Any) -> _Shown:
+    """Return what is shown for an object by its class; None stands for one that is gone."""
+    return _Shown("another" if value is None else f"one {type(value).__name__}")
 
 
 def _memory_of(tensor: torch.Tensor) -> Any:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
 from gapless.device.environment import is_transformed, keeps_parametrizations
-from gapless.graphs.code_kinds import is_foreign
+from gapless.device.torch_modes import watching_modes
 from gapless.pipeline.tree import has_address
 
 
@@ -255,11 +255,6 @@ def objection_to_autocast(device_type: str) -> Refusal | None:
     )
 
 
-def _function_modes() -> list[Any]:
-    number = torch._C._len_torch_function_stack()
-    return [torch._C._get_function_stack_at(index) for index in range(number)]
-
-
 def objection_to_modes() -> Refusal | None:
     """Return why no graph can take a call in the modes that watch operations, None if one can.
 
@@ -269,10 +264,8 @@ def objection_to_modes() -> Refusal | None:
         return _watched("torch.autograd.set_detect_anomaly")
     if keeps_parametrizations():
         return _inside_cached()
-    for mode in _function_modes():
-        if not is_foreign(type(mode)):
-            return _watched(type(mode).__name__)
-    return None
+    modes = watching_modes()
+    return _watched(type(modes[0]).__name__.lstrip("_")) if modes else None
 
 
 def objection_to_profiler() -> Refusal | None:

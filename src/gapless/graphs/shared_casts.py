@@ -57,12 +57,7 @@ class _RestOfBlock(TorchFunctionMode):
         nodes: of the call's graph.
         casts: those of them that cast a weight.
         on_use: is called with file and line of the first operation that shares one.
-
-    Attributes:
-        only_looks: what operations compute is the same without it.
     """
-
-    only_looks = True
 
     def __init__(
         self, nodes: set[Any], casts: dict[Any, torch.Tensor], on_use: Callable[[str], None]

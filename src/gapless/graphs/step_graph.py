@@ -96,34 +96,39 @@ class StepGraph:
         self._compares_kept = self._keeps and reads.compares_objects
         self._puts = bool(changes.put)
 
-    def takes(self, tree: Tree) -> bool:
-        """Return whether a replay does what the step as written would do to what others hold.
+    def why_not(self, tree: Tree) -> str | None:
+        """Return why a replay would not do to what others hold what the step does; None if it would.
 
         The graph's own tensors share no memory, so what the step writes into one of them does not
-        show in another. Nobody can ask a replay for gradients of its batch. Views of the gradients
-        of an earlier replay would change.
+        show in another. Nobody can ask a replay for gradients of its batch.
         """
-        if any(map(_requires_grad, tree.leaves)) or not self.can_take(tree.leaves):
-            return False
+        if any(map(_requires_grad, tree.leaves)):
+            return "a tensor of the batch requires gradients, which a replay does not pass on"
         if self.changes_batch and not self._changes.can_apply(tree):
-            return False
-        return not (self._writes_batch and share_memory(tree.leaves))
+            return "the step changes its batch in a way that cannot be done again for this one"
+        if self._writes_batch and share_memory(tree.leaves):
+            return "the step writes into its batch, of which two tensors share memory"
+        return self._why_not_on(tree.leaves)
 
     def can_take(self, leaves: Sequence[torch.Tensor]) -> bool:
         """Return whether a replay on these tensors overwrites nothing that is needed.
 
-        That are views of gradients that somebody keeps, and a batch that lies where the step writes. Nor
-        may code that compares objects reach a tensor by two ways, such as by the batch and by an attribute:
-        a graph has tensors of its own for batches and what is kept.
+        Nor may code that compares objects reach a tensor by two ways, such as by the batch and by an
+        attribute: a graph has tensors of its own for batches and what is kept.
 
         Sync: Does not block the host.
         """
-        return (
-            self._gradients.may_overwrite()
-            and not self._written.holds_any(leaves)
-            and self._read.isdisjoint(map(id, leaves))
-            and not (self._compares_kept and self._keeps_any_of(leaves))
-        )
+        return self._why_not_on(leaves) is None
+
+    def _why_not_on(self, leaves: Sequence[torch.Tensor]) -> str | None:
+        if not self._gradients.may_overwrite():
+            return "views of its gradients are kept, which a replay would overwrite"
+        if self._written.holds_any(leaves):
+            return "a tensor of the batch lies in memory that the step writes"
+        is_twice = not self._read.isdisjoint(map(id, leaves))
+        if is_twice or (self._compares_kept and self._keeps_any_of(leaves)):
+            return "a tensor is both in the batch and elsewhere, and the step compares it by `is`"
+        return None
 
     def _keeps_any_of(self, leaves: Sequence[torch.Tensor]) -> bool:
         kept = self._kept.ids()

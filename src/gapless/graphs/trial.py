@@ -336,7 +336,7 @@ class Trial:
         kept: KeptTensors,
     ) -> Tried:
         touched = watched.touched
-        changed = self._changed_tensors(graph, watched, before, kept)
+        changed = self._changed_tensors(graph, tree, watched, before, kept)
         state = DeviceState(
             [tensor for tensor, _ in changed],
             self._device,
@@ -400,11 +400,17 @@ class Trial:
         return Tried(result, None if refusals else graph, verdict, refusals, proof_seconds=seconds)
 
     def _changed_tensors(
-        self, graph: StepGraph, watched: Watched, before: Gradients, kept: KeptTensors
+        self,
+        graph: StepGraph,
+        tree: Tree,
+        watched: Watched,
+        before: Gradients,
+        kept: KeptTensors,
     ) -> list[tuple[torch.Tensor, str]]:
         """Return the tensors on the device that a run of the step may write to, with names.
 
-        The name is "" where none is known.
+        The name is "" where none is known. A batch in the memory of an earlier one is left out: a proof
+        runs on copies of it, which are compared.
         """
         names = graph.reads.names_by_address()
 
@@ -420,8 +426,12 @@ class Trial:
         for optimizer in self._optimizers:
             found += _tensors_of(optimizer, names)
         # Compiled code shows nothing of what it writes to.
-        written = graph.reads.tensors if watched.touched is None else watched.touched.written
-        found += named(written)
+        if watched.touched is None:
+            found += named(graph.reads.tensors)
+        else:
+            batch = WrittenMemory(filter(has_address, tree.leaves))
+            written = watched.touched.written
+            found += named(tensor for tensor in written if not batch.holds_any([tensor]))
         return [(tensor, name) for tensor, name in found if self._is_on_device(tensor)]
 
     def _touches_others(

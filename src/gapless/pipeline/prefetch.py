@@ -21,7 +21,7 @@ from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable
     from types import TracebackType
 
     import torch
@@ -41,7 +41,7 @@ class Prefetcher(Generic[BatchT]):
 
     Made by `prefetch`, or by the loop with streams of its own. Every `iter` starts a pass of its
     own; passes may run at once and in several threads, as far as the loader allows it. Attributes
-    that it does not have are the loader's.
+    that it does not have are the loader's, to read, to set and to delete.
 
     Attributes:
         data_wait_ms: time spent waiting for the loader, in milliseconds, over all passes.
@@ -68,7 +68,6 @@ class Prefetcher(Generic[BatchT]):
         pin_memory: bool = True,
         max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
     ) -> None:
-        self._loader = loader
         self._device = device
         self._host_waits = host_waits
         self._lanes = lanes
@@ -77,6 +76,8 @@ class Prefetcher(Generic[BatchT]):
         self._max_in_flight = max_in_flight
         self.data_wait_ms = 0.0
         self.num_batches = 0
+        # The last one: what is set from here on, and is not here, is the loader's.
+        self._loader = loader
 
     # --- like the loader ---
 
@@ -87,9 +88,25 @@ class Prefetcher(Generic[BatchT]):
         return bool(self._loader)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_loader" not in self.__dict__:
+        if self._is_own(name):
             raise AttributeError(name)
         return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._is_own(name):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._loader, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if self._is_own(name):
+            super().__delattr__(name)
+        else:
+            delattr(self._loader, name)
+
+    def _is_own(self, name: str) -> bool:
+        own = vars(self)
+        return name in own or name.startswith("__") or "_loader" not in own
 
     def __next__(self) -> Never:
         raise TypeError(
@@ -105,7 +122,9 @@ class Prefetcher(Generic[BatchT]):
         A batch is read from the loader when the loop asks for it (with `depth` set, that many
         batches earlier), and never before the last one has left the loader's memory. It may be
         used on the stream that is current when it is handed out, by the rules that hold for
-        memory allocated there. Its memory is reused when nobody holds its storage any more.
+        memory allocated there. Its memory is reused when nobody holds its storage any more. The
+        loader's own `iter` is called here, before the first batch is asked for: a DataLoader draws
+        the seed of its pass there.
 
         However a pass ends, a generator that the loader made for it is closed, and the worker
         processes of a torch DataLoader are gone unless they are persistent. An interrupt in the
@@ -113,28 +132,32 @@ class Prefetcher(Generic[BatchT]):
 
         Raises:
             BatchError: a container in a batch cannot be rebuilt.
-            Exception: whatever the loader raises, after the batches before it were yielded. The next
-                batch may be asked for then, if the loader can go on.
+            Exception: whatever the loader's `iter` raises; then, for each batch, whatever the loader
+                raises, after the batches before it were yielded. The next batch may be asked for
+                then, if the loader can go on.
 
         Sync: Does not block the host on the device, except for copies from page-locked memory of
             the loader ("loader_memory"), for more than 1 GiB of copies under way ("staging"), and
             where the move of an object or of a tensor that is not plain does. Waits for the
             loader.
         """
-        return Pass(self._batches(lambda batch: batch))
+        return self._pass(lambda batch: batch)
 
     def trees(self) -> Pass[Tree]:
         """Yield batches on the device as `__iter__` does, each with its tensors already listed.
 
         Sync: as `__iter__`.
         """
-        return Pass(self._batches(flatten))
+        return self._pass(flatten)
 
-    def _batches(self, hand_over: Callable[[Any], Any]) -> Generator[Any]:
+    def _pass(self, hand_over: Callable[[Any], Any]) -> Pass[Any]:
+        source = _Source(self._loader)
+        return Pass(source, self._batches(source, hand_over))
+
+    def _batches(self, source: _Source, hand_over: Callable[[Any], Any]) -> Generator[Any]:
         """Yield batches, and failures in their place."""
         staged: deque[StagedBatch] = deque()
-        with _Source() as source, self._mover() as mover:
-            source.open(self._loader)
+        with source, self._mover() as mover:
             while staged or source.has_failed or not source.is_used_up:
                 if self._fill(staged, source, mover):
                     self.num_batches += 1
@@ -179,15 +202,25 @@ class _Failure:
 class Pass(Generic[BatchT]):
     """One pass over a loader. Unlike a generator it can go on after an error, if the loader can.
 
+    Its length, and whether it is true, are those of the loader's own iterator.
+
     Args:
+        source: the loader's iterator.
         batches: yields batches, and failures in their place.
     """
 
-    def __init__(self, batches: Generator[Any]) -> None:
+    def __init__(self, source: _Source, batches: Generator[Any]) -> None:
+        self._source = source
         self._batches = batches
 
     def __iter__(self) -> Self:
         return self
+
+    def __len__(self) -> int:
+        return len(self._source.batches)  # type: ignore[arg-type]  # as sized as that is
+
+    def __bool__(self) -> bool:
+        return bool(self._source.batches)
 
     def __next__(self) -> BatchT:
         found = next(self._batches)
@@ -206,28 +239,33 @@ class Pass(Generic[BatchT]):
         Sync: As `BatchMover.close`; waits for worker processes to end.
         """
         self._batches.close()
+        # A generator that has not begun ends nothing.
+        self._source.close()
 
 
 class _Source:
-    """A loader's iterator that keeps a failure until the batches before it are used up."""
+    """A loader's iterator that keeps a failure until the batches before it are used up.
 
-    def __init__(self) -> None:
-        self._batches: Iterator[Any] = iter(())
-        self._is_own = False
+    Attributes:
+        batches: the iterator.
+        is_used_up: whether it has ended.
+
+    Args:
+        loader: is started here.
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.batches = iter(loader)
+        # What is an iterator itself was not started here, and its owner may go on with it.
+        self._is_own = self.batches is not loader
         self._failure: Exception | None = None
         self.is_used_up = False
-
-    def open(self, loader: Iterable[Any]) -> None:
-        """Start the loader; apart from `__enter__`, so that `__exit__` ends what this started."""
-        self._batches = iter(loader)
-        # What is an iterator itself was not started here, and its owner may go on with it.
-        self._is_own = self._batches is not loader
-        expect_no_signal(self._batches)
+        expect_no_signal(self.batches)
 
     def take(self) -> list[Any]:
         """Return the next batch in a list, or an empty list at the end."""
         try:
-            return [next(self._batches)]
+            return [next(self.batches)]
         except StopIteration:
             self.is_used_up = True
         except Exception as failure:
@@ -252,7 +290,7 @@ class _Source:
     def close(self) -> None:
         """End the loader's generator or its worker processes."""
         if self._is_own:
-            end_loader(self._batches)
+            end_loader(self.batches)
 
     def __enter__(self) -> Self:
         return self
