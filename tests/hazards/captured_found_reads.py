@@ -776,6 +776,24 @@ def structured_numpy_array(place):
     return weighted(place, weight, lambda: table["weight"].__setitem__(0, 0.2))
 
 
+@captured_case("One record of a structured numpy array is kept, and edited.", expect=CAPTURED)
+def numpy_record(place):
+    table = np.array([(1.0, 2), (0.5, 1)], dtype=[("weight", "f8"), ("power", "i4")])
+    settings = {"row": table[0]}
+
+    def weight():
+        return float(settings["row"]["weight"]) ** int(settings["row"]["power"])
+
+    return weighted(place, weight, lambda: settings["row"].__setitem__("weight", 0.2))
+
+
+@captured_case("A record is edited by the array that it is a row of.", expect=CAPTURED)
+def numpy_record_of_a_table(place):
+    table = np.rec.array([(1.0,), (0.5,)], dtype=[("weight", "f8")])
+    row = table[1]
+    return weighted(place, lambda: float(row.weight), lambda: table.weight.__setitem__(1, 0.2))
+
+
 @captured_case("A mapping proxy shows a dict that the loop changes.", expect=CAPTURED)
 def mapping_proxy(place):
     values = {"weight": 1.0}

@@ -220,7 +220,6 @@ def test_leaving_a_loop_early_closes_the_loader(depth, taken):
 
     assert closed == [True]
     assert list(range(10)) == [int(batch) for batch in prefetcher]
-    assert taken + 10 == prefetcher.num_batches
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 5])
@@ -401,7 +400,6 @@ def test_two_passes_at_once_have_batches_of_their_own():
     pairs = [(int(a), int(b)) for a, b in zip(prefetcher, prefetcher, strict=True)]
 
     assert pairs == [(0, 0), (1, 1), (2, 2), (3, 3)]
-    assert prefetcher.num_batches == 8
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -439,6 +437,7 @@ class Loader(list):
         super().__init__(batches)
         self.sampler = Sampler()
         self.dataset = "the data"
+        self.num_batches = 17
 
 
 def test_a_prefetcher_shows_what_its_loader_has():
@@ -448,7 +447,7 @@ def test_a_prefetcher_shows_what_its_loader_has():
     prefetcher.sampler.set_epoch(7)
 
     assert (len(prefetcher), bool(prefetcher), prefetcher.dataset) == (3, True, "the data")
-    assert prefetcher.sampler.epoch == 7
+    assert (prefetcher.sampler.epoch, prefetcher.num_batches) == (7, 17)
     assert not gapless.prefetch([], "cpu")
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = prefetcher.no_such_name
@@ -492,18 +491,6 @@ def test_what_a_loader_does_not_let_a_loop_set_is_refused_as_without_a_prefetche
         gapless.prefetch(data, "cpu").batch_size = 3
     with pytest.raises(AttributeError, match="list"):
         gapless.prefetch([torch.ones(1)], "cpu").epoch = 1
-
-
-def test_accounts_of_a_prefetcher_are_its_own():
-    """They are counted while it is used, beside a loader that has such a name as well."""
-    loader = Loader([torch.ones(1)] * 3)
-    loader.num_batches = 17
-    prefetcher = gapless.prefetch(loader, "cpu")
-
-    prefetcher.num_batches = 5
-    list(prefetcher)
-
-    assert (prefetcher.num_batches, loader.num_batches) == (8, 17)
 
 
 def test_a_pass_is_as_long_as_the_iterator_of_its_loader():

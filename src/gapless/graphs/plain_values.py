@@ -57,9 +57,9 @@ def is_number_like(value: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is an array of numpy."""
+    """Return whether a value is an array of numpy, or a record, which can be written like one."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
+    return numpy is not None and isinstance(value, (numpy.ndarray, numpy.void))
 
 
 def is_scalar_of_numpy(value: Any) -> bool:

@@ -45,7 +45,6 @@ class Prefetcher(Generic[BatchT]):
 
     Attributes:
         data_wait_ms: time spent waiting for the loader, in milliseconds, over all passes.
-        num_batches: batches handed out, over all passes.
 
     Args:
         loader: any iterable of batches.
@@ -75,7 +74,6 @@ class Prefetcher(Generic[BatchT]):
         self._pin_memory = pin_memory
         self._max_in_flight = max_in_flight
         self.data_wait_ms = 0.0
-        self.num_batches = 0
         # The last one: what is set from here on, and is not here, is the loader's.
         self._loader = loader
 
@@ -160,7 +158,6 @@ class Prefetcher(Generic[BatchT]):
         with source, self._mover() as mover:
             while staged or source.has_failed or not source.is_used_up:
                 if self._fill(staged, source, mover):
-                    self.num_batches += 1
                     yield hand_over(mover.hand_out(staged.popleft()))
                 elif source.has_failed:
                     yield source.take_failure()
