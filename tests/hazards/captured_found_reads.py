@@ -794,6 +794,17 @@ def numpy_record_of_a_table(place):
     return weighted(place, lambda: float(row.weight), lambda: table.weight.__setitem__(1, 0.2))
 
 
+@captured_case(
+    "Settings are a module made by code, which gets a name that a default stood for.",
+    expect=CAPTURED,
+)
+def module_made_by_code(place):
+    settings = types.ModuleType("settings_of_mine")
+    return weighted(
+        place, lambda: getattr(settings, "weight", 1.0), lambda: setattr(settings, "weight", 0.2)
+    )
+
+
 @captured_case("A mapping proxy shows a dict that the loop changes.", expect=CAPTURED)
 def mapping_proxy(place):
     values = {"weight": 1.0}

@@ -227,6 +227,14 @@ def loaders_are_closed_at_once(device):
 
 
 @scenario(num_seeds=FEW)
+def a_pass_that_is_closed_before_its_first_batch_ends_its_loader(device):
+    loader = Endless([])
+    iter(gapless.prefetch(loader, device)).close()
+    (started,) = loader._started
+    assert next(started, None) is None
+
+
+@scenario(num_seeds=FEW)
 def a_loader_of_the_callers_own_stays_open(device):
     closed = []
     own = iter(Endless(closed))

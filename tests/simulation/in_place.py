@@ -204,7 +204,9 @@ class HookWithin(Called):
 
 @scenario(only=ONE)
 def a_module_with_a_hook_within(device):
-    check_refused(device, Nested, kind="hook", words="inner has a hook", loop=HookWithin)
+    check_refused(
+        device, Nested, kind="hook", words="its part inner (Scaled) has a hook", loop=HookWithin
+    )
 
 
 class SetsAHook(Scaled):

@@ -204,7 +204,7 @@ class ModuleTrial:
     def _hooks_within(self) -> list[Refusal]:
         for name, part in named_parts(self._module):
             if part is not self._module and any(vars(part).get(table) for table in HOOK_TABLES):
-                return [hook_refused(f"{name} has a hook")]
+                return [hook_refused(f"its part {name} ({type(part).__name__}) has a hook")]
         return []
 
     def _work(self, tree: Tree) -> Any:

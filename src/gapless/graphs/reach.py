@@ -646,7 +646,9 @@ class Reach:
             is_value = isinstance(found, _VALUES)
             if not is_value and not (is_of_python and isinstance(found, list | dict)):
                 return []
-        if key not in entries and not is_of_the_script(value):
+        # One that was made by code has no file.
+        is_users = entries.get("__file__") is None or is_of_the_script(value)
+        if key not in entries and not is_users:
             return []
         return self._place("dict", entries, key, shown, site)
 

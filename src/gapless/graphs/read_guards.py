@@ -829,7 +829,8 @@ class _Form:
         ):
             if ids_before != ids_after:
                 before, after = f"{len(ids_before)} hooks", f"{len(ids_after)} hooks"
-                return Change(f"hooks of {name}", "", before, after, is_memory=False)
+                others = f"{len(ids_after)} others" if before == after else after
+                return Change(f"hooks of {name}", "", before, others, is_memory=False)
         for module, name, kind in zip(self._modules, self._names, self._classes, strict=True):
             if type(module) is not kind:
                 before, after = kind.__name__, type(module).__name__

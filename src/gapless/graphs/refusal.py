@@ -265,7 +265,7 @@ def objection_to_modes() -> Refusal | None:
     if keeps_parametrizations():
         return _inside_cached()
     modes = watching_modes()
-    return _watched(type(modes[0]).__name__.lstrip("_")) if modes else None
+    return _watched(type(modes[0]).__name__) if modes else None
 
 
 def objection_to_profiler() -> Refusal | None:
@@ -421,9 +421,10 @@ def asks_of_its_call(site: str) -> Refusal:
 
 
 def _change_of(write: HostWrite) -> str:
-    if write.before == write.after:
+    if not (write.before or write.after):
         return "is work of the host, which a replay would skip"
-    return f"changes on the host, from {write.before} to {write.after}, which a replay would skip"
+    values = f" from {write.before} to {write.after}," if write.before != write.after else ""
+    return f"changes on the host,{values} which a replay would skip"
 
 
 def _calls_a_scheduler(kind: str, site: str) -> Refusal:
