@@ -59,7 +59,7 @@ def test_a_share_has_the_first_and_the_last_and_no_item_twice(num_items, most):
     ("options", "all_cases", "expected"),
     [
         (["-m", "not slow"], "0", 5 + 3),
-        (["-m", "slow"], "0", 8 + 3 + 8 + 7),
+        (["-m", "slow"], "0", 5 + 3 + 5 + 5),
         (["-m", "slow"], "1", 100 + 3 + 35 + 7),
         (["-m", "slow", "-k", "test_made_up and test_many"], "0", 100),
         ([], "0", 100 + 3 + 40 + 10),
