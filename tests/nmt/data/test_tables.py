@@ -353,6 +353,122 @@ def test_words_for_source_and_target_are_a_header(tmp_path, header):
 
 
 @pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        # One word of each says which side it is; the others are the same.
+        *(("caption_de", "caption_en"), ("textDe", "textEn"), ("deText", "enText")),
+        *(("de2", "en2"), ("multi30k_de", "multi30k_en"), ("id.de.txt", "id.en.txt")),
+        *(("Satz DE", "Satz EN"), ("german sentence", "english sentence"), ("de_x", "x_en")),
+        *(("Target segment", "Source segment"), ("targetText", "sourceText")),
+        # Or they are words for columns.
+        *(("translatedText", "originalText"), ("Übersetzung (DE)", "Ausgangstext (EN)")),
+        # Marks around them.
+        *(("de.", "en."), ("@de", "@en"), ("\ufeff\ufeffde", "en"), ("\u200bde", "\u2060en")),
+        *(("\u200ede\u200e", "en\u200b"), ("d\u00ade", "en")),
+    ],
+)
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_word_of_a_name_says_which_side_a_column_is(tmp_path, first, second, is_turned):
+    """Two languages of one script cannot be told apart, so nobody else would see the wrong direction."""
+    rows = [(german, english) for english, german in GERMAN_ROWS]
+    turned = [row[::-1] if is_turned else row for row in [(first, second), *rows]]
+    path = tmp_path / "p.tsv"
+    path.write_text("".join("\t".join(row) + "\n" for row in turned), encoding="utf-8")
+
+    pairs = read(path, tgt="de")
+
+    assert (list(zip(pairs.src, pairs.tgt, strict=True)), pairs.notes) == (GERMAN_ROWS, ())
+
+
+def test_columns_that_contradict_a_word_of_the_header_are_refused(tmp_path):
+    """As they are where the whole name is that of a language."""
+    path = tmp_path / "p.tsv"
+    path.write_text("caption_de\tcaption_en\nHund.\tDog.\n", encoding="utf-8")
+
+    message = refusal(path, tgt="de", columns=("en", "de"))
+
+    assert "is 'caption_de' by its header, but 'en' by `columns`; leave" in message
+    assert read(path, tgt="de", columns=("de", "en")).src == ["Dog."]
+
+
+GERMAN_ROWS = [(f"Dog {n} barks.", f"Hund {n} bellt.") for n in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("first", "src", "tgt"),
+    [
+        # One side, both sides in one name, or none.
+        *(
+            (("English", "Englisch"), "en", "de"),
+            (("From German", "Aus dem Deutschen"), "en", "de"),
+        ),
+        (("German to English", "Deutsch nach Englisch"), "en", "de"),
+        (("a name as any", "ein Name"), "en", "de"),
+        # Codes are words: of and it, one and none.
+        *(
+            (("¿De qué color es?", "Welche Farbe ist es?"), "es", "de"),
+            (("de aqui", "es da"), "es", "de"),
+        ),
+        *((("Har du en hund", "No dog"), "no", "en"), (("HAR DU EN HUND", "NO DOG"), "no", "en")),
+        # Sentences.
+        (("Do you all speak English here", "Nein, nur Deutsch"), "en", "de"),
+        (("Open the source.", "Open the target."), "en", "de"),
+    ],
+)
+def test_text_that_mentions_a_language_is_a_pair(tmp_path, first, src, tgt):
+    """Codes and names of languages are words of sentences as well."""
+    path = tmp_path / "p.tsv"
+    path.write_text("".join("\t".join(row) + "\n" for row in [first, *GERMAN_ROWS]), "utf-8")
+
+    pairs = read(path, src=src, tgt=tgt)
+
+    assert list(zip(pairs.src, pairs.tgt, strict=True)) == [first, *GERMAN_ROWS]
+
+
+@pytest.mark.parametrize("first", [("Auf Deutsch", "In English"), ("Satz (DE)", "Phrase (EN)")])
+def test_a_row_that_may_be_a_header_or_a_pair_is_refused_until_columns_say(tmp_path, first):
+    """It names both languages beside other words: nobody can know."""
+    path = tmp_path / "p.tsv"
+    rows = [first, *[row[::-1] for row in GERMAN_ROWS]]
+    path.write_text("".join("\t".join(row) + "\n" for row in rows), "utf-8")
+
+    message = refusal(path, tgt="de")
+
+    assert f"begins with {first[0]!r}, {first[1]!r}, which may name the columns or be" in message
+    assert "as in `columns=de,en`, and take the row out if it is no pair" in message
+    assert read(path, tgt="de", columns=("de", "en")).tgt == [row[0] for row in rows]
+
+
+def test_two_languages_in_words_of_names_that_were_not_asked_for_are_named(tmp_path):
+    """Whoever forgets `--tgt de` is not given the columns in the order that they have."""
+    path = tmp_path / "p.tsv"
+    path.write_text("caption_de\tcaption_en\nHund.\tDog.\n", encoding="utf-8")
+
+    assert "has the columns 'caption_de', 'caption_en', but no 'zh'" in refusal(path)
+
+
+def test_a_word_of_a_key_says_which_side_it_is(tmp_path):
+    """Also where the object with the sides stands under a key."""
+    for name, item in (("p", "{}"), ("q", '{{"id": "7", "pair": {}}}')):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(
+            item.format('{"caption_zh": "狗。", "caption_en": "Dog."}') + "\n", "utf-8"
+        )
+        assert (read(path).src, read(path).tgt) == (["Dog."], ["狗。"])
+
+
+def test_the_order_is_asked_for_before_a_first_row_is_taken_out(tmp_path):
+    """Without the row nobody could see any more which column is which."""
+    path = write_rows(tmp_path / "p.tsv", "response\tprompt")
+
+    (before,) = read(path).notes
+    (after,) = read(path, columns=("en", "zh")).notes
+
+    assert before.endswith("if it names the columns, name them in their order with `columns`")
+    assert after.endswith("if it names the columns, take it out")
+
+
+@pytest.mark.parametrize(
     "first",
     [
         *("text\t文本", "target\t目标", "Translation\t翻译", "source\tQuelle", "Origen\tsource"),
@@ -401,6 +517,7 @@ UNMARKED = [(f"the dog barks at cat {n}", f"狗对着猫叫了{n}次") for n in 
     ("first", "short", "is_told"),
     [
         (("Satz", "Übersetzung"), 0, True),
+        (("Spalte 2", "Spalte 1"), 0, True),
         (("Satz", "例句"), 1, True),
         # Others of one word are there as well.
         (("Satz", "例句"), 2, False),
@@ -505,10 +622,11 @@ def test_headers_of_joined_files_are_no_pairs(tmp_path):
     assert read(path).src == ["A dog.", "A cat."]
 
 
+@pytest.mark.parametrize("marks", ["\ufeff", "\ufeff\ufeff"])
 @pytest.mark.parametrize("ending", ["tsv", "csv"])
-def test_byte_order_marks_of_joined_files_are_no_text(tmp_path, ending):
-    """Each file that a spreadsheet writes begins with one."""
-    part = "\ufeffen,zh\nA dog.,狗。\n"
+def test_byte_order_marks_of_joined_files_are_no_text(tmp_path, ending, marks):
+    """Each file that a spreadsheet writes begins with one, and two that one program passed to another."""
+    part = f"{marks}A dog.,狗。\n"
     text = part + part.replace("dog", "cat")
     path = tmp_path / f"p.{ending}"
     path.write_text(text.replace(",", "\t") if ending == "tsv" else text, encoding="utf-8")

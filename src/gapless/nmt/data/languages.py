@@ -71,7 +71,15 @@ _COLUMN_WORDS_UNSPACED = ("句子", "文本", "内容", "备注")
 SOURCE_WORDS = frozenset(
     (
         *("source", "src", "original", "quelle", "quelltext", "quellsprache"),
-        *("origine", "langue source", "texte source", "origen", "fuente", "texto original"),
+        *(
+            "ausgangstext",
+            "origine",
+            "langue source",
+            "texte source",
+            "origen",
+            "fuente",
+            "texto original",
+        ),
         *("texto fuente", "originale", "testo originale", "origem", "fonte", "texto fonte"),
         *("bron", "brontekst", "origineel", "źródło", "oryginał", "tekst źródłowy"),
         *("источник", "оригинал", "исходный текст", "джерело", "оригінал"),
@@ -81,7 +89,8 @@ SOURCE_WORDS = frozenset(
 )
 TARGET_WORDS = frozenset(
     (
-        *("target", "tgt", "trg", "ziel", "zieltext", "zielsprache", "übersetzung"),
+        *("target", "tgt", "trg", "translated", "translation"),
+        *("ziel", "zieltext", "zielsprache", "übersetzung"),
         *("cible", "langue cible", "texte cible", "traduction", "destino", "objetivo"),
         *("texto destino", "traducción", "destinazione", "traduzione", "alvo", "tradução"),
         *("doel", "doeltekst", "vertaling", "cel", "tłumaczenie", "цель", "перевод"),
@@ -100,7 +109,7 @@ COLUMN_WORDS = frozenset(
         *("licence", "license", "line", "name", "new", "nr", "num", "number", "old", "orig"),
         *("out", "output", "par", "pre", "question", "raw", "ref", "reference"),
         *("right", "row", "score", "second", "sent", "sentence", "side", "split", "sub", "text"),
-        *("time", "to", "translated", "translation", "txt", "url", "value", "x", "y"),
+        *("time", "to", "txt", "url", "value", "x", "y"),
     }
 )
 
@@ -395,6 +404,47 @@ def matching_name(wanted: str, names: Sequence[str]) -> str | None:
         kin = {name: found for name, found in kin.items() if found.script is None}
     same = same or list(kin)
     return same[0] if len(same) == 1 else None
+
+
+# Between words of a name that are written as one, as in textDe, ENText and caption中文.
+_WITHIN_A_NAME = re.compile(
+    r"(?<=[^\W\d_A-Z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
+    r"|(?<=[A-Za-z])(?=[\u3040-\u9fff])|(?<=[\u3040-\u9fff])(?=[A-Za-z])"
+)
+
+
+def without_invisible(text: str) -> str:
+    """Return a text without spaces and characters that nobody sees, such as byte order marks, around it."""
+    seen = [n for n, sign in enumerate(text) if not (sign.isspace() or _is_invisible(sign))]
+    return text[seen[0] : seen[-1] + 1] if seen else ""
+
+
+def _is_invisible(sign: str) -> bool:
+    return unicodedata.category(sign) == "Cf"
+
+
+def words_of_name(name: str) -> list[str]:
+    """Return the words of a name, as they are written; of textDe_2 they are text and De.
+
+    Args:
+        name: of a column, a key or a file.
+    """
+    text = "".join(sign for sign in name if not _is_invisible(sign))
+    text = _BESIDE_A_NAME.sub(r" \g<0> ", unicodedata.normalize("NFKC", text))
+    return re.findall(r"[^\W\d_]+", _WITHIN_A_NAME.sub(" ", text))
+
+
+def words_for(wanted: str, name: str) -> list[str]:
+    """Return the words of a name that name a side, or its language; none if the name is of another script.
+
+    Args:
+        wanted: a name of the side, such as zh.
+        name: of a column, a key or a file, such as caption_zh.
+    """
+    words = words_of_name(name)
+    if names_in_other_scripts(wanted, [name, *words]):
+        return []
+    return [word for word in words if matching_name(wanted, [word]) is not None]
 
 
 def names_in_other_scripts(wanted: str, names: Sequence[str]) -> list[str]:

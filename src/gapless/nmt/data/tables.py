@@ -29,6 +29,9 @@ from gapless.nmt.data.languages import (
     matching_name,
     names_in_other_scripts,
     near_name,
+    without_invisible,
+    words_for,
+    words_of_name,
     written_in,
 )
 from gapless.nmt.data.text_columns import quoted, why_no_pair, why_no_text
@@ -36,7 +39,7 @@ from gapless.nmt.data.text_files import check_text, how_to_unpack, read_lines, r
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 
@@ -94,7 +97,7 @@ _NUMBERED_COLUMNS = COLUMN_WORDS | {"s", "c", "sents", "cols", "utt", "utterance
 _OF_NAMES = r"[\w .()\[\]{}<>/:#-]"
 
 # Longer cells are text. Shorter names of languages are words as well, such as no and it.
-_LONGEST_NAME, _LONGEST_CODE = 30, 3
+_LONGEST_NAME, _LONGEST_CODE, _MOST_WORDS_OF_A_NAME = 30, 3, 4
 
 # Where so many rows are sentences, a first row of a few words may name the columns.
 _FEWEST_SENTENCES, _SENTENCES_SHARE = 5, 0.95
@@ -139,6 +142,7 @@ class Table:
         sides: names of the source and the target side, as asked for.
         at: columns of them, counted from 0.
         num_columns: that the table has, as far as its reader was told.
+        is_ordered: whether its reader was told the names of its columns, in order.
     """
 
     path: Path
@@ -147,6 +151,7 @@ class Table:
     sides: tuple[str, str]
     at: tuple[int, int]
     num_columns: int
+    is_ordered: bool = False
 
     def read_sides(self) -> Sides:
         """Return the source and the target side.
@@ -243,9 +248,13 @@ class Table:
         else:
             return []
         place = next(place for place, _ in self.rows())
+        # Without it, nobody could see any more in which order they are.
+        todo = "name them in their order with `columns`"
+        if self.is_ordered or self.names is not None:
+            todo = "take it out"
         return [
             f"{self.path} {place} is read as a pair, {quoted(first)}, and the rows after it are {found}; "
-            "if it names the columns, take it out"
+            f"if it names the columns, {todo}"
         ]
 
     def _note_quotes(self, src: list[str], tgt: list[str]) -> list[str]:
@@ -412,12 +421,13 @@ def _delimited(
         width = len(first)
     else:
         _check_unnamed(path, src=src, tgt=tgt)
+        _refuse_doubtful_header(path, begin, src=src, tgt=tgt)
         names, at = None, (0, 1)
 
     def below_header() -> Iterator[_Row]:
         for place, cells in islice(rows(), titles + 1, None):
             # Files that were joined have the header of each.
-            if [cell.strip() for cell in cells] != first:
+            if [without_invisible(cell) for cell in cells] != first:
                 yield place, cells
 
     return Table(
@@ -427,6 +437,7 @@ def _delimited(
         sides=(src, tgt),
         at=at,
         num_columns=width,
+        is_ordered=columns is not None,
     )
 
 
@@ -437,7 +448,10 @@ def _begin(
 
     Where no header follows, such rows are like others.
     """
-    looked_at = [[cell.strip() for cell in cells] for _, cells in islice(rows(), _MOST_TITLES + 2)]
+    looked_at = [
+        [without_invisible(cell) for cell in cells]
+        for _, cells in islice(rows(), _MOST_TITLES + 2)
+    ]
     filled = [sum(map(bool, cells)) > 1 for cells in looked_at]
     titles = filled.index(True) if True in filled else 0
     if titles and not _begins_with_header(looked_at[titles : titles + 2], src=src, tgt=tgt):
@@ -456,10 +470,9 @@ def _check_header(
     src, tgt = (find_language(side) for side in sides)
     if src is None or tgt is None or src.family == tgt.family:
         return
-    for number, side, other in zip(at, sides, (tgt, src), strict=True):
+    for number, side, other in zip(at, sides, sides[::-1], strict=True):
         name = header[number] if number < len(header) else ""
-        here = find_language(_bare(name))
-        if here is not None and here.family == other.family:
+        if words_for(other, name) and not words_for(side, name):
             raise DataError(
                 f"column {number + 1} of {path} is {name!r} by its header, but {side!r} by `columns`; "
                 "leave `columns` out, or name the columns as they are"
@@ -494,9 +507,12 @@ def _find_sides(
     Raises:
         DataError: they are not two of them, or several have the name of a side.
     """
-    found = _sides_in(names, src=src, tgt=tgt)
+    found = _sides_in(names, src=src, tgt=tgt, by_words=True)
     if found is None:
-        named = [matching_name(side, names) for side in (src, tgt)]
+        named = [
+            matching_name(side, names) or _named_by_a_word(names, n, src=src, tgt=tgt)
+            for n, side in enumerate((src, tgt))
+        ]
         if named[0] is not None and named[0] == named[1]:
             why = _one_for_both(named[0], names, src=src, tgt=tgt, kind=kind)
             raise DataError(f"{where}: {why}")
@@ -536,11 +552,24 @@ def _one_for_both(name: str, names: Sequence[str], *, src: str, tgt: str, kind: 
     )
 
 
-def _sides_in(names: Sequence[str], *, src: str, tgt: str) -> tuple[int, int] | None:
-    """Return which of the names are those of the sides, None if they are not two of them."""
+def _sides_in(
+    names: Sequence[str], *, src: str, tgt: str, by_words: bool = False
+) -> tuple[int, int] | None:
+    """Return which of the names are those of the sides, None if they are not two of them.
+
+    Args:
+        names: of columns or keys.
+        src: name of the source side.
+        tgt: name of the target side.
+        by_words: whether one word of a name, as of caption_de, is enough.
+    """
     first, second = matching_name(src, names), matching_name(tgt, names)
+    if by_words:
+        first = first or _named_by_a_word(names, 0, src=src, tgt=tgt)
+        second = second or _named_by_a_word(names, 1, src=src, tgt=tgt)
     if first is None or second is None:
-        source, target = _only_of(names, SOURCE_WORDS), _only_of(names, TARGET_WORDS)
+        source = _only(name for name in names if name.casefold() in SOURCE_WORDS)
+        target = _only(name for name in names if name.casefold() in TARGET_WORDS)
         if source is not None and target is not None:
             first, second = source, target
         else:
@@ -550,9 +579,35 @@ def _sides_in(names: Sequence[str], *, src: str, tgt: str) -> tuple[int, int] | 
     return names.index(first), names.index(second)
 
 
-def _only_of(names: Sequence[str], words: Collection[str]) -> str | None:
-    found = [name for name in names if name.casefold() in words]
+def _only(names: Iterable[str]) -> str | None:
+    found = list(names)
     return found[0] if len(found) == 1 else None
+
+
+def _named_by_a_word(names: Sequence[str], side: int, *, src: str, tgt: str) -> str | None:
+    return _only(name for name in names if _side_of(name, src=src, tgt=tgt) == side)
+
+
+def _words_for_sides(name: str, *, src: str, tgt: str) -> tuple[list[str], list[str]]:
+    """Return the words of a name that name the source side, and those that name the target side.
+
+    Languages come first: where one is named, words such as source say nothing.
+    """
+    of_languages = words_for(src, name), words_for(tgt, name)
+    if any(of_languages) or _is_ended(name):
+        return of_languages
+    words = words_of_name(name)
+    source, target = (
+        [word for word in words if word.casefold() in known]
+        for known in (SOURCE_WORDS, TARGET_WORDS)
+    )
+    return source, target
+
+
+def _side_of(name: str, *, src: str, tgt: str) -> int | None:
+    """Return which side a word of a name names: 0 for the source, 1 for the target; None: neither, or both."""
+    named = list(map(bool, _words_for_sides(name, src=src, tgt=tgt)))
+    return named.index(True) if named.count(True) == 1 else None
 
 
 def _begins_with_header(rows: list[list[str]], *, src: str, tgt: str) -> bool:
@@ -572,8 +627,83 @@ def _names_two(cells: Sequence[str], *, src: str, tgt: str) -> bool:
     names = [name if len(name := _bare(cell)) <= _LONGEST_NAME else "" for cell in cells]
     if {src, tgt} <= {*cells, *names} or _sides_in(names, src=src, tgt=tgt) is not None:
         return True
+    if _are_alike_but_for_sides(names, src=src, tgt=tgt) or _are_alike_but_for_languages(names):
+        return True
     words = [name for name in names if not name.isascii() or len(name) > _LONGEST_CODE]
     return len({found.family for word in words if (found := find_language(word))}) > 1
+
+
+def _are_alike_but_for_sides(names: Sequence[str], *, src: str, tgt: str) -> bool:
+    """Return whether two names have a word for a side each, and say the same or name columns beside it.
+
+    Such as Satz DE and Satz EN, or translatedText and originalText. No sentence and its translation do.
+    """
+    beside = [
+        {
+            _beside_side(name, src=src, tgt=tgt)
+            for name in names
+            if _side_of(name, src=src, tgt=tgt) == n
+        }
+        for n in (0, 1)
+    ]
+    of_columns = [any(COLUMN_WORDS.issuperset(words) for words in found) for found in beside]
+    return all(of_columns) or bool(beside[0] & beside[1])
+
+
+def _beside_side(name: str, *, src: str, tgt: str) -> tuple[str, ...]:
+    """Return the words of a name but for those that name languages or sides."""
+    named = {word for words in _words_for_sides(name, src=src, tgt=tgt) for word in words}
+    rest = [word.casefold() for word in words_of_name(name) if word not in named]
+    return tuple(word for word in rest if word not in SOURCE_WORDS | TARGET_WORDS)
+
+
+def _are_alike_but_for_languages(names: Sequence[str]) -> bool:
+    """Return whether two names without spaces are the same but for one word, and that names languages."""
+    found: dict[tuple[str, ...], set[str]] = {}
+    for name in names:
+        words = [] if " " in name else [word.casefold() for word in words_of_name(name)]
+        for n, word in enumerate(words):
+            language = find_language(word)
+            if language is not None and len(words) > 1:
+                found.setdefault((*words[:n], "", *words[n + 1 :]), set()).add(language.family)
+    return any(len(languages) > 1 for languages in found.values())
+
+
+def _refuse_doubtful_header(path: Path, rows: list[list[str]], *, src: str, tgt: str) -> None:
+    """Refuse a first row that names both languages beside other words: a header, or a pair.
+
+    Raises:
+        DataError: it is such a row, and the second is not.
+    """
+    sides = [_side_by_language(cell, src=src, tgt=tgt) for cell in rows[0]]
+    if sides.count(0) != 1 or sides.count(1) != 1:
+        return
+    if len(rows) > 1 and sides == [_side_by_language(cell, src=src, tgt=tgt) for cell in rows[1]]:
+        return
+    order = [UNNAMED] * (max(sides.index(0), sides.index(1)) + 1)
+    order[sides.index(0)], order[sides.index(1)] = src, tgt
+    raise DataError(
+        f"{path} begins with {quoted(rows[0])}, which may name the columns or be a pair; name the columns in "
+        f"their order, as in `columns={','.join(order)}`, and take the row out if it is no pair"
+    )
+
+
+def _side_by_language(cell: str, *, src: str, tgt: str) -> int | None:
+    """Return which side a short cell names by a language; None: none, or by what is a word as well.
+
+    Codes such as en and de are words of other languages, unless they are written in capitals or joined to
+    others, as in DE and caption_de.
+    """
+    side = _side_of(cell, src=src, tgt=tgt)
+    words = words_of_name(cell)
+    if side is None or len(words) > _MOST_WORDS_OF_A_NAME or not _may_be_name(cell):
+        return None
+    is_joined = " " not in cell and len(words) > 1
+    for word in words_for((src, tgt)[side], cell):
+        is_code = word.isascii() and len(word) <= _LONGEST_CODE
+        if not is_code or is_joined or (word.isupper() and not cell.isupper()):
+            return side
+    return None
 
 
 def _column(rows: Sequence[Sequence[Any]], number: int) -> list[str]:
@@ -650,8 +780,9 @@ def _is_shorter(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
 
 
 def _num_words(cell: str, *, is_spaced: bool) -> int:
-    """Return the words of a cell; where they are not set apart, its characters, and words in Latin."""
-    return len(cell.split()) if is_spaced else len(_WORD_OR_CHARACTER.findall(cell))
+    """Return how many words, which are no numbers, are in a cell; where they are not set apart, characters."""
+    words = cell.split() if is_spaced else _WORD_OR_CHARACTER.findall(cell)
+    return sum(any(map(str.isalpha, word)) for word in words)
 
 
 def _is_ended(cell: str) -> bool:
@@ -907,10 +1038,12 @@ def _inner_key(item: dict[str, Any], *, src: str, tgt: str) -> str | None:
     inner = {key: value for key, value in item.items() if isinstance(value, dict)}
     if "translation" in inner:
         return "translation"
-    if _sides_in(list(item), src=src, tgt=tgt) is not None:
+    if _sides_in(list(item), src=src, tgt=tgt, by_words=True) is not None:
         return None
     found = [
-        key for key, value in inner.items() if _sides_in(list(value), src=src, tgt=tgt) is not None
+        key
+        for key, value in inner.items()
+        if _sides_in(list(value), src=src, tgt=tgt, by_words=True) is not None
     ]
     return found[0] if len(found) == 1 else None
 

@@ -29,6 +29,9 @@ _BOM_UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 _LAST_PLANE = 0x10
 _BOM_UTF32 = codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE
 
+# Some programs write a mark before that of another one.
+_MARKS = re.compile("^\ufeff+", re.MULTILINE)
+
 # So many zeros in a text are no slip; characters such as U+4E00 have one on the other side.
 _FEWEST_ZEROS, _ZEROS_ASIDE = 8, 0.3
 # Of UTF-16 that is UTF-8 as well, which is of ASCII alone, every other byte is a zero.
@@ -74,12 +77,12 @@ def split_lines(text: str) -> list[str]:
 
 
 def without_marks(text: str) -> str:
-    """Return a text without a byte order mark at its begin or, where files were joined, of a line."""
-    return text.removeprefix("\ufeff").replace("\n\ufeff", "\n")
+    """Return a text without byte order marks at its begin or, where files were joined, of a line."""
+    return _MARKS.sub("", text)
 
 
 def decode_text(raw: bytes, *, name: str) -> str:
-    """Return UTF-8 text, without a byte order mark at its begin or, where files were joined, of a line.
+    """Return UTF-8 text, without byte order marks at its begin or, where files were joined, of a line.
 
     Args:
         raw: the bytes.
