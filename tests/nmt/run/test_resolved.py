@@ -84,6 +84,7 @@ def test_what_a_run_keeps_has_these_keys():
     assert list(kept) == [
         *("pack", "fixed_shapes", "compile", "accumulate", "world", "one_shape"),
         *FIXED_ON_RESUME,
+        *("src", "tgt"),
     ]
     assert [kept[name] for name in ("pack", "fixed_shapes", "compile")] == [True, False, True]
     assert set(FIXED_ON_RESUME) == {

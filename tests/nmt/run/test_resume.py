@@ -18,7 +18,7 @@ import torch
 
 from gapless.errors import NonFiniteLossError, RunFolderError, RunLockedError, UserError
 from gapless.loop.train_loop import TrainLoop
-from gapless.nmt.run import checkpoints
+from gapless.nmt.run import checkpoints, training_run
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.folder import changed_files, check_unused, read_config
 from gapless.nmt.run.summary import describe_run
@@ -228,6 +228,66 @@ def test_what_orders_the_batches_does_not_change(
     with pytest.raises(UserError, match=f"^{message}, .*new run$"):
         Trainer.resume(config, tmp_path / "run", observer=Silent())
     assert before == (tmp_path / "run" / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("begun", "flags", "message"),
+    [
+        (("en", "de"), {"src": "de", "tgt": "en"}, "`src` is de, but the run began with en"),
+        (("en", "de"), {"src": "fr"}, "`src` is fr, but the run began with en"),
+        (
+            ("en", "zh-Hans"),
+            {"tgt": "zh-Hant"},
+            "`tgt` is zh-Hant, but the run began with zh-Hans",
+        ),
+        # A name of no language would let another one in later.
+        (("en", "de"), {"tgt": "target"}, "`tgt` is target, but the run began with de"),
+        (
+            ("source", "de"),
+            {"src": "original"},
+            "`src` is original, but the run began with source",
+        ),
+    ],
+)
+def test_sides_of_a_run_keep_their_languages(settings, tmp_path, begun, flags, message):
+    """Text without a header is the same by any names, which translations and scores go by."""
+    train(
+        {**settings, "src": begun[0], "tgt": begun[1], "epochs": 1},
+        tmp_path / "run",
+        interrupt_after=3,
+    )
+
+    with pytest.raises(UserError, match=f"^{message}, which must stay the same; leave it out"):
+        resume(tmp_path / "run", flags=flags)
+
+
+def test_a_side_may_be_called_by_another_name_of_its_language(settings, tmp_path):
+    """And one whose name was no language gets it, unless another was declared for it."""
+    run = tmp_path / "run"
+    sides = {"src": "source", "tgt": "target", "tgt_language": "de"}
+    train({**settings, **sides, "epochs": 1}, run, interrupt_after=3)
+
+    with pytest.raises(UserError, match="`tgt` is fr, but the run began with target"):
+        resume(run, flags={"tgt": "fr"})
+    resume(run, flags={"src": "en", "tgt": "German"}, interrupt_after=1)
+    resume(run, flags={"src": "English"}, interrupt_after=1)
+
+    assert (read_config(run).src, read_config(run).tgt) == ("English", "German")
+
+
+def test_a_state_that_does_not_name_the_sides_goes_by_the_settings(
+    settings, tmp_path, monkeypatch
+):
+    """As older runs wrote them."""
+    run = tmp_path / "run"
+    train({**settings, "src": "en", "tgt": "de", "epochs": 1}, run, interrupt_after=3)
+    checkpoint, state = checkpoints.load_state(run, on_damaged=print)
+    for side in ("src", "tgt"):
+        del state["layout"][side]
+    monkeypatch.setattr(training_run, "load_state", lambda *_, **__: (checkpoint, state))
+
+    with pytest.raises(UserError, match="`src` is fr, but the run began with en"):
+        resume(run, flags={"src": "fr"})
 
 
 def test_the_pairs_of_a_run_do_not_change(settings, tmp_path):

@@ -6,6 +6,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from gapless.errors import UserError
+from gapless.nmt.data.languages import find_language, matching_name
+from gapless.nmt.run.config import AUTO
 from gapless.nmt.run.resolved import Resolved
 from gapless.nmt.run.update_size import accumulated
 
@@ -23,6 +25,9 @@ FIXED_ON_RESUME = (
     *("seed", "max_length", "batch_size", "batch_tokens"),
     *("tokenizer", "vocab_size", "vocab_model", "shared_vocab", "heads", "norm"),
 )
+
+# Names of the sides. Text without names of its own is the same by any.
+_SIDES = ("src", "tgt")
 
 # Say nothing of what is learnt.
 _OF_ONE_PROCESS = ("run_dir", "allow_changed_data")
@@ -107,7 +112,7 @@ def settings_to_keep(config: TrainConfig, resolved: Resolved) -> dict[str, Any]:
         "accumulate": resolved.accumulate,
         "world": resolved.world,
         "one_shape": resolved.one_shape,
-        **{name: getattr(config, name) for name in FIXED_ON_RESUME},
+        **{name: getattr(config, name) for name in (*FIXED_ON_RESUME, *_SIDES)},
     }
 
 
@@ -118,6 +123,26 @@ def _check_resumable(config: TrainConfig, begun: Mapping[str, Any]) -> None:
         is_left_open = asked is None and name in _LAYOUT_SETTINGS
         if not is_left_open and asked != begun.get(name, asked):
             raise _changed(name, asked, begun)
+    for name in _SIDES:
+        asked = getattr(config, name)
+        language = config.tgt_language if name == "tgt" else None
+        if not _is_same_side(asked, begun.get(name, asked), language=language):
+            raise _changed(name, asked, begun)
+
+
+def _is_same_side(asked: str, before: str, *, language: str | None) -> bool:
+    """Return whether a side that is named anew may be the same: of the same language, or now of one.
+
+    Args:
+        asked: its name from now on.
+        before: its name until now.
+        language: of the side, if it was declared beside its name.
+    """
+    if asked == before:
+        return True
+    if find_language(before) is None and language in (None, AUTO):
+        return find_language(asked) is not None
+    return matching_name(asked, [before if language in (None, AUTO) else language]) is not None
 
 
 def _changed(name: str, asked: Any, begun: Mapping[str, Any]) -> UserError:

@@ -530,7 +530,9 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
         )
     notes += changed_files(run_dir) + changed_numerics(state["numerics"])
     notes += changed_world(state["layout"], world=world)
-    resolved = resolve_resumed(config, state["layout"], world=world)
+    # States of older runs do not say what the sides were called.
+    sides = {"src": begun.src, "tgt": begun.tgt}
+    resolved = resolve_resumed(config, {**sides, **state["layout"]}, world=world)
     vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
     is_recorded = config.data == begun.data
     corpus = read_recorded(config, run_dir=run_dir) if is_recorded else read_corpus(config)
