@@ -175,7 +175,7 @@ def test_with_no_flag_at_all_the_text_decides(gapless, table, turned, tokenizer)
     assert f"BLEU with tokenizer {tokenizer}" in outcome.out
     assert f"tok:{tokenizer}" in outcome.out
     assert f"tok:{tokenizer}" in evaluated.out
-    assert ("warning: nobody named the sides" in outcome.err) == turned
+    assert ("warning: nobody named the target side: it counts as zh" in outcome.err) == turned
     kept = "zh" if tokenizer == "zh" else None
     assert settings()["tgt_language"] == kept
 

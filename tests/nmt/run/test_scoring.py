@@ -297,17 +297,54 @@ def test_sides_that_nobody_named_are_told_where_their_text_is_another(src, tgt, 
     found = check_direction(unnamed, pairs)
 
     begin = "nobody named the languages of the sides, which are called 'en' and 'zh', but "
-    end = " name them with `src` and `tgt`"
+    end = " name both with `src` and `tgt`, in the order of the columns"
     assert list(found) == [f"{begin}{part}{end}" for part in told]
     named = [
         check_direction(replace(unnamed, check_columns=False), pairs),
-        check_direction(replace(unnamed, src="a"), pairs, is_src_named=True),
         check_direction(make(src="a", tgt="b"), pairs),
         check_direction(make(columns="a,b", src="a", tgt="b"), pairs),
     ]
     assert [line for lines in named for line in lines if "nobody named" in line] == []
     headed = replace(unnamed, src="de", tgt="fr")
     assert check_direction(headed, Pairs(src=GERMAN, tgt=ENGLISH, are_named=True)) == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "src", "tgt", "told"),
+    [
+        (
+            {"src": "de"},
+            ENGLISH,
+            GERMAN,
+            "target side, which is called 'zh', but the text of 'zh' is",
+        ),
+        ({"src": "de"}, ENGLISH, CHINESE, None),
+        (
+            {"tgt": "de"},
+            CHINESE,
+            GERMAN,
+            "source side, which is called 'en', but the text of 'en' looks",
+        ),
+        ({"tgt": "de"}, ENGLISH, GERMAN, None),
+        ({"src": "de", "tgt": "en"}, GERMAN, ENGLISH, None),
+    ],
+)
+def test_a_side_that_nobody_named_is_told_beside_one_that_is_named(settings, src, tgt, told):
+    """Who names one side may mean the other column: the order of both is to be named."""
+    config, pairs = make(**settings), Pairs(src=src, tgt=tgt)
+    is_src_named = "src" in settings
+
+    found = check_direction(config, pairs, is_src_named=is_src_named)
+
+    begin = f"nobody named the language of the {told}"
+    end = "; name both with `src` and `tgt`, in the order of the columns"
+    assert [(line.startswith(begin), line.endswith(end)) for line in found] == [(True, True)] * (
+        told is not None
+    )
+    headed = replace(pairs, are_named=True)
+    assert not any(
+        "nobody" in line for line in check_direction(config, headed, is_src_named=is_src_named)
+    )
 
 
 KANJI = [f"第{n}百货公司今天全部商品降价。" for n in "一二三四五六七八九十百千万"]

@@ -143,8 +143,10 @@ def check_direction(
     if not config.check_columns:
         return ()
     is_tgt_named = config.tgt_language != AUTO
-    if not (is_tgt_named or train.are_named):
-        return _check_source(config, train) if is_src_named else _note_unnamed(config, train)
+    are_named = is_src_named or train.are_named, is_tgt_named or train.are_named
+    unnamed = _note_unnamed(config, train, are_named=are_named)
+    if not are_named[1]:
+        return (*(_check_source(config, train) if is_src_named else ()), *unnamed)
     declared = config.tgt_language if is_tgt_named else None
     target = find_language(declared or config.tgt, is_declared=declared is not None)
     named = [
@@ -155,7 +157,8 @@ def check_direction(
     if None in named or named[0] == named[1] or seen != named[::-1]:
         told = _check_source(config, train) if is_src_named else ()
         written = _note_target(declared or config.tgt, target, train.tgt)
-        return (*told, *written, *_note_kana("target", config.tgt, target, train.tgt))
+        kana = _note_kana("target", config.tgt, target, train.tgt)
+        return (*told, *unnamed, *written, *kana)
     names = "`src` and `tgt`, or in `columns`"
     if train.are_named:
         # Other flags would find the same text by its names.
@@ -226,18 +229,35 @@ def _note_target(
     )
 
 
-def _note_unnamed(config: TrainConfig, train: Pairs) -> tuple[str, ...]:
-    """Return a line if nobody named the sides, and their text is not in the default languages."""
+def _note_unnamed(
+    config: TrainConfig, train: Pairs, *, are_named: tuple[bool, bool]
+) -> tuple[str, ...]:
+    """Return a line if nobody named sides, and their text is not in the default languages.
+
+    Args:
+        config: of the run.
+        train: its training pairs.
+        are_named: whether a user or the text names the source side, and the target side.
+    """
     unlike = []
-    for name, sentences in ((config.src, train.src), (config.tgt, train.tgt)):
+    for name, sentences, is_named in zip(
+        (config.src, config.tgt), (train.src, train.tgt), are_named, strict=True
+    ):
         language, seen = find_language(name), written_in(_some(sentences))
-        if language is not None and seen is not None and seen != language.writing:
+        if is_named or language is None or seen is None:
+            continue
+        if seen != language.writing:
             unlike.append(f"the text of {name!r} {looks(seen)}")
     if not unlike:
         return ()
+    what = f"the languages of the sides, which are called {config.src!r} and {config.tgt!r}"
+    if are_named[0]:
+        what = f"the language of the target side, which is called {config.tgt!r}"
+    elif are_named[1]:
+        what = f"the language of the source side, which is called {config.src!r}"
     return (
-        f"nobody named the languages of the sides, which are called {config.src!r} and {config.tgt!r}, but "
-        f"{' and '.join(unlike)}; name them with `src` and `tgt`",
+        f"nobody named {what}, but {' and '.join(unlike)}; name both with `src` and `tgt`, in the order of "
+        "the columns",
     )
 
 

@@ -360,10 +360,9 @@ def new_run(
     if chosen is None or not chosen.holds_update:
         run.choices += grown_update(resolved)
     if config.score_tokenizer != asked.score_tokenizer:
-        sides = f"{config.src} and {config.tgt}"
-        named = f"nobody named the sides: they count as {sides}"
+        named = f"nobody named the target side: it counts as {config.tgt}"
         if corpus.train.are_named:
-            named = f"the sides are named {sides}"
+            named = f"the sides are named {config.src} and {config.tgt}"
         run.notes.append(f"{named}, but {scoring.because}")
     run_dir = made_by_first(ranks, lambda: _make_folder(run))
     if not ranks.is_first:
