@@ -114,10 +114,16 @@ def test_both_directions_can_be_read(tmp_path, form):
     assert (there.src, there.tgt) == (back.tgt, back.src)
 
 
-@pytest.mark.parametrize("name", ["val", "valid", "validation", "dev"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("val", "valid", "validation", "dev", "eval", "Dev"),
+        *("dev2010", "validation_set", "valid_2016", "val2", "dev-clean", "valset", "devData"),
+    ],
+)
 @pytest.mark.parametrize("form", ["folder", "tsv"])
-def test_the_validation_split_has_four_names(tmp_path, form, name):
-    """Each usual name of a validation file is found."""
+def test_the_validation_split_has_several_names(tmp_path, form, name):
+    """Each usual name of a validation file is found, also with a year or a source beside it."""
     folder = write_split(tmp_path / "d", form, PAIRS, split=name)
 
     assert as_pairs(PAIRS) == load_split(folder, split="val", src="en", tgt="zh")
@@ -164,6 +170,7 @@ def test_names_of_a_published_data_set_are_found(tmp_path):
             "a.en and a.de the names train.en and train.de if they are the training text",
         ),
         (["a.en", "b.de"], "name the sides with `src` and `tgt`"),
+        (["test_2016.en", "test_2016.de"], "name the sides with `src` and `tgt`"),
     ],
 )
 def test_files_of_published_corpora_are_named(tmp_path, names, said):
@@ -175,6 +182,68 @@ def test_files_of_published_corpora_are_named(tmp_path, names, said):
         read(tmp_path, tgt="de")
 
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["value", "device", "develop", "evaluator", "1val", "devtest"])
+def test_a_word_that_begins_like_val_is_no_validation_split(tmp_path, name):
+    """It is told instead."""
+    write_sides(tmp_path, PAIRS, split=name)
+
+    assert load_split(tmp_path, split="val", src="en", tgt="zh") is None
+
+
+def test_names_of_another_published_data_set_are_found(tmp_path):
+    """Those of IWSLT, whose test sets are called tst; of several years the first is read."""
+    for n, name in enumerate(("train", "dev2010", "tst2011", "tst2010")):
+        write_sides(tmp_path, [(f"{name} {m}", f"{n} {m}") for m in range(3)], split=name)
+
+    corpus = load_corpus(tmp_path, src="en", tgt="zh")
+
+    assert corpus.val.src == [f"dev2010 {n}" for n in range(3)]
+    assert corpus.test.src == [f"tst2010 {n}" for n in range(3)]
+    (note,) = corpus.notes
+    assert "has tst2011.en and tst2011.zh beside tst2010.en and tst2010.zh, and only" in note
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["newstest2019.en", "newstest2019.zh"], "newstest2019.en and newstest2019.zh"),
+        (["heldout.tsv"], "heldout.tsv"),
+        (["train_dev.jsonl.gz"], "train_dev.jsonl.gz"),
+        (["a.tsv", "b.en", "b.zh", "c.csv", "d.json"], "a.tsv, c.csv, d.json and 1 more"),
+        # No pairs, one side, other languages, more training text, which has a line of its own.
+        *((["notes.csv"], None), (["mono.en"], None), (["x.de", "x.fr"], None)),
+        *((["train2.tsv"], None), (["log.tsv"], None), (["vocab.json"], None)),
+    ],
+)
+@pytest.mark.parametrize("has_splits", [True, False])
+def test_pairs_that_no_split_reads_are_told(tmp_path, names, told, has_splits):
+    """Else pairs are held out of the training text, and nobody sees that the scores are of these."""
+    rows = [(f"Dog {n} barks.", f"狗{n}叫。") for n in range(20)]
+    for name in ("train", "val", "test")[: 3 if has_splits else 1]:
+        write_sides(tmp_path, [(f"{name}: {en}", zh) for en, zh in rows], split=name)
+    for name in names:
+        text = {
+            "log": "".join(f"{n}\t0.{n}\n" for n in range(20)),
+            "notes": "one, two\nthree\n",
+            "vocab": '{"a": 1}',
+        }.get(name.partition(".")[0])
+        if text is None and name.endswith((".json", ".jsonl.gz")):
+            lines = [json.dumps(row) for row in rows]
+            text = f"[{','.join(lines)}]" if name.endswith("json") else "\n".join(lines)
+        if text is None:
+            separator = "," if name.endswith("csv") else "\t"
+            text = "".join(f"{en}{separator}{zh}\n" for en, zh in rows)
+        raw = text.encode()
+        (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith("gz") else raw)
+
+    notes = load_corpus(tmp_path, src="en", tgt="zh").notes
+
+    expected = f"{tmp_path} has {told}, which no split reads; call files of validation pairs val.*"
+    assert [note.startswith(expected) for note in notes if "no split" in note] == [True] * (
+        told is not None
+    )
 
 
 def test_a_plain_test_file_wins_over_one_with_a_year(tmp_path):

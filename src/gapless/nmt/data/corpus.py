@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gapless.errors import DataError
 from gapless.nmt.data.directions import exchanged_rows
-from gapless.nmt.data.languages import looks, matching_name, written_in
+from gapless.nmt.data.languages import looks, matching_name, words_of_name, written_in
 from gapless.nmt.data.tables import ENDINGS, Table, read_table
 from gapless.nmt.data.text_columns import quoted, why_no_pair, why_no_text
 from gapless.nmt.data.text_files import how_to_unpack, read_lines
@@ -28,12 +28,15 @@ if TYPE_CHECKING:
 
 SPLIT_NAMES = {
     "train": ("train",),
-    "val": ("val", "valid", "validation", "dev"),
-    "test": ("test",),
+    "val": ("val", "valid", "validation", "dev", "eval"),
+    "test": ("test", "tst"),
 }
 
 # Words that begin like the name of a test set, such as testimony.
 _OTHER_WORD = re.compile(r"test(?:at|ament|er|icle|if|imon|os|ud|y)")
+
+# Many words begin with val and dev, such as value and device, so more than this ends the name of a split.
+_SAYS_NO_MORE = ("set", "data")
 
 # Parts of one text, such as train2, train.part2 and train-00001-of-00002.
 _PART = re.compile(r"train[\W_]*(?:part|shard|split|chunk)?[\W_]*\d+(?:[\W_]*of[\W_]*\d+)?")
@@ -157,6 +160,8 @@ def load_corpus(
     notes += notes_of_placeholders(train, split="training")
     for split in missing:
         notes += _note_packed(path, split) if path.is_dir() else ()
+    if path.is_dir():
+        notes += _note_others(path, sides=(src, tgt), columns=columns)
     for split, pairs in splits.items():
         notes += pairs.notes
         notes += _notes_of(pairs, split=split, train=train)
@@ -405,13 +410,78 @@ def _parts(folder: Path, *, sides: tuple[str, str]) -> list[Path]:
     return found
 
 
+def _note_others(
+    folder: Path, *, sides: tuple[str, str], columns: tuple[str, ...] | None
+) -> tuple[str, ...]:
+    """Return a line if a folder has files of pairs whose names are those of no split."""
+    src, tgt = sides
+    parts = _parts(folder, sides=sides)
+    others = [
+        path.name
+        for path in sorted(folder.iterdir())
+        if split_of(path.name) is None
+        and path not in parts
+        and _holds_pairs(path, src=src, tgt=tgt, columns=columns)
+    ]
+    others += [
+        f"{one} and {other}"
+        for one, other in _sides_of_other_names(folder, src=src, tgt=tgt)
+        if split_of(one) is None and folder / one not in parts
+    ]
+    if not others:
+        return ()
+    more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+    return (
+        f"{folder} has {', '.join(others[:3])}{more}, which no split reads; call files of validation pairs val.*, "
+        "and those of test pairs test.*",
+    )
+
+
+def _holds_pairs(path: Path, *, src: str, tgt: str, columns: tuple[str, ...] | None) -> bool:
+    """Return whether a file is a table whose first rows could be read as pairs."""
+    ending = path.name.casefold().removesuffix(".gz").rpartition(".")[2]
+    if f".{ending}" not in ENDINGS or not path.is_file():
+        return False
+    try:
+        table = read_table(path, src=src, tgt=tgt, columns=columns)
+        sides = table.some_text(_MOST_LOOKED_AT)
+        table.check(*sides)
+    except DataError:
+        return False
+    return len(sides[0]) == len(sides[1]) > 0
+
+
+def split_of(name: str) -> str | None:
+    """Return the split that a file is by its name, None if it is none.
+
+    Training text has just that name. Others often carry a year or a source beside it, as test_2016_flickr.en
+    and dev2010.en do; testimony.en is no test set.
+
+    Args:
+        name: of the file.
+    """
+    stem = name.partition(".")[0].casefold()
+    if stem in SPLIT_NAMES["train"]:
+        return "train"
+    if stem.startswith("test") and not _OTHER_WORD.match(stem):
+        return "test"
+    first = next(iter(words_of_name(name)), "").casefold()
+    if not stem.startswith(first):
+        return None
+    for more in _SAYS_NO_MORE:
+        first = first.removesuffix(more)
+    return next((split for split in ("val", "test") if first in SPLIT_NAMES[split]), None)
+
+
 def _names(folder: Path, split: str) -> list[str]:
-    names = list(SPLIT_NAMES[split])
-    if split == "test":
-        # Test sets often carry a year or a source in their name: test_2016_flickr.en.
-        found = {path.name.partition(".")[0] for path in folder.glob("test*")}
-        names += sorted(name for name in found.difference(names) if not _OTHER_WORD.match(name))
-    return names
+    """Return the names that files of a split have in a folder, in small letters; the usual ones come first."""
+    usual = SPLIT_NAMES[split]
+    found = {
+        path.name.partition(".")[0].casefold()
+        for path in folder.iterdir()
+        if split_of(path.name) == split
+    }
+    return [*usual, *sorted(found.difference(usual))]
 
 
 def _find(folder: Path, name: str, endings: Sequence[str]) -> Path | None:
@@ -484,8 +554,7 @@ def _sides_of_other_names(folder: Path, *, src: str, tgt: str) -> list[tuple[str
     endings: dict[str, dict[str, str]] = {}
     for path in sorted(folder.iterdir()):
         stem, _, ending = path.name.removesuffix(".gz").removesuffix(".txt").rpartition(".")
-        is_other_split = stem in (*SPLIT_NAMES["val"], *SPLIT_NAMES["test"])
-        if stem and path.is_file() and not is_other_split:
+        if stem and path.is_file() and split_of(stem) not in ("val", "test"):
             endings.setdefault(stem, {})[ending] = path.name
     found = []
     for files in endings.values():

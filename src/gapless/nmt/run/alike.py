@@ -11,7 +11,7 @@ import torch
 from gapless import __version__
 from gapless.device.cpu import kernels_of_cpu
 from gapless.errors import UserError
-from gapless.nmt.data.corpus import SPLIT_NAMES
+from gapless.nmt.data.corpus import split_of
 
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ def _text_in(data: str | Path | None) -> dict[str, str]:
 
 def _files_of_text(folder: Path) -> list[Path]:
     """Return the files of a folder that may be read as text; others may be notes, logs, models."""
-    patterns = [f"{name}.*" for names in SPLIT_NAMES.values() for name in names]
-    return sorted({file for pattern in (*patterns, "test*") for file in folder.glob(pattern)})
+    return sorted(file for file in folder.iterdir() if split_of(file.name) is not None)
 
 
 def _content_of(path: Path) -> str:
