@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import json
 import lzma
 import re
 import subprocess
@@ -283,6 +284,79 @@ def test_the_text_tells_the_columns_of_a_split_without_a_header(
     corpus = load_corpus(tmp_path, src="en", tgt="de", checks=True)
 
     assert list(zip(corpus.test.src, corpus.test.tgt, strict=True)) == HOUSES
+
+
+TURNED = [row[::-1] for row in HOUSES]
+
+
+def write_sides_in(folder: Path, name: str, rows: list[tuple[str, ...]]) -> None:
+    """Write English and German text files of one split."""
+    for number, side in enumerate(("en", "de")):
+        (folder / f"{name}.{side}").write_text(
+            "".join(f"{row[number]}\n" for row in rows), "utf-8"
+        )
+
+
+@pytest.mark.parametrize("train", ["two files", "no header", "JSON lists", "JSON objects"])
+@pytest.mark.parametrize("split", ["val", "test"])
+@pytest.mark.parametrize("form", ["tsv", "json"])
+def test_a_split_without_names_has_the_order_of_any_training_text(
+    tmp_path: Path, train: str, split: str, form: str
+) -> None:
+    """In whatever form that is, and whether or not it names its sides."""
+    if train == "two files":
+        write_sides_in(tmp_path, "train", HOUSES)
+    elif train == "no header":
+        write_split(tmp_path, "train", HOUSES)
+    else:
+        items = [[en, de] if train == "JSON lists" else {"de": de, "en": en} for en, de in HOUSES]
+        (tmp_path / "train.json").write_text(json.dumps(items), "utf-8")
+    path = tmp_path / f"{split}.{form}"
+    for rows in (TURNED, HOUSES):
+        write_split(tmp_path, split, rows)
+        if form == "json":
+            (tmp_path / f"{split}.tsv").unlink()
+            path.write_text(json.dumps(rows), "utf-8")
+        corpus = load_corpus(tmp_path, src="en", tgt="de", checks=True)
+        pairs = getattr(corpus, split)
+        told = [note for note in corpus.notes if f"{path} has no names of columns" in note]
+        assert list(zip(pairs.src, pairs.tgt, strict=True)) == HOUSES
+        assert len(told) == (rows == TURNED)
+        advice = "objects with keys" if form == "json" else "begin it with a header"
+        assert all(f"{advice} if that is wrong" in note for note in told)
+
+
+@pytest.mark.parametrize("form", ["two files", "header", "columns"])
+def test_a_split_with_the_words_of_the_other_sides_is_refused(tmp_path: Path, form: str) -> None:
+    """Names say which side is which, and the training text says that they are wrong."""
+    write_split(tmp_path, "train", HOUSES if form == "columns" else [("en", "de"), *HOUSES])
+    if form == "two files":
+        write_sides_in(tmp_path, "test", TURNED)
+    else:
+        write_split(tmp_path, "test", TURNED if form == "columns" else [("en", "de"), *TURNED])
+    columns = ("en", "de") if form == "columns" else None
+
+    with pytest.raises(
+        DataError, match=r"sides of the test pairs of .* are exchanged: their source"
+    ):
+        load_corpus(tmp_path, src="en", tgt="de", columns=columns, checks=True)
+    notes = load_corpus(tmp_path, src="en", tgt="de", columns=columns).notes
+    assert any(
+        note.startswith("the sides of the test pairs seem to be exchanged") for note in notes
+    )
+
+
+def test_a_split_of_a_model_of_both_directions_is_not_called_exchanged(tmp_path: Path) -> None:
+    """Tags say the direction of a row, and most of the training text may be of the other one."""
+    rows = [(f"e{one} e{one}{one}", f"d{one} d{one}{one}") for one in "abcdefghij"]
+    there = [(f"<2de> {en}", de) for en, de in rows]
+    back = [(f"<2en> {de}", en) for en, de in rows]
+    write_split(tmp_path, "train", [("en", "de"), *there, *back[:3]])
+    write_split(tmp_path, "test", [("en", "de"), *back])
+
+    corpus = load_corpus(tmp_path, src="en", tgt="de", checks=True)
+
+    assert corpus.test.tgt == [en for en, _ in rows]
 
 
 def test_a_training_file_that_cannot_be_read_says_nothing_of_the_test_set(tmp_path: Path) -> None:

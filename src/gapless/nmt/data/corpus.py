@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gapless.errors import DataError
-from gapless.nmt.data.directions import exchanged_rows
+from gapless.nmt.data.directions import KnownText, are_tagged, exchanged_rows
 from gapless.nmt.data.languages import looks, matching_name, words_of_name, written_in
 from gapless.nmt.data.tables import ENDINGS, Table, read_table
 from gapless.nmt.data.text_columns import quoted, why_no_pair, why_no_text
@@ -52,6 +52,9 @@ _FEWEST_ALIKE, _ALIKE_SHARE = 10, 0.1
 
 # Sentences of which the script is looked at.
 _MOST_LOOKED_AT = 2000
+
+# Words of fewer pairs are chance.
+_FEWEST_COMPARED = 5
 
 # A larger share of rows the other way round is another file, joined to this one.
 _EXCHANGED_SHARE = 0.05
@@ -216,11 +219,21 @@ def _notes_of_writing(
         DataError: its sides are exchanged, and `checks` says to refuse that.
     """
     learned, seen = _writings(train), _writings(pairs)
-    if checks and None not in seen and seen[0] != seen[1] and seen == learned[::-1]:
+    exchanged = None
+    if None not in seen and seen[0] != seen[1] and seen == learned[::-1]:
+        exchanged = (
+            f"the source side {looks(str(seen[0]))}, as the target side of the training pairs"
+        )
+    elif _have_exchanged_words(pairs, train=train):
+        exchanged = "their source side has the words of the target side of the training pairs"
+    if checks and exchanged is not None:
         raise DataError(
-            f"the sides of the {split} pairs of {path} are exchanged: the source side {looks(str(seen[0]))}, "
-            "as the target side of the training pairs; write them in the order of the training pairs, or name both "
-            "columns in a header"
+            f"the sides of the {split} pairs of {path} are exchanged: {exchanged}; write them in the order of "
+            "the training pairs, or name both columns in a header"
+        )
+    if exchanged is not None and seen == learned:
+        return (
+            f"the sides of the {split} pairs seem to be exchanged: {exchanged}, so scores say little",
         )
     return tuple(
         f"the {side} of the {split} pairs {looks(now)}, and that of the training pairs {looks(then)}, so "
@@ -228,6 +241,15 @@ def _notes_of_writing(
         for side, then, now in zip(("source side", "target side"), learned, seen, strict=True)
         if now is not None and then is not None and now != then
     )
+
+
+def _have_exchanged_words(pairs: Pairs, *, train: Pairs) -> bool:
+    """Return whether each side of a split has clearly the words that the other side of the training pairs has."""
+    if len(pairs) < _FEWEST_COMPARED or are_tagged(train.src) or are_tagged(pairs.src):
+        return False
+    known = KnownText.of(train.src, train.tgt, where="the training pairs")
+    sides = {"as they are": (pairs.src, pairs.tgt), "exchanged": (pairs.tgt, pairs.src)}
+    return known.most_alike(sides) == "exchanged"
 
 
 def _writings(pairs: Pairs) -> tuple[str | None, str | None]:
@@ -294,7 +316,6 @@ def load_split(
         )
     found = list(_files_of(path, split, src=src, tgt=tgt))
     if found:
-        train = None if split == "train" else _training_table(path, src=src, tgt=tgt)
         files = found[0]
         if len(files) == 1:
             pairs = _read_table(
@@ -304,7 +325,7 @@ def load_split(
                 columns=columns,
                 checks=checks,
                 split=split,
-                train=train,
+                folder=path,
             )
         else:
             pairs = _read_sides(*files, split=split, sides=(src, tgt), checks=checks)
@@ -366,10 +387,24 @@ def _packed(folder: Path, split: str) -> list[Path]:
     ]
 
 
-def _training_table(folder: Path, *, src: str, tgt: str) -> Path | None:
-    """Return the table of the training pairs; None: they are in no table."""
+def _ordered_as_training(
+    table: Table, folder: Path, *, src: str, tgt: str
+) -> tuple[Table, tuple[str, ...]]:
+    """Return a table without names in the order of the training text of its folder, if there is any.
+
+    Raises:
+        DataError: the training text cannot be read.
+    """
     files = next(_files_of(folder, "train", src=src, tgt=tgt), ())
-    return files[0] if len(files) == 1 else None
+    if not files:
+        return table, ()
+    where = " and ".join(map(str, files))
+    if len(files) == 1:
+        train = read_table(files[0], src=src, tgt=tgt, columns=None)
+        known = KnownText.of(*train.some_text(_MOST_LOOKED_AT), where=where)
+        return table.ordered_as(known, like=train)
+    source, target = map(read_lines, files)
+    return table.ordered_as(KnownText.of(source, target, where=where))
 
 
 def _note_not_read(folder: Path, found: list[tuple[Path, ...]]) -> tuple[str, ...]:
@@ -603,15 +638,15 @@ def _read_table(
     columns: tuple[str, ...] | None,
     checks: bool,
     split: str,
-    train: Path | None = None,
+    folder: Path | None = None,
 ) -> Pairs:
-    """Read a table; without names of its own, in the order that the training table `train` names."""
+    """Read a table; of a split in a folder, without names of its own, in the order of the training text."""
     table = read_table(path, src=src, tgt=tgt, columns=columns)
     notes: tuple[str, ...] = ()
-    if train is not None and columns is None and table.names is None:
-        # Whoever only scores the split may have any other table there.
+    if folder is not None and split != "train" and columns is None and table.names is None:
+        # Whoever only scores the split may have any other text there.
         with suppress(DataError):
-            table, notes = table.ordered_as(read_table(train, src=src, tgt=tgt, columns=None))
+            table, notes = _ordered_as_training(table, folder, src=src, tgt=tgt)
     sides = table.read_sides()
     if checks:
         table.check(sides.src, sides.tgt)

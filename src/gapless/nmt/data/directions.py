@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from gapless.nmt.data.languages import find_language, looks, written_in
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
+
+_Key = TypeVar("_Key")
 
 # Rows, evenly over a file, of which both sides are looked at; two letters of a row say how it is written.
 _MOST_ROWS, _LETTERS_OF_A_ROW = 20_000, 2
@@ -24,6 +26,9 @@ _ALL_EXCHANGED = 0.95
 # Says into which language a row is to be translated, where a model learns both directions.
 _TAG = re.compile(r"\s*(?:<[^<>\s]{1,20}>|>>[^<>\s]{1,20}<<|\[[\w-]{2,10}\]|__[\w-]{2,10}__)")
 _TAGGED_SHARE = 0.8
+
+# Sentences whose words are compared, and how much more alike sides must be the other way round.
+_MOST_COMPARED, _CLEARLY_MORE_ALIKE = 2_000, 0.1
 
 # Words of scripts that set them apart; of others, single characters.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\d_]+")
@@ -83,7 +88,7 @@ def exchanged_rows(
         return None
     every = -(-len(src) // _MOST_ROWS) or 1
     looked_at = range(0, len(src), every)
-    if _are_tagged([src[number] for number in looked_at]):
+    if are_tagged([src[number] for number in looked_at]):
         return None
     ways: dict[tuple[str, str], list[int]] = {}
     for number in looked_at:
@@ -105,7 +110,7 @@ def exchanged_rows(
     return found
 
 
-def _are_tagged(sources: Sequence[str]) -> bool:
+def are_tagged(sources: Sequence[str]) -> bool:
     """Return whether most sources begin with a tag that names a direction, of which there are several."""
     tags = [found.group() for source in sources if (found := _TAG.match(source))]
     return len(set(tags)) > 1 and len(tags) >= _TAGGED_SHARE * len(sources)
@@ -116,7 +121,45 @@ def words(sentences: Iterable[str]) -> list[str]:
     return _WORD.findall("\n".join(sentences).casefold())
 
 
-def share_known(sentences: Iterable[str], known: set[str]) -> float:
+@dataclass(frozen=True, kw_only=True)
+class KnownText:
+    """Text whose sides are known, with which others are compared.
+
+    Attributes:
+        where: name of its file or files.
+        words: of the source side, and of the target side.
+    """
+
+    where: str
+    words: tuple[frozenset[str], frozenset[str]]
+
+    @classmethod
+    def of(cls, src: Sequence[str], tgt: Sequence[str], *, where: str) -> KnownText:
+        """Return what is known by the first sentences of both sides."""
+        source, target = (frozenset(words(side[:_MOST_COMPARED])) for side in (src, tgt))
+        return cls(where=where, words=(source, target))
+
+    def likeness(self, src: Sequence[str], tgt: Sequence[str]) -> float:
+        """Return how well the first sentences of two sides go with the words of these, from 0 to 1."""
+        shares = [
+            share_known(side[:_MOST_COMPARED], known)
+            for side, known in zip((src, tgt), self.words, strict=True)
+        ]
+        return sum(shares) / len(shares)
+
+    def most_alike(self, sides: Mapping[_Key, tuple[Sequence[str], Sequence[str]]]) -> _Key:
+        """Return which of several sides are clearly more like these than the first; else the first.
+
+        Args:
+            sides: source and target, by anything.
+        """
+        alike = {key: self.likeness(*both) for key, both in sides.items()}
+        first = next(iter(sides))
+        best = max(alike, key=lambda key: alike[key])
+        return best if alike[best] >= alike[first] + _CLEARLY_MORE_ALIKE else first
+
+
+def share_known(sentences: Iterable[str], known: Container[str]) -> float:
     """Return the share of the words of some text that are known; 0 if it has none."""
     found = words(sentences)
     return sum(word in known for word in found) / len(found) if found else 0.0

@@ -19,7 +19,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from gapless.errors import DataError
-from gapless.nmt.data.directions import share_known, words
 from gapless.nmt.data.languages import (
     COLUMN_WORDS,
     SOURCE_WORDS,
@@ -41,6 +40,8 @@ from gapless.nmt.data.text_files import check_text, how_to_unpack, read_lines, r
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
+
+    from gapless.nmt.data.directions import KnownText
 
 
 # Where a row stands in its file, and its cells.
@@ -109,8 +110,8 @@ _AFTER_AN_END = " \t\"')”’»」』）"
 _FEWEST_WORDS, _WORDS_SHARE, _LONGEST_WORD = 4, 0.02, 4
 _WORD_OR_CHARACTER = re.compile(r"[A-Za-z]+|\w")
 
-# Rows of another table whose words are compared, and how much more alike columns must be than the first two.
-_ROWS_TO_COMPARE, _CLEARLY_MORE_ALIKE = 2_000, 0.1
+# Rows that say whether text has spaces between words.
+_ROWS_TO_COMPARE = 2_000
 
 # Titles may stand above a header.
 _MOST_TITLES = 5
@@ -181,34 +182,45 @@ class Table:
             notes += self._note_single_quotes(src, tgt)
         return Sides(src=src, tgt=tgt, notes=tuple(notes))
 
-    def ordered_as(self, other: Table) -> tuple[Table, tuple[str, ...]]:
-        """Return this table, which has no names, with its sides where its text is like that of another.
+    def ordered_as(
+        self, known: KnownText, *, like: Table | None = None
+    ) -> tuple[Table, tuple[str, ...]]:
+        """Return this table, which has no names, with its sides where its text is like some that is known.
 
-        They may be its first columns, in either order, or stand where the other table names them. And
+        They may be its first columns, in either order, or stand where another table names them. And
         what its reader should know of that, a line each.
 
-        Raises:
-            DataError: the other table cannot be read.
+        Args:
+            known: text that is known.
+            like: table that it is from; None: it is from none.
         """
-        # Keys of JSON have no order.
-        if other.names is None or _ending(other.path) not in (".tsv", ".csv"):
-            return self, ()
         rows = [cells for _, cells in islice(self.rows(), _ROWS_TO_LOOK_AT)]
         width = Counter(map(len, rows)).most_common(1)[0][0]
-        named = [at for at in (self.at[::-1], other.at) if max(at) < width]
-        known = [set(words(side)) for side in other.some_text(_ROWS_TO_COMPARE)]
-        likeness = {at: _likeness(rows, at, known) for at in (self.at, *named)}
-        best = max(likeness, key=lambda at: likeness[at])
-        if likeness[best] < likeness[self.at] + _CLEARLY_MORE_ALIKE:
+        places = [self.at, self.at[::-1]]
+        # Keys of JSON have no order.
+        names = None if like is None or _ending(like.path) not in (".tsv", ".csv") else like.names
+        if like is not None and names is not None:
+            places.append(like.at)
+        best = known.most_alike(
+            {
+                at: (_column(rows, at[0]), _column(rows, at[1]))
+                for at in places
+                if at == self.at or max(at) < width
+            }
+        )
+        if best == self.at:
             return self, ()
-        num_columns = width if width == len(other.names) else max(best) + 1
+        num_columns = width if width == len(names or ()) else max(best) + 1
         ordered = replace(self, at=best, num_columns=num_columns)
-        names = " and ".join(
+        columns = " and ".join(
             f"column {number + 1} {side!r}" for number, side in zip(best, self.sides, strict=True)
         )
+        advice = "begin it with a header"
+        if _ending(self.path) in (".json", ".jsonl"):
+            advice = "write its pairs as objects with keys"
         note = (
-            f"{self.path} has no names of columns, and is read as its text is like that of {other.path}: "
-            f"{names}; begin it with a header if that is wrong"
+            f"{self.path} has no names of columns, and is read as its text is like that of {known.where}: "
+            f"{columns}; {advice} if that is wrong"
         )
         return ordered, (note,)
 
@@ -709,16 +721,6 @@ def _side_by_language(cell: str, *, src: str, tgt: str) -> int | None:
 def _column(rows: Sequence[Sequence[Any]], number: int) -> list[str]:
     cells = (cells[number] for cells in rows if number < len(cells))
     return [cell for cell in cells if isinstance(cell, str)]
-
-
-def _likeness(
-    rows: Sequence[Sequence[Any]], at: tuple[int, int], known: Sequence[set[str]]
-) -> float:
-    """Return how well two columns go with the words of two sides, from 0 to 1."""
-    shares = [
-        share_known(_column(rows, number), side) for number, side in zip(at, known, strict=True)
-    ]
-    return sum(shares) / len(shares)
 
 
 def _is_header(cells: Sequence[str]) -> bool:
