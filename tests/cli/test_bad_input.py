@@ -171,20 +171,42 @@ def test_a_gpu_that_is_absent(gapless):
         ("data: '-'\n", "error: data in c.yaml is -, expected a file"),
         ("lr: 1\nseed: 1\nlr: 2\n", "c.yaml sets lr more than once; keep one line of each"),
         ("a: [\n", "not YAML"),
-        (b"\xff\n", "not YAML"),
+        (b"\xff\n", "config c.yaml is not UTF-8: byte 0xff at offset 0, line 1; convert it"),
+        ("epochs: 3\n".encode("utf-16"), "convert it, such as by iconv -f UTF-16 -t UTF-8"),
+        ("epochs: 3\nseed: 4\n".encode("utf-16-le"), "iconv -f UTF-16LE -t UTF-8"),
         ("- 3\n", "holds no settings"),
         ("", "holds no settings"),
-        ("epochs: many\n", "epochs in c.yaml must be a whole number, but is 'many'"),
-        ("epochs:\n", "epochs in c.yaml must be a whole number, but is None"),
-        ("streams: true\n", "streams in c.yaml must be a whole number, but is True"),
+        ("epochs: many\n", "epochs in c.yaml must be a whole number, but is many\n"),
+        ("epochs:\n", "epochs in c.yaml must be a whole number, but is empty"),
+        ("streams: yes\n", "streams in c.yaml must be a whole number, but is yes"),
+        ("epochs: 1:30\n", "epochs in c.yaml must be a whole number, but is 1:30"),
+        ("epochs: 0x10\n", "epochs in c.yaml must be a whole number, but is 0x10"),
+        ("lr: 1:30\n", "lr in c.yaml must be a number, but is 1:30"),
+        (
+            "accumulate: 1:30\n",
+            "accumulate in c.yaml must be auto or a number of batches, but is '1:30'",
+        ),
+        ("save_every: 10:00\n", "10min or 2h, but is '10:00'"),
+        ("validate_every: off\n", "10min or 2h, but is 'off'"),
+        (
+            "val_interval: 2\nvalidate_every: 1h\n",
+            "val_interval and validate_every in c.yaml both say when to validate; leave out one",
+        ),
+        (
+            "pack: true\nfixed_shapes: true\n",
+            "pack in c.yaml and fixed_shapes in c.yaml exclude each other; add pack: false in c.yaml or",
+        ),
+        ("share: all\nshared_vocab: no\n", 'share: "all" in c.yaml needs one vocabulary'),
+        ("columns: en,zh\n", "columns in c.yaml is 'en,zh', but there is no data whose columns"),
         ("epochs: 2024-13-45\n", "c.yaml is not YAML: month must be in 1..12"),
         ("epochs: !!int many\n", "c.yaml is not YAML: invalid literal"),
         ("lr: 1" + "0" * 400 + "\n", "lr in c.yaml must be a number, but is 1000"),
         ("epochs: " + "[" * 5000 + "\n", "c.yaml is not YAML"),
         ("epochs: &a [1, 2]\n", "epochs in c.yaml must be a whole number, but is a list"),
-        ("shared_vocab: 'no'\n", "shared_vocab in c.yaml must be true or false, but is 'no'"),
-        ("lr: fast\n", "lr in c.yaml must be a number, but is 'fast'"),
-        ("data: 3\n", "data in c.yaml must be text, but is 3"),
+        ("shared_vocab: 'no'\n", "shared_vocab in c.yaml must be true or false, but is 'no'\n"),
+        ("lr: fast\n", "lr in c.yaml must be a number, but is fast"),
+        ("src: [3]\n", "src in c.yaml must be text, but is a list"),
+        ("src:\n", "src in c.yaml must be text, but is empty"),
     ],
 )
 def test_a_config_that_is_none(gapless, tmp_path, content, part):
@@ -192,6 +214,15 @@ def test_a_config_that_is_none(gapless, tmp_path, content, part):
     write(tmp_path, c__yaml=content)
 
     gapless("train", "--config", "c.yaml").check_refused("c.yaml", part)
+
+
+def test_a_contradiction_between_a_flag_and_a_config_file_names_both(gapless, tmp_path):
+    """Whoever gave one of them by a flag reads where the other is from."""
+    write(tmp_path, c__yaml="pack: true\n")
+
+    gapless("train", "--config", "c.yaml", "--fixed-shapes").check_refused(
+        "pack in c.yaml and --fixed-shapes exclude each other; add pack: false in c.yaml or --no-fixed-shapes"
+    )
 
 
 def test_a_flag_stands_in_the_place_of_what_a_config_file_says(gapless, tmp_path):

@@ -202,6 +202,37 @@ def test_numbers_of_a_config_may_be_written_as_in_python(gapless, tiny_data):
     assert (config["lr"], config["clip_norm"], config["loss_interval"]) == (7e-4, 2.0, 3)
 
 
+def test_settings_of_a_config_are_read_as_they_are_written(gapless, tiny_data):
+    """YAML reads 010 as eight and no as false; a number where text is wanted is that text."""
+    Path("c.yaml").write_text(
+        "patience: 010\nepochs: !!int '3'\nsave_every: 200\nvalidate_every: 500\nrun_dir: no\n"
+        "lr: 007\n<<: {seed: 5, beam: 1_0}\n"
+    )
+
+    done = gapless(
+        "train", "--config", "c.yaml", "--data", tiny_data, "--vocab-size", "300", *TINY
+    )
+
+    assert done.code == 0, done.err
+    kept = yaml.safe_load(Path("no/config.yaml").read_text())
+    assert [kept[name] for name in ("patience", "epochs", "lr", "seed")] == [10, 3, 7.0, 5]
+    assert [kept[name] for name in ("save_every", "validate_every")] == ["200", "500"]
+
+
+def test_a_flag_says_when_to_validate_in_the_place_of_a_config(gapless, tiny_data):
+    """What the file of a run says of it would contradict the flag in the next run's file."""
+    Path("c.yaml").write_text("val_interval: 3\n")
+    words = ("--data", tiny_data, "--vocab-size", "300", "--epochs", "1", *TINY)
+
+    first = gapless(
+        "train", "--config", "c.yaml", "--validate-every", "5", "--run-dir", "r", *words
+    )
+    again = gapless("train", "--config", "r/config.yaml", "--run-dir", "s", *words)
+
+    assert (first.code, again.code) == (0, 0), first.err + again.err
+    assert yaml.safe_load(Path("s/config.yaml").read_text())["validate_every"] == "5"
+
+
 def test_run_folders_are_numbered(gapless, tiny_data):
     """Runs without --run-dir go to runs/train, then runs/train2."""
     for _ in range(2):

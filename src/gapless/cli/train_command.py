@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from gapless.cli.parser import Parser
     from gapless.device.base import Device
+    from gapless.nmt.run.chosen_run import ChosenRun
     from gapless.nmt.run.observer import Observer
     from gapless.nmt.run.trainer import Trainer
     from gapless.ranks import Ranks
@@ -238,8 +239,7 @@ def _trainer(
     ranks: Ranks,
     device: Device | None,
 ) -> Trainer:
-    from gapless.nmt.run.chosen_run import choose_run
-    from gapless.nmt.run.config import make_config, settings_of_new_run
+    from gapless.nmt.run.config import make_config
     from gapless.nmt.run.first_rank import made_by_first
     from gapless.nmt.run.folder import settings_file
     from gapless.nmt.run.trainer import Trainer
@@ -248,14 +248,23 @@ def _trainer(
         if resume is not None:
             config = made_by_first(ranks, lambda: make_config(flags, file=settings_file(resume)))
             return Trainer.resume(config, resume, observer=observer, ranks=ranks, device=device)
-        chosen = made_by_first(
-            ranks, lambda: choose_run(settings_of_new_run(flags, file=file), world=ranks.world)
-        )
+        chosen = made_by_first(ranks, lambda: _choose_run(flags, file, world=ranks.world))
         return Trainer.new(
             chosen.config, observer=observer, chosen=chosen, ranks=ranks, device=device
         )
 
     return _asking(make, flags)
+
+
+def _choose_run(flags: dict[str, Any], file: Path | None, *, world: int) -> ChosenRun:
+    """Return a new run, with the settings of the flags and the file; errors name where a setting is from."""
+    from gapless.nmt.run.chosen_run import choose_run
+    from gapless.nmt.run.config import TrainConfig, settings_of_new_run
+    from gapless.nmt.run.config_file import naming_file
+
+    given = settings_of_new_run(flags, file=file)
+    with naming_file(file, TrainConfig, but=flags):
+        return choose_run(given, world=world)
 
 
 def _asking(make: Callable[[dict[str, Any]], _Made], flags: dict[str, Any]) -> _Made:
@@ -278,8 +287,6 @@ def _dry_run_by_first(options: Namespace) -> int:
 
 def _dry_run(options: Namespace) -> int:
     """Print what a new run would do, and write nothing."""
-    from gapless.nmt.run.chosen_run import choose_run
-    from gapless.nmt.run.config import settings_of_new_run
     from gapless.nmt.run.dry_run import estimate_run
     from gapless.nmt.run.learning_watch import short_line
     from gapless.nmt.run.out_of_memory import naming_phase
@@ -289,7 +296,7 @@ def _dry_run(options: Namespace) -> int:
 
     world = read_launch(os.environ).world
     chosen = _asking(
-        lambda flags: choose_run(settings_of_new_run(flags, file=options.config), world=world),
+        lambda flags: _choose_run(flags, options.config, world=world),
         given_settings(options),
     )
     config, corpus = chosen.config, chosen.task.corpus

@@ -639,8 +639,19 @@ def settings_of_new_run(flags: Mapping[str, Any], *, file: Path | None = None) -
     """Return the settings that a user gave for a new run: as `settings_given`.
 
     A target that is named anew has a language of its own, whatever that of the file's run was.
+
+    Raises:
+        UserError: as of `settings_given`, or settings of the file contradict each other.
     """
     given = settings_given(flags, file=file)
+    if file is not None and given.get("validate_every") is not None:
+        if flags.get("validate_every") is not None:
+            given.pop("val_interval", None)
+        # Files of runs have all settings, those that nobody set as well.
+        elif given.get("val_interval", TrainConfig.val_interval) != TrainConfig.val_interval:
+            raise UserError(
+                f"val_interval and validate_every in {file} both say when to validate; leave out one of them"
+            )
     if flags.get("tgt") is not None:
         for name in ("tgt_language", "score_tokenizer"):
             if flags.get(name) is None:

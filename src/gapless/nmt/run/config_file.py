@@ -5,6 +5,9 @@ Importing this file must load neither torch nor yaml: the command line imports i
 
 from __future__ import annotations
 
+import math
+import re
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -13,10 +16,11 @@ from gapless.errors import UserError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Container, Iterator, Sequence
     from pathlib import Path
 
     from _typeshed import DataclassInstance
+    from yaml import ScalarNode
 
 
 def to_yaml(config: DataclassInstance) -> str:
@@ -47,19 +51,23 @@ def read_settings(file: Path, settings: type[DataclassInstance]) -> dict[str, An
     """
     import yaml
 
+    from gapless.nmt.data.text_files import decode_text
+
     try:
-        text = file.read_text(encoding="utf-8")
-        values = yaml.safe_load(text)
+        raw = file.read_bytes()
     except OSError as error:
         raise UserError(f"config {file} cannot be read: {error.strerror}") from error
+    text = decode_text(raw, name=f"config {file}")
+    try:
+        values = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # Such as a date without such a day, or no UTF-8: yaml lets these errors of Python through.
+        # Such as a date without such a day: yaml lets these errors of Python through.
         reason = " ".join(str(error).split())
         raise UserError(f"config {file} is not YAML: {reason}") from error
     known = {item.name for item in fields(settings)}
     if not isinstance(values, dict):
         raise UserError(f"config {file} holds no settings, expected lines such as lr: 0.001")
-    names = _keys(text)
+    names, written = _read_scalars(text)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UserError(
@@ -71,8 +79,42 @@ def read_settings(file: Path, settings: type[DataclassInstance]) -> dict[str, An
         raise UserError(f"config {file} has unknown settings {named}; correct or remove them")
     hints = get_type_hints(settings)
     return {
-        name: _typed(value, hints[name], f"{name} in {file}") for name, value in values.items()
+        name: _typed(value, written.get(name), hints[name], f"{name} in {file}")
+        for name, value in values.items()
     }
+
+
+@contextmanager
+def naming_file(
+    file: Path | None, settings: type[DataclassInstance], *, but: Container[str]
+) -> Iterator[None]:
+    """Let errors about settings that a file has name the file, as a user gave no flag for them.
+
+    Args:
+        file: with settings; None: there is none.
+        settings: the class whose fields a file may set.
+        but: settings that a user gave otherwise.
+    """
+    try:
+        yield
+    except UserError as error:
+        if file is not None:
+            names = [name for name in read_settings(file, settings) if name not in but]
+            error.args = (_with_file(str(error), file, names), *error.args[1:])
+        raise
+
+
+def _with_file(message: str, file: Path, names: Sequence[str]) -> str:
+    """Return a message in which settings, such as `pack` and `pack=False`, are those in a file."""
+
+    def in_file(found: re.Match[str]) -> str:
+        name, value = found["name"], found["value"]
+        if name not in names:
+            return found[0]
+        value = {"=True": ": true", "=False": ": false"}.get(value, value.replace("=", ": "))
+        return f"{name}{value} in {file}"
+
+    return re.sub(r"`(?P<name>\w+)(?P<value>=[^`]*|)`", in_file, message)
 
 
 def _meant_by(name: str, known: Collection[str]) -> str:
@@ -81,12 +123,24 @@ def _meant_by(name: str, known: Collection[str]) -> str:
     return f" (did you mean {nearest[0]}?)" if nearest else ""
 
 
-def _keys(text: str) -> list[str]:
-    """Return the keys of a document as often as they stand there; yaml takes the last of several."""
+def _read_scalars(text: str) -> tuple[list[str], dict[str, ScalarNode]]:
+    """Return the keys of a document as often as they stand there, of which yaml takes the last, and their scalars."""
     import yaml
 
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    return [] if root is None else [str(key.value) for key, _ in root.value]
+    loader = yaml.SafeLoader(text)
+    try:
+        root = loader.get_single_node()
+        assert isinstance(root, yaml.MappingNode)
+        names = [str(key.value) for key, _ in root.value]
+        loader.flatten_mapping(root)
+        scalars = {
+            str(key.value): value
+            for key, value in root.value
+            if isinstance(value, yaml.ScalarNode)
+        }
+    finally:
+        loader.dispose()
+    return names, scalars
 
 
 # Characters of a wrong value that are shown.
@@ -100,25 +154,38 @@ _KINDS: dict[type, str] = {
 }
 
 
-def _typed(value: Any, hint: Any, what: str) -> Any:
-    """Return a setting of the type it must have.
+def _typed(value: Any, written: ScalarNode | None, hint: Any, what: str) -> Any:
+    """Return a setting of the type it must have, read as it is written.
 
-    YAML reads 7e-4 as text and 1 as a whole number; both are taken as numbers.
+    YAML reads 7e-4 as text, 010 as eight, 1:30 as ninety and no as false.
+
+    Args:
+        value: as YAML reads it.
+        written: as it is written; None: it is no scalar.
+        hint: its type.
+        what: names it.
     """
     kinds = get_args(hint) or (hint,)
-    if type(value) in kinds:
+    if value is None and type(None) in kinds:
+        return None
+    if bool in kinds and isinstance(value, bool):
         return value
-    if float in kinds and type(value) in (int, str):
-        try:
-            return float(value)
-        except (ValueError, OverflowError):
-            pass
-    raise UserError(f"{what} must be {_KINDS[kinds[0]]}, but is {_begin_of(value)}")
+    if written is not None and value is not None:
+        for kind in kinds:
+            # What is in quotes, or yes and no, is no whole number.
+            if kind is str or kind is float or (kind is int and type(value) is int):
+                with suppress(ValueError):
+                    read = kind(written.value)
+                    if not isinstance(read, float) or math.isfinite(read):
+                        return read
+    raise UserError(f"{what} must be {_KINDS[kinds[0]]}, but is {_shown(value, written)}")
 
 
-def _begin_of(value: Any) -> str:
-    # Anchors make a long value of a short file.
-    if isinstance(value, (list, dict)):
+def _shown(value: Any, written: ScalarNode | None) -> str:
+    """Return the beginning of a wrong value, as it is written."""
+    if written is None:
         return "a list" if isinstance(value, list) else "a group of settings"
-    text = repr(value)
+    quote = written.style if written.style in ("'", '"') else ""
+    # A text may be of several lines, and anchors make a long one of a short file.
+    text = f"{quote}{' '.join(written.value.split())}{quote}" or "empty"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
