@@ -14,6 +14,7 @@ import pytest
 
 import gapless
 from gapless.cli import bar, step_lines, translate_command
+from gapless.cli.output import write_utf8
 from gapless.errors import DataError
 from gapless.nmt.data.arriving_lines import arriving_lines
 from gapless.nmt.data.vocab import SubwordVocab
@@ -31,6 +32,28 @@ def test_what_a_model_writes_stays_on_its_line(gapless, tiny_run, monkeypatch):
     assert translated.out == f"{line}\n\n{line}\n"
     assert evaluated.code == 0
     assert (tiny_run / "hypotheses.test.txt").read_text() == f"{line}\n" * 12
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "gbk"])
+def test_translations_in_another_encoding(process, tiny_run, monkeypatch, encoding):
+    """A pipe gets them in UTF-8, as sentences are read, whatever messages are written in."""
+    expected = process("translate", tiny_run, "cat", "dog 2.", real=True).stdout
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    done = process("translate", tiny_run, "cat", "dog 2.", real=True)
+
+    assert done.returncode == 0, done.stderr
+    assert not expected.isascii()
+    assert done.stdout == expected
+
+
+def test_translations_on_a_terminal_of_another_encoding(terminal):
+    """It gets escapes for what it lacks: UTF-8 would be other letters there."""
+    slave, read = terminal
+    with open(slave, "w", encoding="ascii", errors="backslashreplace", closefd=False) as screen:
+        write_utf8(screen)
+        screen.write("\u7ea2")
+
+    assert read() == r"\u7ea2"
 
 
 @pytest.mark.parametrize("command", [["translate", "cat"], ["evaluate"]])

@@ -141,6 +141,16 @@ def take_any_text(stream: TextIO | None) -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def write_utf8(stream: TextIO | None) -> None:
+    """Let a file or a pipe have text in UTF-8, as text is read, whatever the encoding of messages.
+
+    A terminal shows text in its own.
+    """
+    if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
+        with suppress(OSError):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
 def terminal_columns(stream: TextIO) -> int:
     """Return the width of the terminal that a stream leads to; COLUMNS wins, as elsewhere."""
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from gapless.cli.decode_options import add_decode_options, decode_settings, make_translator
 from gapless.cli.extras import require_extra
-from gapless.cli.output import fitting, print_result, warn, write
+from gapless.cli.output import fitting, print_result, warn, write, write_utf8
 from gapless.cli.parser import whole_number
 from gapless.cli.steps_shown import Translating
 from gapless.errors import UserError
@@ -35,7 +35,7 @@ MOST_NAMED = 3
 DETAILS = f"""
 Standard input is answered as it comes, and a file {FILE_LINES:,} lines at a time. Each line gives one
 line: where the model writes line ends or control characters, spaces or replacement characters are
-printed.
+printed. Files and pipes get them in UTF-8.
 
 With --n-best above 1 each line is: number ||| translation ||| score.
 """
@@ -68,6 +68,7 @@ def run(options: Namespace) -> int:
     if options.file is not None and options.text:
         raise UserError("give sentences or --file, not both")
     _warn_of_file(options.text or [])
+    write_utf8(sys.stdout)
     require_extra("nmt", "gapless translate")
     from gapless.nmt.data.text_files import read_lines
     from gapless.nmt.run.score import longest_source
