@@ -439,14 +439,51 @@ def test_a_resume_that_is_refused_keeps_nothing(settings, tmp_path):
     assert before == (tmp_path / "run" / "config.yaml").read_bytes()
 
 
-def test_a_run_cannot_go_on_before_it_saved_anything(settings, tmp_path):
-    """A run without a state cannot be resumed, and the message says so."""
-    train(settings, tmp_path / "run")
-    for path in (tmp_path / "run" / "checkpoints").glob("step-*"):
+def test_a_run_whose_states_are_gone(settings, tmp_path):
+    """It cannot be resumed; what its whole weights are good for is said, and only without any to remove it."""
+    run = tmp_path / "run"
+    train({**settings, "epochs": 2, "average": 2}, run)
+    for path in (run / "checkpoints").glob("step-*"):
         shutil.rmtree(path)
 
-    with pytest.raises(RunFolderError, match="cannot be resumed"):
-        resume(tmp_path / "run")
+    def told():
+        with pytest.raises(
+            RunFolderError, match="holds no state, so this run cannot be"
+        ) as caught:
+            resume(run)
+        with pytest.raises(RunFolderError, match="is not empty") as new:
+            check_unused(run)
+        assert ("remove" in str(new.value)) == ("remove the folder" in str(caught.value))
+        return str(caught.value).rpartition("; ")[2]
+
+    final = run / "checkpoints" / "final"
+    begin = f"choose another `run_dir`, and begin with its weights by `init_from={run}`"
+    assert told() == f"its weights are whole: {begin}"
+    shutil.rmtree(run / "checkpoints" / "best")
+    truncate(final)
+    translate = "choose another `run_dir`, and translate with its weights epoch-0002"
+    assert told() == f"its weights are whole: {translate}"
+    for path in (run / "checkpoints").glob("epoch-*"):
+        truncate(path)
+    assert told() == "remove the folder, and start the run anew"
+
+
+def test_a_run_whose_states_are_all_damaged(settings, tmp_path):
+    """It cannot be resumed, but its weights are whole, and named."""
+    run = tmp_path / "run"
+    train(settings, run)
+    for path in (run / "checkpoints").glob("step-*"):
+        truncate(path)
+
+    with pytest.raises(RunFolderError, match="cannot be resumed; its weights are whole") as told:
+        resume(run)
+    assert str(told.value).endswith(f"begin with its weights by `init_from={run}`")
+
+
+def truncate(checkpoint):
+    """Cut the tensors of a checkpoint."""
+    file = checkpoint / "tensors.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_its_batch(settings, tmp_path):

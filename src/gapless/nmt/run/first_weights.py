@@ -103,9 +103,8 @@ def read_first_weights(run_dir: Path) -> FirstWeights:
         RunFolderError: the folder is not a run, or holds neither, or it is damaged.
     """
     settings_file(run_dir)
-    final, best = checkpoints.final_path(run_dir), checkpoints.best_path(run_dir)
     saved = checkpoints.read_saved(
-        final if final.exists() or not best.exists() else best, advice=_how_to_mend(run_dir)
+        checkpoints.first_weights_path(run_dir), advice=_how_to_mend(run_dir)
     )
     config = make_config({}, file=saved.path / CONFIG)
     return FirstWeights(

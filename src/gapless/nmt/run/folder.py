@@ -18,9 +18,8 @@ from gapless.checkpoint.lock import RunLock
 from gapless.errors import RunFolderError, RunLockedError, UserError, noted_on
 from gapless.nmt.run.checkpoints import (
     FOLDER as CHECKPOINTS,
-    best_path,
     drop_later,
-    final_path,
+    how_to_use_weights,
     newest_keeps_trained_on,
     newest_metrics,
     newest_with,
@@ -325,10 +324,11 @@ def _what_to_do_with(path: Path) -> str:
         return ", and holds no run; choose another `run_dir`"
     if state_store(path).paths():
         return f"; choose another `run_dir`, or resume it with `resume={path}`"
-    if final_path(path).exists() or best_path(path).exists():
+    advice = how_to_use_weights(path)
+    if advice is not None:
         return (
             ", and holds a run without a state, which can be translated with, but not resumed; choose "
-            f"another `run_dir`, and begin with its weights by `init_from={path}`"
+            f"another `run_dir`, and {advice}"
         )
     return (
         ", and holds a run without a state, which cannot be resumed; remove it, or choose another "
