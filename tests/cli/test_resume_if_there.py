@@ -44,6 +44,29 @@ def test_it_begins_and_goes_on(train, tmp_path):
     assert "10 updates" in second.out
 
 
+def test_settings_of_a_file_that_has_changed(gapless, tiny_data, tmp_path):
+    """They count for the run that is there as flags do; flags win, and what the file leaves out stays."""
+    file = tmp_path / "c.yaml"
+
+    def train(text, *flags):
+        settings = f"data: {tiny_data}\naverage: 1\nrun_dir: elsewhere\n{text}"
+        file.write_text(settings, encoding="utf-8")
+        given = ("--config", file, "--run-dir", "r", "--resume-if-there", *TINY)
+        return gapless("train", *given, *flags)
+
+    train("epochs: 1\nlr: 0.01\nmax_steps: 99\nseed: 3\n")
+    again = train("epochs: 1\nlr: 0.01\nmax_steps: 99\nseed: 3\n")
+    changed = train("epochs: 3\nlr: 0.001\nmax_steps: null\n", "--epochs", "2")
+    refused = train("seed: 4\n")
+
+    assert (again.code, changed.code) == (0, 0), again.err + changed.err
+    assert "changed" not in again.out
+    line = next(line for line in changed.out.splitlines() if line.startswith("changed"))
+    assert line.split(maxsplit=1)[1] == "epochs 1 -> 2, lr 0.01 -> 0.001"
+    assert epochs_logged(tmp_path / "r") == [1, 2]
+    refused.check_refused("--seed is 4, but the run began with 3")
+
+
 def test_a_run_that_had_saved_nothing_begins_anew(train, tmp_path):
     """What it had written is removed; a run with other settings may take its place."""
     run = tmp_path / "r"

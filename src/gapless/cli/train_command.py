@@ -246,7 +246,12 @@ def _trainer(
 
     def make(flags: dict[str, Any]) -> Trainer:
         if resume is not None:
-            config = made_by_first(ranks, lambda: make_config(flags, file=settings_file(resume)))
+            config = made_by_first(
+                ranks,
+                lambda: make_config(
+                    settings_of_new_run(flags, file=file), file=settings_file(resume)
+                ),
+            )
             return Trainer.resume(config, resume, observer=observer, ranks=ranks, device=device)
         chosen = made_by_first(ranks, lambda: _choose_run(flags, file, world=ranks.world))
         return Trainer.new(
