@@ -569,15 +569,40 @@ def test_holding_out_follows_the_seed_alone(repetitive):
     assert first.test != other.test
 
 
-def test_a_source_differing_in_outer_spaces_is_the_same_sentence(tmp_path):
-    """A copy with a space at its end does not slip from test into training."""
-    rows = [(f"s{n}{' ' * k}", f"{n}-{k}") for n in range(40) for k in range(3)]
-    write_sides(tmp_path, rows)
+@pytest.mark.parametrize(
+    "copied",
+    [
+        *("{} ", "{}\u00a0", "{}\u200b", "\u00ad{}", "\ufeff{}"),
+        *(str.upper, str.title, lambda text: text.replace(" ", "  ")),
+        *(lambda text: text.replace(" ", "\u00a0"), lambda text: text.replace(" ", "\u3000")),
+        *(lambda text: text.replace("é", "e\u0301"), lambda text: text.replace("!", "\uff01")),
+    ],
+)
+def test_near_copies_of_a_source_are_the_same_sentence(tmp_path, copied):
+    """None slips from validation or test pairs into the training text, so nobody is told that some did."""
+    copy = copied.format if isinstance(copied, str) else copied
+    sources = [f"un café {n}!" for n in range(40)]
+    write_sides(tmp_path, [(s, f"{n}") for n, s in enumerate([*sources, *map(copy, sources)])])
 
     corpus = load_corpus(tmp_path, src="en", tgt="zh")
-    parts = [{line.strip() for line in part.src} for part in (corpus.train, corpus.test)]
+    original = {copy(source): source for source in sources}
+    parts = [
+        {original.get(s, s) for s in part.src} for part in (corpus.train, corpus.val, corpus.test)
+    ]
 
-    assert set() == parts[0] & parts[1]
+    assert list(map(len, parts)) == [37, 2, 1]
+    assert len(set().union(*parts)) == 40
+    assert corpus.notes == ()
+
+
+def test_what_is_held_out_of_text_without_near_copies_stays(tmp_path):
+    """A run can be resumed with a later version, and its scores compared."""
+    write_sides(tmp_path, [(f"{'aB'[n % 2]} {n} Ä，", f"{n}") for n in range(60)])
+
+    corpus = load_corpus(tmp_path, src="en", tgt="zh")
+
+    assert corpus.val.tgt == ["12", "23", "40"]
+    assert corpus.test.tgt == ["19", "50"]
 
 
 def test_only_what_is_missing_is_held_out(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gapless.nmt.run import trained_on
 from gapless.nmt.run.trained_on import (
     add_trained_on,
     begin_trained_on,
@@ -32,6 +33,25 @@ def run(tmp_path):
 
 def restore(path, sources, *, mark, earlier=None, is_unchanged=True):
     return restore_trained_on(path, sources, earlier=earlier, mark=mark, is_unchanged=is_unchanged)
+
+
+def test_near_copies_are_text_that_was_trained_on(run):
+    """Capitals, spaces, forms of characters and what nobody sees make no new sentence."""
+    path = run("r", ["红色的书，很大！", "a red  book"])
+
+    assert find_trained_on(path, ["红色的书,很大!", "A\u00a0red book\u200b", "a red pen"]) == [
+        0,
+        1,
+    ]
+
+
+def test_text_of_a_run_of_an_earlier_version(run, monkeypatch):
+    """Its hashes are of sentences with other forms of characters, and are found all the same."""
+    with monkeypatch.context() as earlier:
+        earlier.setattr(trained_on, "plain", lambda text: text.strip().casefold())
+        path = run("r", ["红色的书，很大！", "a red  book"])
+
+    assert find_trained_on(path, ["红色的书，很大！", "A red  book", "a red pen"]) == [0, 1]
 
 
 def test_text_that_a_killed_run_has_begun_with_is_forgotten(run):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+import unicodedata
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,14 +16,20 @@ from typing import TYPE_CHECKING
 
 from gapless.errors import DataError
 from gapless.nmt.data.directions import KnownText, are_tagged, exchanged_rows
-from gapless.nmt.data.languages import looks, matching_name, words_of_name, written_in
+from gapless.nmt.data.languages import (
+    is_invisible,
+    looks,
+    matching_name,
+    words_of_name,
+    written_in,
+)
 from gapless.nmt.data.tables import ENDINGS, Table, read_table
 from gapless.nmt.data.text_columns import quoted, why_no_pair, why_no_text
 from gapless.nmt.data.text_files import how_to_unpack, read_lines
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
 
@@ -125,7 +132,7 @@ def load_corpus(
     """Read a corpus; hold out validation and test pairs from train where they are missing.
 
     A split that is held out gets 5 % of the pairs left in train, at least 1 and at most 1000. It
-    gets fewer where sources repeat, because all pairs of a source go to the same split.
+    gets fewer where sources repeat, because all pairs of a source, and of its near copies, go to the same split.
 
     Args:
         path: folder or file.
@@ -165,9 +172,10 @@ def load_corpus(
         notes += _note_packed(path, split) if path.is_dir() else ()
     if path.is_dir():
         notes += _note_others(path, sides=(src, tgt), columns=columns)
+    known = set(map(plain, train.src))
     for split, pairs in splits.items():
         notes += pairs.notes
-        notes += _notes_of(pairs, split=split, train=train)
+        notes += _notes_of(pairs, split=split, known=known)
     return Corpus(
         src_lang=src,
         tgt_lang=tgt,
@@ -180,9 +188,14 @@ def load_corpus(
     )
 
 
-def _notes_of(pairs: Pairs, *, split: str, train: Pairs) -> tuple[str, ...]:
-    """Return what makes scores on a split say less than they seem to, a line each."""
-    known = set(map(plain, train.src))
+def _notes_of(pairs: Pairs, *, split: str, known: Collection[str]) -> tuple[str, ...]:
+    """Return what makes scores on a split say less than they seem to, a line each.
+
+    Args:
+        pairs: of the split.
+        split: its name.
+        known: what near copies of the training sources share.
+    """
     seen = sum(plain(source) in known for source in pairs.src)
     notes = []
     if seen > SEEN_SHARE * len(pairs):
@@ -206,8 +219,14 @@ def notes_of_empty(pairs: Pairs, *, split: str) -> tuple[str, ...]:
 
 
 def plain(sentence: str) -> str:
-    """Return a sentence without what does not make it another one: outer spaces and capitals."""
-    return sentence.strip().casefold()
+    """Return what near copies of a sentence share: all but capitals, forms of characters and spaces.
+
+    Neither full-width letters, composed accents nor invisible characters make another sentence.
+    """
+    # Characters that nobody sees cannot be printed, and are rare.
+    if not sentence.isprintable():
+        sentence = "".join(sign for sign in sentence if not is_invisible(sign))
+    return " ".join(unicodedata.normalize("NFKC", sentence).casefold().split())
 
 
 def _notes_of_writing(
@@ -700,8 +719,11 @@ def _exchanged(
 
 
 def _hold_out(pairs: Pairs, *, path: Path, splits: Sequence[str], seed: int) -> dict[str, Pairs]:
-    """Divide pairs into the missing splits and train; all pairs of a source go to one of them."""
-    counts = Counter(sentence.strip() for sentence in pairs.src)
+    """Divide pairs into the missing splits and train; all near copies of a source go to one of them."""
+    # Of near copies the first one stands for all.
+    firsts: dict[str, str] = {}
+    sources = [firsts.setdefault(plain(source), source.strip()) for source in pairs.src]
+    counts = Counter(sources)
     if len(counts) < 3:
         raise DataError(
             f"{path} has no {' or '.join(splits)} split and only {len(counts)} different source "
@@ -713,7 +735,7 @@ def _hold_out(pairs: Pairs, *, path: Path, splits: Sequence[str], seed: int) -> 
         free = sorted(counts.keys() - split_of.keys())
         random.Random(f"{seed} {split}").shuffle(free)
         split_of |= dict.fromkeys(_choose(free, counts), split)
-    owners = [split_of.get(sentence.strip(), "train") for sentence in pairs.src]
+    owners = [split_of.get(source, "train") for source in sources]
     return {
         split: pairs.take([n for n, owner in enumerate(owners) if owner == split])
         for split in ("train", *splits)

@@ -415,11 +415,12 @@ _WITHIN_A_NAME = re.compile(
 
 def without_invisible(text: str) -> str:
     """Return a text without spaces and characters that nobody sees, such as byte order marks, around it."""
-    seen = [n for n, sign in enumerate(text) if not (sign.isspace() or _is_invisible(sign))]
+    seen = [n for n, sign in enumerate(text) if not (sign.isspace() or is_invisible(sign))]
     return text[seen[0] : seen[-1] + 1] if seen else ""
 
 
-def _is_invisible(sign: str) -> bool:
+def is_invisible(sign: str) -> bool:
+    """Return whether nobody sees a character, such as a byte order mark or a soft hyphen."""
     return unicodedata.category(sign) == "Cf"
 
 
@@ -429,7 +430,7 @@ def words_of_name(name: str) -> list[str]:
     Args:
         name: of a column, a key or a file.
     """
-    text = "".join(sign for sign in name if not _is_invisible(sign))
+    text = "".join(sign for sign in name if not is_invisible(sign))
     text = _BESIDE_A_NAME.sub(r" \g<0> ", unicodedata.normalize("NFKC", text))
     return re.findall(r"[^\W\d_]+", _WITHIN_A_NAME.sub(" ", text))
 

@@ -12,7 +12,7 @@ from gapless.nmt.data.corpus import SEEN_SHARE, plain
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -72,7 +72,8 @@ def find_trained_on(run_dir: Path, sources: Sequence[str]) -> list[int] | None:
     known = _read(run_dir)
     if known is None:
         return None
-    return [n for n, is_known in enumerate(np.isin(_hashes(sources), known)) if is_known]
+    are_known = np.isin(_hashes(sources), known) | np.isin(_earlier_hashes(sources), known)
+    return [n for n, is_known in enumerate(are_known) if is_known]
 
 
 def notes_of_known(run_dir: Path, corpus: Corpus) -> tuple[str, ...]:
@@ -189,7 +190,16 @@ def damage_of_trained_on(run_dir: Path, *, was_kept: bool) -> str | None:
 
 
 def _hashes(sources: Sequence[str]) -> NDArray[np.uint64]:
-    digests = (hashlib.blake2b(plain(text).encode(), digest_size=8).digest() for text in sources)
+    return _hashes_of(map(plain, sources))
+
+
+def _earlier_hashes(sources: Sequence[str]) -> NDArray[np.uint64]:
+    """Return the hashes that runs of earlier versions kept, to which fewer near copies were alike."""
+    return _hashes_of(text.strip().casefold() for text in sources)
+
+
+def _hashes_of(texts: Iterable[str]) -> NDArray[np.uint64]:
+    digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
     return np.frombuffer(b"".join(digests), _HASH)
 
 
