@@ -771,6 +771,16 @@ def test_sides_in_files_are_found_by_their_language(tmp_path):
     assert read(tmp_path) == load_split(tmp_path, split="train", src="eng", tgt="zh-CN")
 
 
+@pytest.mark.parametrize("name", ["valid", "dev2010", "Dev"])
+def test_the_other_side_of_a_file_is_named_as_it_is(tmp_path, name):
+    """A file of another name than the usual one would be no other side of it."""
+    (tmp_path / f"{name}.en").write_text("A dog.\n")
+
+    with pytest.raises(DataError) as told:
+        load_split(tmp_path, split="val", src="en", tgt="zh")
+    assert f"; {name}.zh, the file of the target side, is missing: add it, or" in str(told.value)
+
+
 def test_the_file_of_one_side_that_is_missing_is_named(tmp_path):
     """Whoever has one file need not name it."""
     (tmp_path / "train.en").write_text("A dog.\n")

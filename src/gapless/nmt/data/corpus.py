@@ -581,10 +581,10 @@ def _missing_split(
     first, second = there
     if first is not None and second is not None:
         advice = f"both sides would be {first.name}; {advice}"
-    elif first is not None or second is not None:
+    elif (one := first or second) is not None:
         lacks, flag, side = (tgt, "tgt", "target") if second is None else (src, "src", "source")
         advice = (
-            f"{split}.{lacks}, the file of the {side} side, is missing: add it, or name the {side} side "
+            f"{one.name.partition('.')[0]}.{lacks}, the file of the {side} side, is missing: add it, or name the {side} side "
             f"that is there with `{flag}`"
         )
     if looks_like_it:
