@@ -134,6 +134,10 @@ def test_an_unknown_ending(gapless, tmp_path):
             ["--validate-every", "50", "--val-interval", "2"],
             ["--validate-every and --val-interval both say when to validate; leave out one"],
         ),
+        (["--data", ""], ["--data is '', expected a file or folder; name one, or leave it out"]),
+        (["--data", " "], ["--data is ' ', expected a file or folder"]),
+        (["--run-dir", ""], ["--run-dir is '', expected a file or folder"]),
+        (["--resume", ""], ["--resume: expected a file or folder, found ''"]),
         (["--data", "-"], ["--data is -, expected a file", "write it to a file"]),
         (
             ["--data", "https://example.org/a.tsv"],
@@ -168,6 +172,7 @@ def test_a_gpu_that_is_absent(gapless):
         ("epochs: -4\n", "error: epochs in c.yaml must be at least 1, but is -4"),
         ("lr: 0\n", "error: lr in c.yaml must be above 0"),
         ("save_every: often\n", "error: save_every in c.yaml must be a number of updates"),
+        ("data: ''\n", "error: data in c.yaml is '', expected a file or folder"),
         ("data: '-'\n", "error: data in c.yaml is -, expected a file"),
         ("lr: 1\nseed: 1\nlr: 2\n", "c.yaml sets lr more than once; keep one line of each"),
         ("a: [\n", "not YAML"),

@@ -298,6 +298,14 @@ def test_sides_are_named_by_columns_where_a_command_has_only_these(message, expe
     assert "--src" in with_flags("`src` and `tgt`", {"columns", "data", "src", "tgt"})
 
 
+@pytest.mark.parametrize("name", ["--data", "--out"])
+def test_an_empty_name_of_a_file(gapless, tiny_run, name):
+    """It would be the working folder, which nobody has named."""
+    gapless("evaluate", tiny_run, name, "").check_refused(
+        f"{name}: expected a file or folder, found ''", "leave it out"
+    )
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [

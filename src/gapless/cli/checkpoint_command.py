@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gapless.cli.extras import require_extra
 from gapless.cli.output import print_result
-from gapless.cli.parser import one_of
+from gapless.cli.parser import file_or_folder, one_of
 
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "action", **one_of(("list", "verify")) | {"metavar": "ACTION"}, help="list or verify"
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("run", type=file_or_folder, metavar="RUN", help="run folder")
 
 
 def run(options: Namespace) -> int:

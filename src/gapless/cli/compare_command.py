@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from gapless.cli.decode_options import add_device_option
 from gapless.cli.extras import require_extra
 from gapless.cli.output import print_result
-from gapless.cli.parser import flag, number, one_of, whole_number
+from gapless.cli.parser import file_or_folder, flag, number, one_of, whole_number
 from gapless.cli.setting_options import COMPARE_SETTINGS, add_setting_options, given_settings
 from gapless.cli.written_files import require_writable, write_whole
 from gapless.compare.ranking import DEFAULT_WEIGHTS, make_weights
@@ -21,6 +20,7 @@ from gapless.plans import PLANS, get_plan
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from pathlib import Path
 
     from gapless.cli.parser import Parser
     from gapless.compare.workload import PlanWorkloadFunction, WorkloadFunction
@@ -60,7 +60,10 @@ def add_options(parser: Parser) -> None:
         "model of gapless train, with its options, listed last",
     )
     work.add_argument(
-        "--config", type=Path, metavar="FILE", help="config.yaml of a run; flags win over it"
+        "--config",
+        type=file_or_folder,
+        metavar="FILE",
+        help="config.yaml of a run; flags win over it",
     )
     _add_counts(parser)
     report = parser.add_argument_group("report")
@@ -71,11 +74,11 @@ def add_options(parser: Parser) -> None:
         help=f"weight of a criterion of the recommendation; may be repeated [defaults: {_WEIGHTS}]",
     )
     report.add_argument(
-        "--json", type=Path, metavar="FILE", help="file for all figures; a row a plan"
+        "--json", type=file_or_folder, metavar="FILE", help="file for all figures; a row a plan"
     )
     report.add_argument(
         "--html",
-        type=Path,
+        type=file_or_folder,
         metavar="FILE",
         help="page for a browser, with a timeline of each plan; takes a few more steps of each",
     )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gapless.cli.parser import finite_number, positive_number
+from gapless.cli.parser import file_or_folder, finite_number, positive_number
 
 
 if TYPE_CHECKING:
@@ -18,7 +17,9 @@ if TYPE_CHECKING:
 def add_decode_options(parser: Parser) -> argparse._ArgumentGroup:
     """Add the model, the search and the device; return the group of the search."""
     model = parser.add_argument_group("model")
-    model.add_argument("run", type=Path, metavar="RUN", help="run folder of a trained model")
+    model.add_argument(
+        "run", type=file_or_folder, metavar="RUN", help="run folder of a trained model"
+    )
     model.add_argument(
         "--checkpoint",
         metavar="NAME",

@@ -7,7 +7,6 @@ import json
 import sys
 import unicodedata
 from dataclasses import asdict, replace
-from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +15,14 @@ from gapless.cli.decode_options import add_decode_options, decode_settings, make
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
 from gapless.cli.output import is_unicode, print_result, print_wrapped, warn
-from gapless.cli.parser import one_of
+from gapless.cli.parser import file_or_folder, one_of
 from gapless.cli.steps_shown import Translating
 from gapless.errors import DataError, LanguageError, UserError
 
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from pathlib import Path
 
     from gapless.cli.parser import Parser
     from gapless.nmt.data.corpus import Corpus, Pairs
@@ -50,7 +50,10 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     data = parser.add_argument_group("data")
     data.add_argument(
-        "--data", type=Path, metavar="PATH", help="folder or file of pairs; none: the run's own"
+        "--data",
+        type=file_or_folder,
+        metavar="PATH",
+        help="folder or file of pairs; none: the run's own",
     )
     data.add_argument(
         "--split",
@@ -82,7 +85,7 @@ def add_options(parser: Parser) -> None:
     )
     scores.add_argument(
         "--out",
-        type=Path,
+        type=file_or_folder,
         metavar="DIR",
         help="folder for sources, references and hypotheses; none: the run folder",
     )

@@ -221,6 +221,19 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean {nearest[0]}?" if nearest else ""
 
 
+def file_or_folder(text: str) -> Path:
+    """Return the value of an option that takes a file or folder.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is empty, which would be the working folder.
+    """
+    if not text.strip():
+        raise argparse.ArgumentTypeError(
+            f"expected a file or folder, found {text!r}; name one, or leave it out"
+        )
+    return Path(text)
+
+
 def whole_number(text: str) -> int:
     """Return the value of an option that takes a whole number.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
 from gapless.cli.output import say, say_wrapped, warn
+from gapless.cli.parser import file_or_folder
 from gapless.cli.ranks import (
     join_ranks,
     part,
@@ -52,12 +53,14 @@ def add_options(parser: Parser) -> None:
     """Add what `run` reads."""
     parser.add_argument(
         "--config",
-        type=Path,
+        type=file_or_folder,
         metavar="FILE",
         help="config.yaml of an earlier run; flags win over it",
     )
     earlier = parser.add_argument_group("an earlier run")
-    earlier.add_argument("--resume", type=Path, metavar="RUN", help="run folder to go on with")
+    earlier.add_argument(
+        "--resume", type=file_or_folder, metavar="RUN", help="run folder to go on with"
+    )
     earlier.add_argument(
         "--resume-if-there",
         action="store_true",
@@ -77,7 +80,7 @@ def add_options(parser: Parser) -> None:
     )
     output.add_argument(
         "--report",
-        type=Path,
+        type=file_or_folder,
         metavar="FILE",
         help="page for a browser with loss, speed, waits and utilisation; written when the run ends",
     )

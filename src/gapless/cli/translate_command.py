@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from gapless.cli.decode_options import add_decode_options, decode_settings, make_translator
 from gapless.cli.extras import require_extra
 from gapless.cli.output import fitting, print_result, warn, write, write_utf8
-from gapless.cli.parser import whole_number
+from gapless.cli.parser import file_or_folder, whole_number
 from gapless.cli.steps_shown import Translating
 from gapless.errors import UserError
 
@@ -60,7 +60,9 @@ def add_options(parser: Parser) -> None:
         metavar="TEXT",
         help="sentences; none: read a file or standard input",
     )
-    text.add_argument("--file", type=Path, metavar="FILE", help="file with one sentence a line")
+    text.add_argument(
+        "--file", type=file_or_folder, metavar="FILE", help="file with one sentence a line"
+    )
 
 
 def run(options: Namespace) -> int:

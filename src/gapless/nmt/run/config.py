@@ -525,7 +525,15 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 _ONE_SLASH = re.compile(r":/(?!/)")
 
 
+def _check_path(value: str, *, name: str) -> None:
+    if not value.strip():
+        raise UserError(
+            f"`{name}` is {value!r}, expected a file or folder; name one, or leave it out"
+        )
+
+
 def _check_data(value: str, *, name: str) -> None:
+    _check_path(value, name=name)
     if value == "-":
         raise DataError(
             f"`{name}` is -, expected a file or folder: the text is read more than once; write it to a file"
@@ -545,6 +553,7 @@ def _check_lr(value: float, *, name: str) -> None:
 _FORMS: dict[str, Callable[..., Any]] = {
     "lr": _check_lr,
     "data": _check_data,
+    "run_dir": _check_path,
     "save_every": Interval.of,
     "validate_every": Interval.of,
     "max_time": seconds_of,
