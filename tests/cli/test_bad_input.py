@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -509,6 +511,32 @@ def test_a_full_disk(tiny_data, process, tmp_path, limit_bytes, flags, named):
     assert all(line.startswith("gapless: warning: ") for line in warnings)
     left = [path.name for path in tmp_path.rglob("*") if path.is_file()]
     assert [name for name in left if name.endswith((".tmp", ".safetensors", ".pt"))] == []
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_how_to_go_on_after_a_full_disk(gapless, tiny_data, tmp_path, monkeypatch, is_saved):
+    """With what the run has saved, or in another folder: its own is refused to a new run."""
+
+    def fail(saver):
+        saver.drain()
+        if not is_saved:
+            shutil.rmtree(tmp_path / "r" / "checkpoints")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "r/checkpoints/final")
+
+    with monkeypatch.context() as full:
+        full.setattr("gapless.nmt.run.saver.Saver.finish", fail)
+        ended = gapless("train", "--data", tiny_data, "--run-dir", "r", "--epochs", "1", *TINY)
+
+    advice = (
+        "go on with gapless train --resume r" if is_saved else "run again with another --run-dir"
+    )
+    assert ended.code == 2
+    assert ended.err.splitlines()[-1] == (
+        "gapless: error: r/checkpoints/final: No space left on device; free some space and "
+        + advice
+    )
+    if is_saved:
+        assert gapless("train", "--resume", "r").code == 0
 
 
 ROWS = [(f"a cat {n} is here", f"这里有一只猫{n}") for n in range(60)]

@@ -73,6 +73,7 @@ def test_a_disk_that_stays_full(training, disk, run, finished, workers):
     named = re.findall(r"step-0*(\d+)", ended.err)
     assert named, "the last whole checkpoint is named"
     assert int(named[-1]) == newest_step(small.seen / "run")
+    assert f"go on with gapless train --resume {small.path / 'run'}" in " ".join(ended.err.split())
     assert ended.err.count(NO_ROOM) <= 3, "it is told once when it begins, and at the end"
     small.free()
     run("train", "--resume", small.path / "run", before=small.enter).check_done()

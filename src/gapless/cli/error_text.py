@@ -84,14 +84,19 @@ def bug_message(command: str) -> str:
     )
 
 
-def disk_message(error: OSError) -> str:
-    """Return what happened to which file, and what to do about a full disk."""
+def disk_message(error: OSError, *, again: str = "run again") -> str:
+    """Return what happened to which file, and what to do about a full disk.
+
+    Args:
+        error: of a read or a write.
+        again: what to do when the disk has room.
+    """
     where = f"{error.filename}: " if error.filename else ""
     advice = _ADVICE.get(error.errno or 0, "")
-    return f"{where}{error.strerror or error}{advice}"
+    return f"{where}{error.strerror or error}{advice.format(again=again)}"
 
 
 _ADVICE = {
-    errno.ENOSPC: "; free some space and run again",
+    errno.ENOSPC: "; free some space and {again}",
     errno.EROFS: "; name a place that can be written, or copy the run to one",
 }

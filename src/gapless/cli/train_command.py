@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import socket
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gapless.cli.error_text import disk_message
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
 from gapless.cli.output import say, say_wrapped, warn
@@ -22,7 +25,7 @@ from gapless.cli.ranks import (
 from gapless.cli.setting_options import add_setting_options, given_settings
 from gapless.cli.signals import Signals
 from gapless.cli.written_files import require_writable, write_whole
-from gapless.errors import LanguageError, UserError
+from gapless.errors import LanguageError, RunFolderError, UserError
 from gapless.nmt.run.defaults import CHOSEN
 from gapless.records.epoch_record import total
 from gapless.report.epoch_text import waits_table
@@ -31,7 +34,7 @@ from gapless.report.text import duration, megabytes, share
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from gapless.cli.parser import Parser
     from gapless.device.base import Device
@@ -113,7 +116,8 @@ def _train(options: Namespace, signals: Signals) -> int:
         signals.check()
         signals.run_dir = trainer.run.run_dir
         stop = StopRequest(second_raises=False)
-        summary = trainer.train(stop=stop)
+        with _naming_how_to_go_on(trainer.run.run_dir):
+            summary = trainer.train(stop=stop)
         signals.note_done()
     if ranks.is_first:
         _say_end(options, trainer, summary)
@@ -123,6 +127,29 @@ def _train(options: Namespace, signals: Signals) -> int:
         del trainer
         part(ranks)
     return code
+
+
+@contextmanager
+def _naming_how_to_go_on(run_dir: Path) -> Iterator[None]:
+    """Let the error of a full disk say the command to go on with: a run begins only once in a folder.
+
+    Raises:
+        RunFolderError: the disk is full.
+    """
+    from gapless.nmt.run.checkpoints import state_store
+
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        is_saved = bool(state_store(run_dir).paths())
+        again = (
+            f"go on with {resume_command(run_dir)}"
+            if is_saved
+            else "run again with another --run-dir"
+        )
+        raise RunFolderError(disk_message(error, again=again)) from error
 
 
 def _check_options(options: Namespace) -> None:
