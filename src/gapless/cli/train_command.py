@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gapless.cli.parser import Parser
     from gapless.device.base import Device
     from gapless.nmt.run.chosen_run import ChosenRun
+    from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.observer import Observer
     from gapless.nmt.run.trainer import Trainer
     from gapless.ranks import Ranks
@@ -269,19 +270,12 @@ def _trainer(
     ranks: Ranks,
     device: Device | None,
 ) -> Trainer:
-    from gapless.nmt.run.config import make_config
     from gapless.nmt.run.first_rank import made_by_first
-    from gapless.nmt.run.folder import settings_file
     from gapless.nmt.run.trainer import Trainer
 
     def make(flags: dict[str, Any]) -> Trainer:
         if resume is not None:
-            config = made_by_first(
-                ranks,
-                lambda: make_config(
-                    settings_of_new_run(flags, file=file), file=settings_file(resume)
-                ),
-            )
+            config = made_by_first(ranks, lambda: _resumed_config(resume, flags, file))
             return Trainer.resume(config, resume, observer=observer, ranks=ranks, device=device)
         chosen = made_by_first(ranks, lambda: _choose_run(flags, file, world=ranks.world))
         return Trainer.new(
@@ -289,6 +283,17 @@ def _trainer(
         )
 
     return _asking(make, flags)
+
+
+def _resumed_config(run_dir: Path, flags: dict[str, Any], file: Path | None) -> TrainConfig:
+    """Return the settings of a run that is there, but for those of the flags and the file."""
+    from gapless.nmt.run.config import TrainConfig, make_config, settings_of_new_run
+    from gapless.nmt.run.config_file import naming_file
+    from gapless.nmt.run.folder import settings_file
+
+    given = settings_of_new_run(flags, file=file)
+    with naming_file(file, TrainConfig, but=flags):
+        return make_config(given, file=settings_file(run_dir))
 
 
 def _choose_run(flags: dict[str, Any], file: Path | None, *, world: int) -> ChosenRun:
