@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from gapless.cli.parser import Parser
     from gapless.device.base import Device
     from gapless.nmt.run.chosen_run import ChosenRun
-    from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.observer import Observer
     from gapless.nmt.run.trainer import Trainer
     from gapless.ranks import Ranks
@@ -270,30 +269,30 @@ def _trainer(
     ranks: Ranks,
     device: Device | None,
 ) -> Trainer:
+    from gapless.nmt.run.config import TrainConfig, make_config, settings_of_new_run
+    from gapless.nmt.run.config_file import naming_file
     from gapless.nmt.run.first_rank import made_by_first
+    from gapless.nmt.run.folder import settings_file
     from gapless.nmt.run.trainer import Trainer
+
+    def resumed(flags: dict[str, Any], run: Path) -> Trainer:
+        config = made_by_first(
+            ranks,
+            lambda: make_config(settings_of_new_run(flags, file=file), file=settings_file(run)),
+        )
+        return Trainer.resume(config, run, observer=observer, ranks=ranks, device=device)
 
     def make(flags: dict[str, Any]) -> Trainer:
         if resume is not None:
-            config = made_by_first(ranks, lambda: _resumed_config(resume, flags, file))
-            return Trainer.resume(config, resume, observer=observer, ranks=ranks, device=device)
+            # Other hosts need not have the file.
+            with naming_file(file if ranks.is_first else None, TrainConfig, but=flags):
+                return resumed(flags, resume)
         chosen = made_by_first(ranks, lambda: _choose_run(flags, file, world=ranks.world))
         return Trainer.new(
             chosen.config, observer=observer, chosen=chosen, ranks=ranks, device=device
         )
 
     return _asking(make, flags)
-
-
-def _resumed_config(run_dir: Path, flags: dict[str, Any], file: Path | None) -> TrainConfig:
-    """Return the settings of a run that is there, but for those of the flags and the file."""
-    from gapless.nmt.run.config import TrainConfig, make_config, settings_of_new_run
-    from gapless.nmt.run.config_file import naming_file
-    from gapless.nmt.run.folder import settings_file
-
-    given = settings_of_new_run(flags, file=file)
-    with naming_file(file, TrainConfig, but=flags):
-        return make_config(given, file=settings_file(run_dir))
 
 
 def _choose_run(flags: dict[str, Any], file: Path | None, *, world: int) -> ChosenRun:
