@@ -242,7 +242,7 @@ def parts_of(timer: Timer, step: gapless.CapturedFunction) -> dict[str, Callable
         "key": tree.key,
         "graph of the kind": lambda: captured._graphs._graphs.get(key),
         "guards": graph.guards.hold,
-        "kind of batch": lambda: graph.takes(tree),
+        "kind of batch": lambda: graph.why_not(tree),
         "batch into the graph": lambda: graph._inputs.fill(tree.leaves),
         "updates": graph.updates.before_replay,
         "replay": graph._graph.replay,
