@@ -34,10 +34,10 @@ def test_what_a_model_writes_stays_on_its_line(gapless, tiny_run, monkeypatch):
     assert (tiny_run / "hypotheses.test.txt").read_text() == f"{line}\n" * 12
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "gbk"])
-def test_translations_in_another_encoding(process, tiny_run, monkeypatch, encoding):
+@pytest.mark.parametrize("encoding", ["ascii", "gbk"])
+def test_translations_in_another_encoding(gapless, process, tiny_run, monkeypatch, encoding):
     """A pipe gets them in UTF-8, as sentences are read, whatever messages are written in."""
-    expected = process("translate", tiny_run, "cat", "dog 2.", real=True).stdout
+    expected = gapless("translate", tiny_run, "cat", "dog 2.").out
     monkeypatch.setenv("PYTHONIOENCODING", encoding)
     done = process("translate", tiny_run, "cat", "dog 2.", real=True)
 
