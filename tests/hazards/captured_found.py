@@ -410,14 +410,6 @@ def torch_counts_operations(place):
     return losses, counts
 
 
-@captured_case("All is made and trained within a default device.", expect=CAPTURED)
-def within_a_default_device(place):
-    with torch.device(place.torch_device):
-        model = mlp(place)
-        step = place.capture(training_step(model, sgd(model)))
-        return run(step, batches(place, 20)), state(model)
-
-
 @captured_case(
     "Groups of an optimizer are edited by hand: a rate, their order, and a weight that leaves.",
     expect=CAPTURED,

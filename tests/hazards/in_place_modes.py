@@ -411,7 +411,7 @@ def seeds_are_set_each_epoch(place):
 
 
 class Rounding(TorchDispatchMode):
-    """Products in low precision, and how many there were."""
+    """Products in low precision, and how many of them and of operators on many weights there were."""
 
     def __init__(self):
         super().__init__()
@@ -422,12 +422,13 @@ class Rounding(TorchDispatchMode):
         if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
             self.num += 1
             return found.to(torch.bfloat16).to(torch.float32)
+        self.num += str(function).startswith("aten._foreach_add")
         return found
 
 
 def _rounded(place, part):
     model = place.capture(made(place, Headed))
-    optimizer = place.capture(sgd(model, momentum=0.9))
+    optimizer = place.capture(sgd(model, momentum=0.9, foreach=True))
     losses, counts = [], []
     for number in range(40):
         rounding = Rounding()

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 def kinds_of_modes() -> tuple[Any, ...]:
@@ -35,27 +35,30 @@ def watching_modes() -> list[Any]:
 @contextmanager
 def outside_watching_modes() -> Iterator[None]:
     """Leave the modes that see functions or operators for the body."""
-    num_functions = torch._C._len_torch_function_stack()
-    num_operators = torch._C._len_torch_dispatch_stack()
-    functions = [_pop_function_mode() for _ in range(num_functions)]
-    operators = [_pop_dispatch_mode() for _ in range(num_operators)]
-    _push(functions, _push_function_mode, all_of_them=False)
-    _push(operators, _push_dispatch_mode, all_of_them=False)
+    functions, operators = _pop_all()
+    _push_all(
+        [mode for mode in functions if not _watches(mode)],
+        [mode for mode in operators if not _watches(mode)],
+    )
     try:
         yield
     finally:
-        for _ in range(torch._C._len_torch_function_stack()):
-            _pop_function_mode()
-        for _ in range(torch._C._len_torch_dispatch_stack()):
-            _pop_dispatch_mode()
-        _push(functions, _push_function_mode)
-        _push(operators, _push_dispatch_mode)
+        _pop_all()
+        _push_all(functions, operators)
 
 
-def _push(modes: list[Any], push: Callable[[Any], None], *, all_of_them: bool = True) -> None:
-    for mode in reversed(modes):
-        if all_of_them or not _watches(mode):
-            push(mode)
+def _pop_all() -> tuple[list[Any], list[Any]]:
+    """Leave all modes of functions and of operators; return them, the innermost first."""
+    functions = [_pop_function_mode() for _ in range(torch._C._len_torch_function_stack())]
+    operators = [_pop_dispatch_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+    return functions, operators
+
+
+def _push_all(functions: list[Any], operators: list[Any]) -> None:
+    for mode in reversed(functions):
+        _push_function_mode(mode)
+    for mode in reversed(operators):
+        _push_dispatch_mode(mode)
 
 
 def _modes() -> list[Any]:
