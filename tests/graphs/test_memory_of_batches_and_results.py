@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import ChainMap, OrderedDict, UserDict
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -502,3 +503,28 @@ def test_what_no_replay_can_do_is_refused(device, loop, reason):
     assert seen == expected
     assert step.report.num_replays == 0
     assert reason in str(step.report)
+
+
+@pytest.mark.parametrize("num_kinds", [1, 5])
+def test_no_batch_of_a_refused_step_is_held(device, num_kinds):
+    """As without capture, what a refused step has seen of its batches is let go with them."""
+    weight = torch.nn.Parameter(torch.ones(4, device=device.torch_device))
+
+    @gapless.capture(device=device)
+    def step(x):
+        loss = (x * weight).sum()
+        loss.backward()
+        return loss * min(loss.item(), 1.0)
+
+    def bytes_held():
+        gc.collect()
+        return device.reserved_memory_bytes()
+
+    before = bytes_held()
+    for n in range(NUM * num_kinds):
+        x = torch.ones(1024 * (1 + n % num_kinds), 4).to(device.torch_device)
+        step(x)
+        del x
+
+    assert not step.report.num_graphs
+    assert bytes_held() - before < 1024 * 4 * 4

@@ -693,6 +693,17 @@ class CapturedStep:
         is_of_all = is_hopeless or len(self._refused) >= _MOST_REFUSED
         for refusal in refusals:
             self.report.refuse(replace(refusal, is_of_call=not is_of_all))
+        if self._refused[hash(kind)]:
+            self._let_go_of_watched([kind])
+        if self.report.forbids_all_for_good:
+            self._let_go_of_watched(list(self._variants))
+
+    def _let_go_of_watched(self, kinds: list[Hashable]) -> None:
+        """Let go of what was seen of kinds that are not captured any more; it holds their batches."""
+        for kind in kinds:
+            used = [one for one in self._variants.pop(kind, []) if one.graph or one.pending]
+            if used:
+                self._variants[kind] = used
 
     def _may_capture(self, kind: Hashable) -> bool:
         # A verdict that has just arrived may have refused it.
@@ -956,7 +967,7 @@ class CapturedStep:
             snapshot.restore()
             set_random_state(self._device, random)
         self._host_waits.wait_stream(self._device.current_stream(), reason="capture")
-        for kind, variants in self._variants.items():
+        for kind, variants in list(self._variants.items()):
             self._take_verdicts(kind, variants)
         self._graphs.only_expected = only_these
 
