@@ -196,7 +196,7 @@ def gapless(
         out: file for what it prints; None: beside its errors.
 
     Raises:
-        CommandError: it failed, or did not end; the message has its last line of error.
+        CommandError: it failed, or did not end; the message has its last two lines of error.
     """
     said = folder / f"{command[0]}.log"
     start = time.perf_counter()
@@ -219,7 +219,8 @@ def gapless(
                 ) from None
     if code:
         lines = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise CommandError(f"gapless {command[0]}: exit code {code}: {lines[-1] if lines else ''}")
+        # Above the line of an error that gapless did not expect stands the error.
+        raise CommandError(f"gapless {command[0]}: exit code {code}: {' | '.join(lines[-2:])}")
     return round(time.perf_counter() - start, 2)
 
 

@@ -21,6 +21,8 @@ def deterministic(numerics, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
+# Once in each process, which may be here.
+@pytest.mark.filterwarnings("ignore:Memory Efficient attention defaults:UserWarning")
 @pytest.mark.parametrize("name", [name for name in recipes.NAMES if name != "ddp"])
 def test_both_scripts_compute_the_same_on_a_gpu(name, deterministic):
     """Every printed digit and every bit of every weight is the same, and steps are replayed."""

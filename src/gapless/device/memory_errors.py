@@ -10,8 +10,10 @@ _PHRASES = (
     "can't allocate memory",
     "not enough memory",
     "Cannot allocate memory",
-    # Of libraries that a driver's memory is short for, such as CUBLAS_STATUS_ALLOC_FAILED.
+    # Of libraries that a driver's memory is short for: CUBLAS_STATUS_ALLOC_FAILED, or
+    # CUBLAS_STATUS_NOT_INITIALIZED where not even their handle has room.
     "ALLOC_FAILED",
+    "STATUS_NOT_INITIALIZED",
 )
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}

@@ -42,6 +42,7 @@ OF_CPU = (
             ),
             None,
         ),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"), None),
         (MemoryError(), None),
     ],
 )
