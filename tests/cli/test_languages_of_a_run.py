@@ -176,7 +176,7 @@ def test_with_no_flag_at_all_the_text_decides(gapless, table, turned, tokenizer)
     assert f"tok:{tokenizer}" in outcome.out
     assert f"tok:{tokenizer}" in evaluated.out
     assert ("warning: nobody named the target side: it counts as zh" in outcome.err) == turned
-    kept = "zh" if tokenizer == "zh" else None
+    kept = "zh" if tokenizer == "zh" else "auto:13a"
     assert settings()["tgt_language"] == kept
 
 
@@ -248,8 +248,27 @@ def test_a_target_that_is_named_anew_is_scored_as_its_language_is(gapless, table
         *("--src", "en", "--tgt", "zh", "--dry-run"),
     )
 
-    assert turned["score_tokenizer"] == "13a"
+    assert turned["tgt_language"] == "auto:13a"
     assert "BLEU with tokenizer zh" in again.out
+
+
+def test_a_tokenizer_that_the_text_of_a_run_asked_for_is_not_kept_for_other_text(gapless, table):
+    """New, resumed and evaluated runs see how other text is written, or are told its language."""
+    latin, chinese = table(turned=True, name="turned.tsv"), table()
+    gapless("train", *latin, *FLAGS)
+    rest = [*chinese, "--allow-changed-data", "--no-check-columns", "--epochs", "2"]
+
+    new = gapless("train", "--config", "r/config.yaml", *chinese, "--dry-run")
+    scored = gapless("evaluate", "r", *chinese, "--out", "o")
+    told = gapless("evaluate", "r", *chinese, "--score-tokenizer", "13a", "--out", "o")
+    resumed = gapless("train", "--resume", "r", *rest, "--tgt-language", "Chinese")
+
+    assert "BLEU with tokenizer zh" in new.out
+    assert "tok:zh" in scored.out
+    assert "tok:13a" in told.out
+    assert "warning: --score-tokenizer is 13a, which does not divide" in told.err
+    assert "BLEU with tokenizer zh" in resumed.out
+    assert "tok:zh" in resumed.out
 
 
 def test_sources_in_another_script_are_told_by_evaluate(gapless, table):

@@ -96,7 +96,7 @@ def run(options: Namespace) -> int:
     require_extra("nmt", "gapless evaluate")
     from gapless.nmt.run.out_of_memory import naming_phase
     from gapless.nmt.run.score import evaluate, longest_source
-    from gapless.nmt.run.scoring import note_of_source
+    from gapless.nmt.run.scoring import note_of_source, notes_of_tokenizer
     from gapless.nmt.run.trained_on import find_trained_on
 
     translator = make_translator(options)
@@ -108,7 +108,8 @@ def run(options: Namespace) -> int:
         pairs = _other_pairs(config, data=options.data, split=options.split)
     trained_on = find_trained_on(options.run, pairs.src)
     gaps = _notes_of_gaps(pairs, split=options.split)
-    for note in (*pairs.notes, *gaps, *_note_trained_on(trained_on, options, of=len(pairs))):
+    told = (*gaps, *notes_of_tokenizer(config, pairs.tgt))
+    for note in (*pairs.notes, *told, *_note_trained_on(trained_on, options, of=len(pairs))):
         warn(note)
     scoring = _scoring(config, pairs)
     source = note_of_source(config, pairs) if config.check_columns else None

@@ -329,7 +329,7 @@ def _dry_run(options: Namespace) -> int:
     from gapless.nmt.run.dry_run import estimate_run
     from gapless.nmt.run.learning_watch import short_line
     from gapless.nmt.run.out_of_memory import naming_phase
-    from gapless.nmt.run.scoring import decide_scoring
+    from gapless.nmt.run.scoring import decide_scoring, notes_of_tokenizer
     from gapless.nmt.run.summary import describe_data, describe_scoring
     from gapless.ranks.launch import read_launch
 
@@ -339,7 +339,7 @@ def _dry_run(options: Namespace) -> int:
         given_settings(options),
     )
     config, corpus = chosen.config, chosen.task.corpus
-    for note in corpus.notes:
+    for note in (*corpus.notes, *notes_of_tokenizer(config, corpus.train.tgt)):
         warn(note)
     say_wrapped(f"data: {describe_data(config, chosen.task)}")
     say_wrapped(f"scores: {describe_scoring(decide_scoring(config, corpus.train.tgt))}")

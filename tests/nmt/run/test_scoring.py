@@ -13,12 +13,13 @@ from gapless.errors import DataError, LanguageError, UserError
 from gapless.nmt.data.corpus import Pairs
 from gapless.nmt.data.languages import written_in
 from gapless.nmt.run import scoring
-from gapless.nmt.run.config import make_config
+from gapless.nmt.run.config import make_config, settings_given, settings_of_new_run
 from gapless.nmt.run.score import score
 from gapless.nmt.run.scoring import (
     Scoring,
     check_direction,
     decide_scoring,
+    notes_of_tokenizer,
     settle_language,
 )
 from gapless.nmt.run.task import read_corpus
@@ -128,24 +129,76 @@ def test_a_dictionary_of_kanji_may_be_japanese():
 
 
 @pytest.mark.parametrize(
-    ("text", "language", "tokenizer"),
+    ("text", "language"),
     [
-        (CHINESE, "zh", None),
-        (JAPANESE, "ja", None),
-        (THAI, "th", None),
-        (ENGLISH, None, "13a"),
-        (["1", "2"], None, None),
+        (CHINESE, "zh"),
+        (JAPANESE, "ja"),
+        (THAI, "th"),
+        (ENGLISH, "auto:13a"),
+        (["1", "2"], None),
     ],
 )
-def test_where_nobody_named_the_target_its_text_does(text, language, tokenizer):
+def test_where_nobody_named_the_target_its_text_does(text, language):
     """A run without `tgt` is settled by the script; its settings say how, and serve again."""
     config = make()
     settled = settle_language(config, text)
 
     assert config.tgt_language == "auto"
-    assert (settled.tgt_language, settled.score_tokenizer) == (language, tokenizer)
-    assert decide_scoring(config, text) == decide_scoring(settled, text) or tokenizer
-    assert decide_scoring(config, text).tokenizer == decide_scoring(settled, text).tokenizer
+    assert (settled.tgt_language, settled.score_tokenizer) == (language, None)
+    assert settle_language(settled, text) == settled
+    assert decide_scoring(config, text) == decide_scoring(settled, text)
+
+
+def test_what_a_text_asked_for_is_not_held_against_other_text():
+    """A tokenizer that was found for Latin text is found anew for other text, where that shows its own."""
+    settled = settle_language(make(), ENGLISH)
+
+    assert decide_scoring(settled, CHINESE).tokenizer == "zh"
+    assert decide_scoring(settled, ["1", "2"]).tokenizer == "13a"
+    with pytest.raises(
+        DataError, match="'auto:14a', expected a language, auto, or auto: with one of 13a"
+    ):
+        make(tgt_language="auto:14a")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "use"),
+    [
+        ("13a", CHINESE, "zh"),
+        ("intl", JAPANESE, "ja-mecab"),
+        ("zh", THAI, "char"),
+        ("char", CHINESE, None),
+        ("ja-mecab", CHINESE, None),
+        ("13a", ENGLISH, None),
+        ("13a", KOREAN, None),
+        ("13a", ["1", "2"], None),
+    ],
+)
+def test_a_tokenizer_that_finds_no_words_in_the_text_is_told(tokenizer, text, use):
+    """BLEU of sentences that count as a word each says nothing."""
+    notes = notes_of_tokenizer(make(score_tokenizer=tokenizer), text)
+
+    assert [note.rpartition("=")[2] for note in notes] == ([] if use is None else [f"{use}`"])
+
+
+def test_a_named_language_drops_a_tokenizer_that_was_not_named_with_it(tmp_path):
+    """So does a target that is named, but for one of a resumed run that is called as before."""
+    file = tmp_path / "config.yaml"
+    file.write_text("data: x\ntgt: de\ntgt_language: German\nscore_tokenizer: char\n")
+
+    def kept(settings):
+        return settings.get("tgt_language"), settings.get("score_tokenizer")
+
+    assert kept(settings_of_new_run({"tgt_language": "zh"}, file=file)) == ("zh", None)
+    assert kept(settings_of_new_run({"tgt": "de"}, file=file)) == (None, None)
+    assert kept(settings_of_new_run({"tgt": "de", "score_tokenizer": "zh"}, file=file)) == (
+        None,
+        "zh",
+    )
+    assert kept(settings_given({"tgt_language": "zh"}, file=file)) == ("zh", None)
+    assert kept(settings_given({"tgt": "German"}, file=file)) == ("German", None)
+    assert kept(settings_given({"tgt": "de"}, file=file)) == ("German", "char")
+    assert kept(settings_given({"lr": 1.0}, file=file)) == ("German", "char")
 
 
 def test_who_names_the_target_is_taken_at_his_word():

@@ -20,7 +20,7 @@ from gapless.ranks.way_to_sum import WayToSum
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from dataclasses import Field
 
 
@@ -38,8 +38,12 @@ MOST_PENALTY = 10
 # Hypotheses of every sentence of a batch lie in memory together.
 MOST_BEAM = 1024
 
-# The value of `tgt_language` that leaves it to the text.
+# The value of `tgt_language` that leaves it to the text. A run records it with the tokenizer that its
+# text asked for, as auto:13a, which is not taken for one that its user named.
 AUTO = "auto"
+
+# Of sacrebleu.
+_TOKENIZERS = ("13a", "zh", "ja-mecab", "ko-mecab", "char", "intl")
 
 # Settings that are a number or `auto`, and of what.
 _NUMBERS_OR_AUTO = {"average": "epochs", "accumulate": "batches"}
@@ -120,7 +124,7 @@ class TrainConfig:
         "data",
         None,
         "sacrebleu tokenizer of BLEU; none: as the target language needs",
-        choices=("13a", "zh", "ja-mecab", "ko-mecab", "char", "intl"),
+        choices=_TOKENIZERS,
         compare=False,
     )
     tokenizer: str = _setting(
@@ -487,6 +491,17 @@ class TrainConfig:
             )
         return self.accumulate
 
+    @property
+    def is_language_open(self) -> bool:
+        """Whether nobody named the language of the target side, so that its text says it."""
+        return self.tgt_language == AUTO or self.text_tokenizer is not None
+
+    @property
+    def text_tokenizer(self) -> str | None:
+        """The tokenizer that the text of the run asked for, where its language is open and that is recorded."""
+        name, colon, tokenizer = (self.tgt_language or "").partition(":")
+        return tokenizer if name == AUTO and colon else None
+
     def capture_memory_bytes(self) -> int | None:
         """Return the budget for captures in bytes, None if it is not set."""
         return None if self.capture_memory is None else int(self.capture_memory * 2**30)
@@ -544,6 +559,14 @@ def _check_data(value: str, *, name: str) -> None:
         )
 
 
+def _check_language(value: str, *, name: str) -> None:
+    first, colon, tokenizer = value.partition(":")
+    if first == AUTO and colon and tokenizer not in _TOKENIZERS:
+        raise DataError(
+            f"`{name}` is {value!r}, expected a language, auto, or auto: with one of {', '.join(_TOKENIZERS)}"
+        )
+
+
 def _check_lr(value: float, *, name: str) -> None:
     if value == 0:
         raise UserError(f"`{name}` must be above 0, but is 0: no weight would change")
@@ -553,6 +576,7 @@ def _check_lr(value: float, *, name: str) -> None:
 _FORMS: dict[str, Callable[..., Any]] = {
     "lr": _check_lr,
     "data": _check_data,
+    "tgt_language": _check_language,
     "run_dir": _check_path,
     "save_every": Interval.of,
     "validate_every": Interval.of,
@@ -615,6 +639,8 @@ _DEFAULT_BATCH_TOKENS = 4096
 def settings_given(flags: Mapping[str, Any], *, file: Path | None = None) -> dict[str, Any]:
     """Return the settings that a user gave: flags win over the file.
 
+    A target or its language that is named anew is not scored with the tokenizer of the file.
+
     Args:
         flags: settings by name; those that are None were not given.
         file: the `config.yaml` of an earlier run, or a part of one.
@@ -630,8 +656,23 @@ def settings_given(flags: Mapping[str, Any], *, file: Path | None = None) -> dic
     if "val_interval" in of_flags:
         # It would have no effect.
         of_file.pop("validate_every", None)
+    anew = {name for name in ("tgt", "tgt_language") if of_flags.get(name) != of_file.get(name)}
+    _forget_scoring(of_file, named=anew & of_flags.keys())
     _check_of_file({name: of_file[name] for name in of_file.keys() - of_flags.keys()}, file=file)
     return of_file | of_flags
+
+
+def _forget_scoring(settings: dict[str, Any], *, named: Collection[str]) -> None:
+    """Take out of the settings of a file how its target was scored, if that is named otherwise.
+
+    Args:
+        settings: of the file.
+        named: which of `tgt` and `tgt_language` a user named.
+    """
+    if named:
+        settings.pop("score_tokenizer", None)
+    if "tgt" in named and str(settings.get("tgt_language")).partition(":")[0] == AUTO:
+        settings.pop("tgt_language")
 
 
 def _check_of_file(values: Mapping[str, Any], *, file: Path) -> None:
@@ -647,7 +688,8 @@ def _check_of_file(values: Mapping[str, Any], *, file: Path) -> None:
 def settings_of_new_run(flags: Mapping[str, Any], *, file: Path | None = None) -> dict[str, Any]:
     """Return the settings that a user gave for a new run: as `settings_given`.
 
-    A target that is named anew has a language of its own, whatever that of the file's run was.
+    A target that is named has a language of its own, and a language a tokenizer, whatever those of the
+    file's run were.
 
     Raises:
         UserError: as of `settings_given`, or settings of the file contradict each other.
@@ -661,10 +703,11 @@ def settings_of_new_run(flags: Mapping[str, Any], *, file: Path | None = None) -
             raise UserError(
                 f"val_interval and validate_every in {file} both say when to validate; leave out one of them"
             )
-    if flags.get("tgt") is not None:
-        for name in ("tgt_language", "score_tokenizer"):
-            if flags.get(name) is None:
-                given.pop(name, None)
+    of_target = ("tgt", "tgt_language", "score_tokenizer")
+    named = [name for name in of_target if flags.get(name) is not None]
+    for name in of_target[of_target.index(named[0]) :] if named else ():
+        if name not in named:
+            given.pop(name, None)
     return given
 
 

@@ -86,11 +86,14 @@ class FirstWeights:
 def _languages(config: TrainConfig) -> list[str | None]:
     declared = config.tgt_language
     target = find_language(declared or config.tgt, is_declared=declared is not None)
+    if config.is_language_open:
+        target = None
     return [None if side is None else side.family for side in (find_language(config.src), target)]
 
 
 def _direction(config: TrainConfig) -> str:
-    return f"{config.src} to {config.tgt_language or config.tgt}"
+    language = None if config.is_language_open else config.tgt_language
+    return f"{config.src} to {language or config.tgt}"
 
 
 def read_first_weights(run_dir: Path) -> FirstWeights:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from gapless.errors import UserError
 from gapless.nmt.data.languages import find_language, matching_name
-from gapless.nmt.run.config import AUTO
 from gapless.nmt.run.resolved import Resolved
 from gapless.nmt.run.update_size import accumulated
 
@@ -125,7 +124,8 @@ def _check_resumable(config: TrainConfig, begun: Mapping[str, Any]) -> None:
             raise _changed(name, asked, begun)
     for name in _SIDES:
         asked = getattr(config, name)
-        language = config.tgt_language if name == "tgt" else None
+        is_told = name == "tgt" and not config.is_language_open
+        language = config.tgt_language if is_told else None
         if not _is_same_side(asked, begun.get(name, asked), language=language):
             raise _changed(name, asked, begun)
 
@@ -140,9 +140,9 @@ def _is_same_side(asked: str, before: str, *, language: str | None) -> bool:
     """
     if asked == before:
         return True
-    if find_language(before) is None and language in (None, AUTO):
+    if find_language(before) is None and language is None:
         return find_language(asked) is not None
-    return matching_name(asked, [before if language in (None, AUTO) else language]) is not None
+    return matching_name(asked, [language or before]) is not None
 
 
 def _changed(name: str, asked: Any, begun: Mapping[str, Any]) -> UserError:

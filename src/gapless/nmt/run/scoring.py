@@ -12,6 +12,7 @@ from gapless.nmt.data.languages import (
     Language,
     find_language,
     has_kana,
+    has_spaces,
     language_of_writing,
     looks,
     near_name,
@@ -63,23 +64,26 @@ class Scoring:
 def settle_language(config: TrainConfig, target: Sequence[str]) -> TrainConfig:
     """Return the settings of a run with what `tgt_language="auto"` means for its text.
 
-    The language is settled where its script tells it, and otherwise the tokenizer. Where text
-    tells neither, the name of the target side counts.
+    The language is settled where its script tells it, and otherwise the tokenizer, as `auto:13a`: other
+    text is scored as it is written itself. Where text tells neither, the tokenizer that is recorded so
+    counts, or else the name of the target side.
 
     Args:
         config: of the run.
         target: sentences of the target side.
     """
-    if config.tgt_language != AUTO:
+    if not config.is_language_open:
         return config
     writing = written_in(_some(target))
     language = language_of_writing(writing)
+    if writing is None and config.text_tokenizer is not None:
+        return config
     if writing is None or language is not None or config.score_tokenizer is not None:
         return replace(config, tgt_language=language)
     named = find_language(config.tgt)
     if named is not None and named.tokenizer == tokenizer_of_writing(writing):
         return replace(config, tgt_language=None)
-    return replace(config, tgt_language=None, score_tokenizer=tokenizer_of_writing(writing))
+    return replace(config, tgt_language=f"{AUTO}:{tokenizer_of_writing(writing)}")
 
 
 def decide_scoring(config: TrainConfig, target: Sequence[str]) -> Scoring:
@@ -100,9 +104,10 @@ def decide_scoring(config: TrainConfig, target: Sequence[str]) -> Scoring:
         _check_present(config.score_tokenizer)
         return Scoring(tokenizer=config.score_tokenizer, because="set")
     settled = settle_language(config, target)
-    if settled.score_tokenizer is not None:
-        because = f"the target {looks(str(written_in(_some(target))))}"
-        return Scoring(tokenizer=settled.score_tokenizer, because=because)
+    if settled.text_tokenizer is not None:
+        writing = written_in(_some(target))
+        because = "for the text of the run" if writing is None else f"the target {looks(writing)}"
+        return Scoring(tokenizer=settled.text_tokenizer, because=because)
     language = _language(settled, target)
     because = f"the target is {language.name}"
     if language.tokenizer in _NEEDS and _missing(language.tokenizer):
@@ -142,7 +147,7 @@ def check_direction(
     """
     if not config.check_columns:
         return ()
-    is_tgt_named = config.tgt_language != AUTO
+    is_tgt_named = not config.is_language_open
     are_named = is_src_named or train.are_named, is_tgt_named or train.are_named
     unnamed = _note_unnamed(config, train, are_named=are_named)
     if not are_named[1]:
@@ -167,6 +172,26 @@ def check_direction(
         f"the sides are exchanged: the source side {config.src!r} {looks(str(seen[0]))}, and the target "
         f"side {config.tgt!r} {looks(str(seen[1]))}; exchange the names in {names}, or read them all the "
         "same with `check_columns=False`"
+    )
+
+
+def notes_of_tokenizer(config: TrainConfig, target: Sequence[str]) -> tuple[str, ...]:
+    """Return a line if a tokenizer that was set finds no words in the target text.
+
+    Args:
+        config: of the run.
+        target: sentences of the target side.
+    """
+    tokenizer, writing = config.score_tokenizer, written_in(_some(target))
+    if tokenizer is None or writing is None or has_spaces(writing) or config.tokenizer == "none":
+        return ()
+    fitting = tokenizer_of_writing(writing)
+    is_kanji = (tokenizer, writing) == ("ja-mecab", "Chinese")
+    if tokenizer in (fitting, "char") or is_kanji:
+        return ()
+    return (
+        f"`score_tokenizer` is {tokenizer}, which does not divide this text into words: the target "
+        f"{looks(writing)}; use `score_tokenizer={fitting}`",
     )
 
 
@@ -206,7 +231,7 @@ def _check_source(config: TrainConfig, train: Pairs) -> tuple[str, ...]:
     if (wanted, src) == ("Japanese", "Chinese"):
         return _note_kana("source", config.src, language, train.src)
     told = f"the source side {config.src!r} would be {language.name}, but its text {looks(src)}"
-    if config.tgt_language == AUTO and tgt == wanted:
+    if config.is_language_open and tgt == wanted:
         raise DataError(
             f"{told}, and that of the target side {looks(str(tgt))}: name both `src` and `tgt`, in the order of "
             "the columns, or read them all the same with `check_columns=False`"

@@ -18,6 +18,7 @@ from gapless.errors import RunFolderError, RunLockedError, UserError
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run.build import build_step, num_workers, training_sampler
 from gapless.nmt.run.checkpoints import check_averaged, load_state, set_weights
+from gapless.nmt.run.config import AUTO
 from gapless.nmt.run.disk_space import check_disk_space
 from gapless.nmt.run.first_rank import made_by_first
 from gapless.nmt.run.first_weights import read_first_weights
@@ -39,7 +40,7 @@ from gapless.nmt.run.resume import (
     resolve_resumed,
     settings_to_keep,
 )
-from gapless.nmt.run.scoring import decide_scoring, settle_language
+from gapless.nmt.run.scoring import decide_scoring, notes_of_tokenizer, settle_language
 from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus, read_recorded
 from gapless.nmt.run.time_limit import AgreedClock, TimeLimit, WallClock
 from gapless.nmt.run.trained_on import (
@@ -338,7 +339,7 @@ def new_run(
     resolved = resolve(config, is_accelerator=device.is_accelerator, world=ranks.world)
     corpus = read_corpus(config) if chosen is None else chosen.task.corpus
     scoring = decide_scoring(config, corpus.train.tgt)
-    asked, config = config, settle_language(config, corpus.train.tgt)
+    config = settle_language(config, corpus.train.tgt)
     first = made_by_first(ranks, lambda: _first_weights(config))
     vocabs = None if first is None else first.vocabs
     task = prepare(config, corpus=corpus, vocabs=vocabs) if chosen is None else chosen.task
@@ -359,7 +360,8 @@ def new_run(
     run.choices = [] if chosen is None else list(chosen.choices)
     if chosen is None or not chosen.holds_update:
         run.choices += grown_update(resolved)
-    if config.score_tokenizer != asked.score_tokenizer:
+    run.notes += notes_of_tokenizer(config, corpus.train.tgt)
+    if config.text_tokenizer is not None:
         named = f"nobody named the target side: it counts as {config.tgt}"
         if corpus.train.are_named:
             named = f"the sides are named {config.src} and {config.tgt}"
@@ -541,8 +543,10 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
     task = prepare(config, corpus=corpus, vocabs=vocabs)
     if not config.allow_changed_data:
         check_pairs(task.fingerprint, begun=state["pairs"])
+    notes += notes_of_tokenizer(config, corpus.train.tgt)
     # An old run may have kept its language as it was asked for.
-    before = settle_language(begun, corpus.train.tgt)
+    is_settled = begun.tgt_language != AUTO
+    before = begun if is_settled else settle_language(begun, corpus.train.tgt)
     validates_anew = _validates_anew(config, task, begun=before, pairs=state["pairs"])
     if validates_anew:
         notes.append(
