@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 import yaml
@@ -128,3 +129,51 @@ def test_weights_of_another_run_without_text_to_go_on_with(gapless, tiny_run):
         refused = gapless("train", "--init-from", tiny_run, *more)
 
         refused.check_refused(f"--init-from {tiny_run} goes on with other text", "--data")
+
+
+TINY = ["--d-model", "16", "--heads", "2", "--ffn", "16", "--encoder-layers", "1"]
+TINY += ["--decoder-layers", "1", "--max-steps", "2", "--beam", "1", "--average", "1"]
+TINY += ["--max-length", "60", "--workers", "0"]
+
+
+@pytest.mark.parametrize("model", ["bpe", "unigram"])
+def test_the_settings_of_a_run_with_two_vocabularies_serve_again(gapless, data, model):
+    """The size that was chosen is more than either side can give, and is read as it was."""
+    own = ["--data", data, *SIDES, *TINY, "--no-shared-vocab", "--vocab-model", model]
+
+    first = gapless("train", *own, "--run-dir", "a")
+    again = gapless("train", "--config", "a/config.yaml", "--run-dir", "b")
+
+    assert (first.code, again.code) == (0, 0), again.err
+    vocabularies = [
+        [(data.parent / run / f"vocab.{side}.spm").read_bytes() for side in ("src", "tgt")]
+        for run in "ab"
+    ]
+    assert vocabularies[0] == vocabularies[1]
+
+
+def test_sizes_that_suit_both_sides_are_named_at_once(gapless, data):
+    """Both ends of the range are accepted, whichever side was refused first."""
+    own = ["--data", data, *SIDES, *TINY, "--no-shared-vocab", "--dry-run"]
+
+    refused = {gapless("train", *own, "--vocab-size", size).err for size in (9000, 30)}
+    ranges = {re.search(r"between (\d+) and (\d+)", text)[0] for text in refused}
+    assert len(ranges) == 1
+    least, most = re.findall(r"\d+", ranges.pop())
+    assert all(f"use --vocab-size {least} or more" in text for text in refused)
+    for size in (least, most):
+        assert gapless("train", *own, "--vocab-size", size).code == 0
+
+
+def test_where_no_size_suits_both_sides_each_has_its_nearest(gapless, tmp_path):
+    """One side has more characters than the other side can give subwords."""
+    signs = [chr(0x4E00 + n) for n in range(400)]
+    rows = [
+        f"{'ab'[n % 2]} {'c' * (n % 9 + 1)} {'d' * (n % 7 + 1)}\t{''.join(signs[n : n + 20])}\n"
+        for n in range(0, 380, 4)
+    ]
+    (tmp_path / "d.tsv").write_text("".join(rows), "utf-8")
+
+    asked = ["--data", tmp_path / "d.tsv", *TINY, "--no-shared-vocab", "--vocab-size", "400"]
+
+    assert gapless("train", *asked, "--device", "cpu", "--dry-run").code == 0

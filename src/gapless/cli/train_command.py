@@ -303,7 +303,8 @@ def _choose_run(flags: dict[str, Any], file: Path | None, *, world: int) -> Chos
 
     given = settings_of_new_run(flags, file=file)
     with naming_file(file, TrainConfig, but=flags):
-        return choose_run(given, world=world)
+        is_size_asked = flags.get("vocab_size") is not None
+        return choose_run(given, world=world, is_size_asked=is_size_asked)
 
 
 def _asking(make: Callable[[dict[str, Any]], _Made], flags: dict[str, Any]) -> _Made:

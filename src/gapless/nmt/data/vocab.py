@@ -32,10 +32,17 @@ DEFAULT_SIZE = 8000
 # Characters of a subword, at most: sentencepiece's own limit.
 LONGEST_SUBWORD = 16
 
+# More subwords than any text can give.
+_NO_SIZE = 1_000_000
+
 # A cache that nobody can have here; a full disk is another matter, which the run would meet too.
 _NO_SUCH_PLACE = frozenset(
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
 )
+
+
+class VocabSizeError(DataError):
+    """Some text cannot give a vocabulary of the size that was asked for."""
 
 
 class Vocab(Protocol):
@@ -104,18 +111,19 @@ class WordVocab:
         self._ids = {word: number for number, word in enumerate(self._words)}
 
     @classmethod
-    def of(cls, sentences: Sequence[str], *, size: int | None) -> WordVocab:
+    def of(cls, sentences: Sequence[str], *, size: int | None, nearest: bool = False) -> WordVocab:
         """Return the vocabulary of some text.
 
         Args:
             sentences: pre-tokenised text.
             size: entries to keep, special ones included; all of them if None.
+            nearest: keep all of them where there are fewer.
 
         Raises:
             DataError: the text holds fewer words than asked for.
         """
         counts = Counter(word for sentence in sentences for word in sentence.split())
-        if size is not None and size > len(counts) + EOS + 1:
+        if size is not None and size > len(counts) + EOS + 1 and not nearest:
             raise _too_large(size, len(counts) + EOS + 1)
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
         return cls(ranked if size is None else ranked[: size - EOS - 1])
@@ -271,17 +279,25 @@ def _train_or_fit(
     try:
         return _train(sentences, size=size, model=model)
     except RuntimeError as error:
-        least = re.search(r"required_chars\. (\d+) vs (\d+)", str(error))
-        most = re.search(r"value <= (\d+)", str(error))
-        if least is not None:
-            fitting, refusal = int(least.group(2)), _too_small(size, int(least.group(2)))
-        elif most is not None:
-            fitting, refusal = int(most.group(1)), _too_large(size, int(most.group(1)))
-        else:
-            raise DataError(f"sentencepiece could not make a vocabulary: {error}") from error
+        refusal, fitting = _refusal(error, size)
         if not nearest:
             raise refusal from error
     return _train(sentences, size=fitting, model=model)
+
+
+def _refusal(error: RuntimeError, size: int) -> tuple[DataError, int]:
+    """Return what to say where sentencepiece cannot give a size, and the nearest one that it can.
+
+    Raises:
+        DataError: it fails otherwise.
+    """
+    least = re.search(r"required_chars\. (\d+) vs (\d+)", str(error))
+    if least is not None:
+        return _too_small(size, int(least[2])), int(least[2])
+    most = re.search(r"value <= (\d+)", str(error))
+    if most is not None:
+        return _too_large(size, int(most[1])), int(most[1])
+    raise DataError(f"sentencepiece could not make a vocabulary: {error}") from error
 
 
 def _train(sentences: Sequence[str], *, size: int, model: str) -> bytes:
@@ -307,15 +323,36 @@ def _train(sentences: Sequence[str], *, size: int, model: str) -> bytes:
     return proto.getvalue()
 
 
-def _too_small(size: int, least: int) -> DataError:
-    return DataError(
+def subword_limits(sentences: Sequence[str], *, model: str) -> tuple[int, int]:
+    """Return the fewest and the most subwords that some text can give.
+
+    Args:
+        sentences: the training text.
+        model: `bpe` or `unigram`.
+    """
+    least, most = (
+        _nearest_size(sentences, size=size, model=model) for size in (EOS + 2, _NO_SIZE)
+    )
+    return least, most
+
+
+def _nearest_size(sentences: Sequence[str], *, size: int, model: str) -> int:
+    try:
+        _train(sentences, size=size, model=model)
+    except RuntimeError as error:
+        return _refusal(error, size)[1]
+    return size
+
+
+def _too_small(size: int, least: int) -> VocabSizeError:
+    return VocabSizeError(
         f"vocabulary size {size} is less than the characters of this text need, which is {least}; "
         f"use `vocab_size={least}` or more"
     )
 
 
-def _too_large(size: int, most: int) -> DataError:
-    return DataError(
+def _too_large(size: int, most: int) -> VocabSizeError:
+    return VocabSizeError(
         f"vocabulary size {size} is more than this text can give, which is {most}; "
         f"use `vocab_size={most}` or less"
     )

@@ -62,7 +62,9 @@ class ChosenRun:
     holds_update: bool = False
 
 
-def choose_run(given: Mapping[str, Any], *, world: int = 1) -> ChosenRun:
+def choose_run(
+    given: Mapping[str, Any], *, world: int = 1, is_size_asked: bool = True
+) -> ChosenRun:
     """Read the text of a new run, and choose the settings that were not given.
 
     The embedded corpus has settings of its own.
@@ -70,6 +72,8 @@ def choose_run(given: Mapping[str, Any], *, world: int = 1) -> ChosenRun:
     Args:
         given: settings of the user, by name.
         world: number of ranks that are going to train it.
+        is_size_asked: whether the size of its vocabularies, if it was given, was asked for. That of an
+            earlier run may have been chosen, and is the nearest one of each side, where both have their own.
 
     Raises:
         UserError: anything about settings, data or device that cannot be used.
@@ -105,7 +109,9 @@ def choose_run(given: Mapping[str, Any], *, world: int = 1) -> ChosenRun:
     if first is None:
         choices = choose_vocabulary(_text_facts(may_be_learned(corpus.train, draft)), given)
         config = _so_far(choices, given)
-        vocabs = make_vocabs(corpus.train, config, nearest=given.get("vocab_size") is None)
+        is_chosen = given.get("vocab_size") is None
+        is_near = is_chosen or not (is_size_asked or config.shared_vocab)
+        vocabs = make_vocabs(corpus.train, config, nearest=is_near)
         choices = _with_real_size(choices, vocabs)
     else:
         vocabs = first.vocabs

@@ -17,7 +17,9 @@ from gapless.nmt.data.vocab import (
     LONGEST_SUBWORD,
     SubwordVocab,
     Vocab,
+    VocabSizeError,
     WordVocab,
+    subword_limits,
     train_subwords,
     vocab_in,
 )
@@ -238,7 +240,7 @@ def make_vocabs(train: Pairs, config: TrainConfig, *, nearest: bool = False) -> 
 
     def of(sentences: list[str]) -> Vocab:
         if config.tokenizer == "none":
-            return WordVocab.of(sentences, size=config.vocab_size)
+            return WordVocab.of(sentences, size=config.vocab_size, nearest=nearest)
         size, model = config.vocab_size, config.vocab_model
         return train_subwords(sentences, size=size, model=model, nearest=nearest)
 
@@ -246,7 +248,29 @@ def make_vocabs(train: Pairs, config: TrainConfig, *, nearest: bool = False) -> 
     if config.shared_vocab:
         both = of([*train.src, *train.tgt])
         return Vocabs(src=both, tgt=both)
-    return Vocabs(src=of(train.src), tgt=of(train.tgt))
+    try:
+        return Vocabs(src=of(train.src), tgt=of(train.tgt))
+    except VocabSizeError as error:
+        limits = [_limits(side, config) for side in (train.src, train.tgt)]
+        least, most = max(low for low, _ in limits), min(high for _, high in limits)
+        if least <= most:
+            raise _suits_one_side(config.vocab_size, least=least, most=most) from error
+    # No size suits both sides.
+    return make_vocabs(train, config, nearest=True)
+
+
+def _limits(sentences: list[str], config: TrainConfig) -> tuple[int, int]:
+    """Return the fewest and the most entries that a vocabulary of some text can have."""
+    if config.tokenizer == "none":
+        return 1, len(WordVocab.of(sentences, size=None))
+    return subword_limits(sentences, model=config.vocab_model)
+
+
+def _suits_one_side(size: int | None, *, least: int, most: int) -> VocabSizeError:
+    return VocabSizeError(
+        f"vocabulary size {size} is not between {least} and {most}, which each side of this text can give; "
+        f"use `vocab_size={least}` or more, and `vocab_size={most}` or less"
+    )
 
 
 def may_be_learned(train: Pairs, config: TrainConfig) -> Pairs:
