@@ -457,6 +457,41 @@ def test_a_checkpoint_that_is_missing(gapless, tiny_run):
     )
 
 
+def test_a_checkpoint_may_be_a_path_as_a_shell_completes_it(
+    gapless, tiny_run, tmp_path, monkeypatch
+):
+    """Relative to the current folder too; that of another run is refused."""
+    monkeypatch.chdir(tiny_run.parent)
+    best = gapless("translate", tiny_run, "--checkpoint", "best", "cat")
+
+    for path in (tiny_run / "checkpoints" / "best", f"{tiny_run.name}/checkpoints/best/"):
+        assert gapless("translate", tiny_run, "--checkpoint", path, "cat").out == best.out
+    gapless("translate", tiny_run, "--checkpoint", tmp_path / "best", "cat").check_refused(
+        f"--checkpoint {tmp_path / 'best'} is not in {tiny_run}/checkpoints, expected the name"
+    )
+    gapless(
+        "translate", tiny_run, "--checkpoint", tiny_run / "checkpoints" / "last", "cat"
+    ).check_refused("last does not exist; the run has best, final, epoch-0001")
+
+
+def test_a_disk_that_reports_no_size_is_not_full(gapless, tiny_data, monkeypatch):
+    """As ramfs does."""
+    monkeypatch.setattr(
+        "gapless.nmt.run.disk_space.shutil.disk_usage", lambda _: SimpleNamespace(free=0, total=0)
+    )
+
+    assert gapless("train", "--data", tiny_data, "--run-dir", "r", *TINY, "--dry-run").code == 0
+
+
+def test_a_json_of_one_key_lacks_the_other_side(gapless, tmp_path):
+    """There are no two to be named."""
+    (tmp_path / "d.jsonl").write_text('{"en": "a cat"}\n' * 5)
+
+    gapless("train", "--data", tmp_path / "d.jsonl").check_refused(
+        "so add the other one beside 'en'"
+    )
+
+
 def test_standard_input_that_is_not_utf8(tiny_run, process):
     """The real command names the byte of its standard input that is not UTF-8."""
     done = process("translate", tiny_run, stdin=b"cat\n\xfe\n")
@@ -608,7 +643,8 @@ def test_a_dry_run_says_what_the_run_would_say_of_its_folder(
 ):
     """It leaves no folder behind, whatever it says."""
     monkeypatch.setattr(
-        "gapless.nmt.run.disk_space.shutil.disk_usage", lambda _: SimpleNamespace(free=free)
+        "gapless.nmt.run.disk_space.shutil.disk_usage",
+        lambda _: SimpleNamespace(free=free, total=2**40),
     )
     asked = ("train", "--data", tiny_data, "--run-dir", run_dir, *TINY)
     dry, run = gapless(*asked, "--dry-run"), gapless(*asked)

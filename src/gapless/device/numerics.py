@@ -43,9 +43,7 @@ def set_numerics(device: Device, precision: str, *, deterministic: bool | None) 
             f"unknown precision {precision!r}; the precisions are {', '.join(get_args(Precision))}"
         )
     if precision in ("tf32", "fp16") and not device.is_accelerator:
-        raise DeviceError(
-            f"precision {precision} needs a GPU, but the device is a CPU; use fp32 or bf16"
-        )
+        raise DeviceError(f"precision {precision} needs a GPU, but the device is a CPU; use fp32")
     # The backward pass of cuDNN's fused attention gives NaN if there is a mask and the length is 64
     # modulo 128 (pytorch#196678; torch 2.11 on an H200, seen with 64 tokens in bf16). Torch prefers
     # it on Hopper; its other kernels are right.

@@ -440,6 +440,17 @@ def test_a_mean_of_more_epochs_than_there_are_is_told(train):
     assert [note for note in run.notes if "mean of 2 epochs, though `average=9`" in note]
 
 
+def test_a_run_that_is_to_end_earlier_than_it_is_ends_there(train):
+    """Its newest epoch is the final model, though the weights of the earlier end are gone."""
+    run = train(epochs=5, average=1, keep=1)
+    config = make_config({"epochs": 2}, file=run.path / "config.yaml")
+
+    summary = Trainer.resume(config, run.path, observer=Listener()).train()
+
+    assert summary["steps"] == run.summary["steps"]
+    assert checkpoints.final_path(run.path).exists()
+
+
 def test_a_run_says_what_ended_it_and_that_nothing_is_left(train):
     """Where that is its number of updates; and a resume of a run that has ended trains nothing."""
     run = train(epochs=9, max_steps=20)

@@ -530,9 +530,12 @@ def _find_sides(
             raise DataError(f"{where}: {why}")
         missing = [side for side, name in zip((src, tgt), named, strict=True) if name is None]
         hints = [f"{side!r}{_hint(side, names)}" for side in missing or [tgt]]
+        advice = "name two of them with `src` and `tgt`"
+        if len(set(names)) == 1:
+            advice = f"it has one side alone, so add the other one beside {names[0]!r}"
         raise DataError(
             f"{where} has the {kind} {', '.join(map(repr, names))}, but no "
-            f"{' and '.join(hints)}; name two of them with `src` and `tgt`"
+            f"{' and '.join(hints)}; {advice}"
         )
     for name in (names[number] for number in found):
         if names.count(name) > 1:

@@ -14,7 +14,7 @@ from gapless.nmt.data.padded_layout import PaddedLayout
 from gapless.nmt.data.sampler import MicrobatchSampler
 from gapless.nmt.model.compiling import compile_layers
 from gapless.nmt.model.transformer import ModelSizes, Transformer
-from gapless.nmt.run.checkpoints import FINAL, FOLDER, read_saved, set_weights, weights_in
+from gapless.nmt.run.checkpoints import FINAL, checkpoint_path, read_saved, set_weights, weights_in
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.folder import CONFIG, read_config, read_vocabs
 from gapless.nmt.run.resolved import resolve
@@ -232,13 +232,15 @@ def load_model(
     if checkpoint is None:
         vocabs, weights = read_vocabs(path, config), None
     else:
-        saved = read_saved(path / FOLDER / checkpoint, advice="choose another with `checkpoint`")
+        saved = read_saved(
+            checkpoint_path(path, checkpoint), advice="choose another with `checkpoint`"
+        )
         # Those of the same moment.
         config = make_config({}, file=saved.path / CONFIG)
         vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
-        weights = weights_in(saved)
+        weights, path = weights_in(saved), saved.path
     with torch.random.fork_rng(devices=[]):
         model = build_model(config, vocabs)
     if weights is not None:
-        set_weights(model, weights, path=path / FOLDER / str(checkpoint))
+        set_weights(model, weights, path=path)
     return config, vocabs, model.to(device.torch_device).eval()

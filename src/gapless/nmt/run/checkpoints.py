@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,6 @@ from gapless.report.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
-    from pathlib import Path
 
     from torch import nn
 
@@ -89,6 +89,27 @@ def weights_in(found: Checkpoint) -> dict[str, torch.Tensor]:
         return found.tensors
     model: dict[str, torch.Tensor] = unpack(found.tensors, found.meta)["model"]
     return model
+
+
+def checkpoint_path(run_dir: Path, name: str) -> Path:
+    """Return the folder of a checkpoint of a run.
+
+    Args:
+        run_dir: of the run.
+        name: of the checkpoint, or its path, as a shell completes it.
+
+    Raises:
+        RunFolderError: the path is not one of this run's checkpoints.
+    """
+    folder = run_dir / FOLDER
+    given = Path(name)
+    if len(given.parts) == 1:
+        return folder / given
+    if given.resolve().parent != folder.resolve():
+        raise RunFolderError(
+            f"`checkpoint={name}` is not in {folder}, expected the name of a checkpoint there, such as {BEST}"
+        )
+    return folder / given.name
 
 
 def read_saved(path: Path, *, advice: str | None = None) -> Checkpoint:
@@ -228,9 +249,12 @@ def check_averaged(run_dir: Path, *, done: int, end: int, average: int) -> None:
 
 
 def _not_averaged(path: Path, problem: str, *, average: int) -> RunFolderError:
+    # No lower number would do without the newest epoch.
+    made, advice = "is that of the newest epoch", "use `average=auto`"
+    if average > 1:
+        made, advice = f"is the mean of the newest {average} epochs", "lower `average`"
     return RunFolderError(
-        f"{path}: {problem}; the final model is the mean of the newest {average} epochs, and "
-        "cannot be made without it; lower `average`"
+        f"{path}: {problem}; the final model {made}, and cannot be made without it; {advice}"
     )
 
 

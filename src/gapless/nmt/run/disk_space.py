@@ -50,8 +50,10 @@ def check_disk_space(run_dir: Path, config: TrainConfig, step: TranslationStep) 
     used = sum(path.lstat().st_size for path in run_dir.glob("checkpoints/*/*"))
     # The folder of a new run is not there yet.
     there = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free
-    if free + used < needed:
+    disk = shutil.disk_usage(there)
+    free = disk.free
+    # Of some file systems, such as ramfs, no size is known.
+    if disk.total and free + used < needed:
         raise RunFolderError(
             f"{run_dir} needs up to {_shown(needed - used)} for its checkpoints, but its disk has "
             f"{_shown(free)} free; make room, or lower `keep` or `average`"

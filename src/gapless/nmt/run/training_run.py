@@ -594,7 +594,8 @@ def _check_folder(run: TrainingRun, state: dict[str, Any]) -> None:
         check_averaged(
             run.run_dir,
             done=run.position.epoch,
-            end=run.last_epoch,
+            # A run that was asked to end earlier ends where it is.
+            end=max(run.position.epoch, run.last_epoch),
             average=run.config.num_averaged,
         )
     check_disk_space(run.run_dir, run.config, run.step)
