@@ -33,7 +33,7 @@ from gapless.graphs.calls_of_ranks import CallsOfRanks
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.consent import Alone, ConsentOfRanks, Readiness
 from gapless.graphs.gradient_graph import is_used_up, used_up
-from gapless.graphs.graph_cache import MAX_VARIANTS, GraphCache
+from gapless.graphs.graph_cache import GraphCache
 from gapless.graphs.graph_limits import GraphLimits
 from gapless.graphs.host_watch import HostWatch
 from gapless.graphs.known_optimizers import KnownOptimizers
@@ -53,9 +53,9 @@ from gapless.graphs.refusal import (
     value_of_one_rank,
 )
 from gapless.graphs.step_call import work_of_batch
-from gapless.graphs.step_guards import failure_of_reads
 from gapless.graphs.trial import Trial
 from gapless.graphs.update_outside import Updates
+from gapless.graphs.variants import Pending, Variant, Variants
 from gapless.graphs.warm_ups import WarmUps
 from gapless.graphs.weight_guards import KnownWeights
 from gapless.pipeline.tree import OF_SHAPE, flatten
@@ -63,16 +63,14 @@ from gapless.ranks import drop_before_groups_end
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterable
     from contextlib import AbstractContextManager
 
     from gapless.device.base import Device
     from gapless.graphs.call_graph import CallGraph
     from gapless.graphs.consent import Consent
     from gapless.graphs.module_trial import ModuleTrial
-    from gapless.graphs.proof import Verdict
     from gapless.graphs.quick_call import QuickCall
-    from gapless.graphs.read_guards import ReadGuards
     from gapless.graphs.snapshot import Snapshot
     from gapless.graphs.step_guards import Failure
     from gapless.graphs.trial import Tried
@@ -260,7 +258,7 @@ class CapturedStep:
         self._passing = PassingKinds()
         self._former: Tree | None = None
         self._num_not_taken = 0
-        self._variants: dict[Hashable, list[_Variant]] = {}
+        self._variants = Variants()
         # By the hash of a kind: a kind itself holds every plain value of its batch. Whether
         # that is final.
         self._refused: dict[int, bool] = {}
@@ -331,7 +329,7 @@ class CapturedStep:
     @property
     def num_graphs(self) -> int:
         """How many graphs there are now, those that wait for the verdict on them included."""
-        num_waiting = sum(variant.pending is not None for variant in self._all_variants())
+        num_waiting = sum(variant.pending is not None for variant in self._variants)
         return len(self._graphs) + num_waiting
 
     @property
@@ -352,8 +350,7 @@ class CapturedStep:
         """
         self._try_none_first()
         self._graphs.clear()
-        for variant in self._all_variants():
-            variant.pending, variant.graph = None, None
+        self._variants.drop_graphs()
 
     def forget(self) -> None:
         """Let go of all graphs, and of all that is known of calls.
@@ -361,7 +358,7 @@ class CapturedStep:
         Sync: Does not block the host.
         """
         self.drop_graphs()
-        self._variants.clear()
+        self._variants.forget_all()
 
     def lift_refusal(self) -> None:
         """Try again what was refused, if the reason may be gone."""
@@ -403,17 +400,8 @@ class CapturedStep:
     def _is_lost(self, kind: Hashable) -> bool:
         """Return whether there is no graph of a kind, or none for what its calls do now."""
         return not self._graphs.has(kind) or (
-            self._agreed.is_changed(kind) and self._lost_variant(kind) is not None
+            self._agreed.is_changed(kind) and self._variants.lost(kind) is not None
         )
-
-    def _lost_variant(self, kind: Hashable) -> _Variant | None:
-        """Return the newest graph's variant if no graph does what the step does now, else None."""
-        captured = [
-            variant for variant in self._variants.get(kind, ()) if variant.graph is not None
-        ]
-        if captured and all(variant.failure() is not None for variant in captured):
-            return captured[0]
-        return None
 
     def _may_replay(self, kind: Hashable) -> bool:
         # As long as ranks ask each other about a kind, all of them have to.
@@ -442,10 +430,10 @@ class CapturedStep:
             return kind
         base = tree.known_key = without_values(kind)
         self._batch_reads.forget(kind)
-        for one in list(self._variants):
+        for one in self._variants.kinds():
             if without_values(one) == base:
                 self._graphs.drop(one)
-                del self._variants[one]
+                self._variants.forget(one)
         self._try_none_first()
         self._refuse(base, [unlike_values(read.site)])
         return base
@@ -503,16 +491,15 @@ class CapturedStep:
         if hash(kind) in self._refused:
             self.report.num_eager += 1
             return StepRun(self._work(tree.value), "eager", kind)
-        variants = self._variants.get(kind)
-        if variants is None:
+        if kind not in self._variants:
             return StepRun(self._run_eagerly(kind, tree), "eager", kind)
-        if self._take_verdicts(kind, variants):
+        if self._take_verdicts(kind):
             graph = self._graphs.find(kind)
             if graph is not None and graph.why_not(tree) is None:
                 return StepRun(self._replay(graph, tree), "replay", kind)
         if self.report.forbids_all:
             return StepRun(self._run_eagerly(None, tree), "eager", kind)
-        variant = self._variant_now(kind, variants)
+        variant = self._variant_now(kind)
         if variant is not None and variant.pending is not None:
             return StepRun(self._run_eagerly(None, tree), "eager", kind)
         if variant is not None and variant.graph is None and self._may_capture(kind):
@@ -548,7 +535,7 @@ class CapturedStep:
         """Note what has changed, once, if the graphs of a kind do not do what the step does now."""
         if self._agreed.is_changed(kind):
             return
-        variant = self._lost_variant(kind)
+        variant = self._variants.lost(kind)
         if variant is not None:
             self._agreed.note_change(kind)
             self._note_change(variant)
@@ -556,8 +543,7 @@ class CapturedStep:
     def _readiness(self, kind: Hashable) -> Readiness:
         if hash(kind) in self._refused or self.report.forbids_all:
             return Readiness.NEVER
-        variants = self._variants.get(kind)
-        variant = None if variants is None else self._variant_now(kind, variants)
+        variant = self._variant_now(kind)
         if variant is None:
             return Readiness.NOT_YET
         if variant.graph is not None:
@@ -573,7 +559,7 @@ class CapturedStep:
         Sync: Blocks the host ("capture", "agreement").
         """
         self._agreed.settle(kind, is_captured=False)
-        variant = self._variant_now(kind, self._variants[kind]) or self._variants[kind][0]
+        variant = self._variant_now(kind) or self._variants.of(kind)[0]
         with self._consent.capturing():
             out = self._try(kind, variant, tree)
             if variant.pending is not None:
@@ -642,9 +628,8 @@ class CapturedStep:
             self.lift_refusal()
         if self.report.forbids_all and not self.report.forbids_all_for_good:
             return Readiness.NOT_YET
-        variants = self._variants.get(kind, [])
         # There is a graph, which does not take this call.
-        if any(variant.graph is not None and variant.failure() is None for variant in variants):
+        if any(one.graph is not None and one.failure() is None for one in self._variants.of(kind)):
             return Readiness.NOT_YET
         return self._readiness(kind)
 
@@ -694,16 +679,10 @@ class CapturedStep:
         for refusal in refusals:
             self.report.refuse(replace(refusal, is_of_call=not is_of_all))
         if self._refused[hash(kind)]:
-            self._let_go_of_watched([kind])
+            self._variants.forget_without_graph(kind)
         if self.report.forbids_all_for_good:
-            self._let_go_of_watched(list(self._variants))
-
-    def _let_go_of_watched(self, kinds: list[Hashable]) -> None:
-        """Let go of what was seen of kinds that are not captured any more; it holds their batches."""
-        for kind in kinds:
-            used = [one for one in self._variants.pop(kind, []) if one.graph or one.pending]
-            if used:
-                self._variants[kind] = used
+            for one in self._variants.kinds():
+                self._variants.forget_without_graph(one)
 
     def _may_capture(self, kind: Hashable) -> bool:
         # A verdict that has just arrived may have refused it.
@@ -760,34 +739,28 @@ class CapturedStep:
             out, refusals, watched = self._warm_ups.run(kind, tree, self._work)
         self._refuse(kind, refusals)
         if self._warm_ups.are_done(kind) and not refusals:
-            variant = _Variant(watched, self._host_watch.guards(carried=watched.kept))
-            variants = self._variants.setdefault(kind, [])
-            variants.insert(0, variant)
-            del variants[MAX_VARIANTS:]
+            reads = self._host_watch.guards(carried=watched.kept)
+            self._variants.add(kind, Variant(watched, reads))
         return out if refusals else self._result(out, tree)
 
     # --- changes of what graphs bake in ---
 
-    def _all_variants(self) -> Iterator[_Variant]:
-        for variants in self._variants.values():
-            yield from variants
-
-    def _variant_now(self, kind: Hashable, variants: list[_Variant]) -> _Variant | None:
+    def _variant_now(self, kind: Hashable) -> Variant | None:
         """Return what was seen with the values that the step reads now, None if nothing was.
 
         The kind is then to be watched again.
         """
-        for variant in variants:
-            if variant.failure() is None:
-                if variant.graph is not None and variant.graph not in self._graphs:
-                    variant.graph = None
-                return variant
-        if self._warm_ups.are_done(kind):
-            self._note_change(variants[0])
+        variant = self._variants.fitting(kind)
+        if variant is not None:
+            if variant.graph is not None and variant.graph not in self._graphs:
+                variant.graph = None
+            return variant
+        if kind in self._variants and self._warm_ups.are_done(kind):
+            self._note_change(self._variants.of(kind)[0])
             self._warm_ups.once_more(kind)
         return None
 
-    def _note_change(self, variant: _Variant) -> None:
+    def _note_change(self, variant: Variant) -> None:
         failure = variant.failure()
         if failure is None:
             return
@@ -797,7 +770,8 @@ class CapturedStep:
         if failure.optimizer is not None and self.report.num_steps - variant.num_steps < _OFTEN:
             self._number_changes_often(failure)
         if failure.is_memory:
-            self._drop_dead()
+            self._graphs.drop_dead()
+            self._variants.drop_dead()
         at_least = _MAX_CHANGES if failure.optimizer is None else _MAX_NUMBER_CHANGES
         if self._num_changes > max(at_least, self.report.num_steps / _MIN_STEPS_PER_CHANGE):
             often = Counter(each.what for each in self._newest_changes)
@@ -816,15 +790,6 @@ class CapturedStep:
         if any(num_graphs > many and num_replays < few * num_graphs for many, few in _TOO_FEW):
             self.report.refuse(_rate_changes_often(failure))
             self.drop_graphs()
-
-    def _drop_dead(self) -> None:
-        """Let go of graphs that read memory which is not used any more, and of what led to them."""
-        self._graphs.drop_dead()
-        for kind, variants in list(self._variants.items()):
-            alive = [variant for variant in variants if not variant.is_dead()]
-            # One stays, to be compared with.
-            captured = [variant for variant in variants if variant.graph is not None]
-            self._variants[kind] = alive or (captured or variants)[:1]
 
     # --- replays that do not pay ---
 
@@ -850,12 +815,12 @@ class CapturedStep:
 
     def _give_up_replays(self, kind: Hashable, refusal: Refusal) -> None:
         self._graphs.drop(kind)
-        self._variants.pop(kind, None)
+        self._variants.forget(kind)
         self.report.refuse(refusal)
 
     # --- captures ---
 
-    def _try(self, kind: Hashable, variant: _Variant, tree: Tree) -> Any:
+    def _try(self, kind: Hashable, variant: Variant, tree: Tree) -> Any:
         start, num_bytes = self._device.now_ms(), self._limits.captured_bytes
         try:
             tried = self._trial.run(tree, variant.reads, variant.watched)
@@ -868,7 +833,7 @@ class CapturedStep:
         self._refuse(kind, tried.refusals)
         if tried.graph is not None:
             self.report.num_graphs += 1
-            variant.pending = _Pending(tried.graph, tried.verdict)
+            variant.pending = Pending(tried.graph, tried.verdict)
             drop_before_groups_end(self)
             variant.num_steps = self.report.num_steps
             self.report.note_updates_as_written(tried.updates_as_written)
@@ -896,19 +861,19 @@ class CapturedStep:
         self._try_none_first()
         return False
 
-    def _take_verdicts(self, kind: Hashable, variants: list[_Variant]) -> bool:
+    def _take_verdicts(self, kind: Hashable) -> bool:
         """Use graphs whose verdict has arrived and is good; return whether there are any.
 
         Sync: Does not block the host.
         """
         taken = [
             self._take_verdict(kind, variant)
-            for variant in variants
+            for variant in self._variants.of(kind)
             if variant.pending is not None
         ]
         return any(taken)
 
-    def _take_verdict(self, kind: Hashable, variant: _Variant) -> bool:
+    def _take_verdict(self, kind: Hashable, variant: Variant) -> bool:
         assert variant.pending is not None
         graph, verdict = variant.pending.graph, variant.pending.verdict
         if verdict is not None:
@@ -967,8 +932,8 @@ class CapturedStep:
             snapshot.restore()
             set_random_state(self._device, random)
         self._host_waits.wait_stream(self._device.current_stream(), reason="capture")
-        for kind, variants in list(self._variants.items()):
-            self._take_verdicts(kind, variants)
+        for kind in self._variants.kinds():
+            self._take_verdicts(kind)
         self._graphs.only_expected = only_these
 
     def _capture_one_ahead(self, tree: Tree) -> None:
@@ -987,51 +952,9 @@ class CapturedStep:
         while not self._warm_ups.are_done(kind) and not self.report.forbids_all:
             self._warm_up(kind, tree)
         if self._may_capture(kind):
-            self._try(kind, self._variants[kind][0], tree)
+            self._try(kind, self._variants.of(kind)[0], tree)
         if self._kind_of(tree.map(torch.clone)) != kind:  # values of it belong to its kind by now
             self._capture_one_ahead(tree)
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A graph that waits for the verdict on it; None if it is not proved."""
-
-    graph: CallGraph
-    verdict: Verdict | None
-
-
-@dataclass(slots=True)
-class _Variant:
-    """What is known of one kind of call while the step reads the same values from Python.
-
-    Attributes:
-        watched: what the last watched run showed.
-        reads: what the step's code read in it, as it was then.
-        pending: a graph that is not used yet.
-        graph: that was captured since, None if there is none yet.
-        num_steps: taken before that capture.
-        num_failed: proofs that failed.
-    """
-
-    watched: Watched
-    reads: ReadGuards
-    pending: _Pending | None = None
-    graph: CallGraph | None = None
-    num_steps: int = 0
-    num_failed: int = 0
-
-    def failure(self) -> Failure | None:
-        """Return what is otherwise now, None if nothing is.
-
-        Sync: Does not block the host.
-        """
-        graph = self.graph if self.pending is None else self.pending.graph
-        return failure_of_reads(self.reads) if graph is None else graph.guards.failure()
-
-    def is_dead(self) -> bool:
-        """Return whether the step reads other memory by now."""
-        failure = self.failure()
-        return failure is not None and failure.is_memory
 
 
 def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
