@@ -57,7 +57,15 @@ _AS_THE_USERS = (
 )
 _STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 _PACKAGES = ("site-packages" + os.sep, "dist-packages" + os.sep)
-_MODULES = TORCH_FOLDER + "nn" + os.sep + "modules" + os.sep
+_NN = TORCH_FOLDER + "nn" + os.sep
+_MODULES = (
+    _NN + "modules" + os.sep,
+    # These make modules and hooks that compute weights.
+    *[
+        f"{_NN}utils{os.sep}{name}.py"
+        for name in ("parametrizations", "parametrize", "prune", "spectral_norm", "weight_norm")
+    ],
+)
 # What calls a module is the same for all.
 _FRAME = (os.sep + "module.py", os.sep + "container.py")
 _COMPILER = TORCH_FOLDER + "_dynamo" + os.sep + "convert_frame.py"

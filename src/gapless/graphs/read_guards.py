@@ -470,10 +470,9 @@ class ReadGuards:
             for key in list(parts) if isinstance(parts, dict) else ():
                 shown_name = f"{name}.{key}"
                 self._add_place(Place("dict", parts, key, name=shown_name, site="", holder=module))
-            if isinstance(parts, dict) and (
-                (table == "_modules" and parts) or id(module) in self._listed
-            ):
-                self._add_length(parts, name, "")
+            is_walked = table == "_modules" and (parts or _may_walk_parts(module))
+            if isinstance(parts, dict) and (is_walked or id(module) in self._listed):
+                self._add_parts(parts, name)
         if isinstance(module, nn.ParameterList):
             self._add_place(Place("dict", entries, "_size", name=f"len({name})", site=""))
         if isinstance(module, nn.ParameterDict):
@@ -483,6 +482,19 @@ class ReadGuards:
         for table in HOOK_TABLES:
             if entries.get(table):
                 self._add_length(entries[table], f"{name}.{table}", "")
+
+    def _add_parts(self, parts: dict[str, Any], name: str) -> None:
+        """Compare which parts a module has, and their order: that in which they are called."""
+        keys = list(parts)
+
+        def read() -> _Shown:
+            is_mixed = set(parts) == set(keys) and list(parts) != keys
+            return _Shown("another order" if is_mixed else f"{len(parts)} items")
+
+        self._add(
+            "list({0}) != {1}", (parts, keys), read=read, expected=_Shown(f"{len(keys)} items"),
+            name=name, site="", is_memory=False, table=parts,
+        )  # fmt: skip
 
     def _add_script(self, module: Any, name: str) -> None:
         """Compare the attributes of a scripted module, which stand in no dictionary."""
@@ -679,6 +691,12 @@ class _Members(frozenset[int]):
     """The ids of a set's members."""
 
 
+def _may_walk_parts(module: nn.Module) -> bool:
+    """Return whether a module may call parts that it has not yet; torch's own have all of theirs."""
+    is_container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+    return is_container or not is_foreign(type(module))
+
+
 def _shown(value: Any) -> str:
     if isinstance(value, _Shown):
         return str(value)
@@ -810,7 +828,7 @@ class _Form:
         self._match = comparison_with(self._tensors)
         return True
 
-    def _hooks_now(self) -> list[list[int]]:
+    def _hooks_now(self) -> list[list[tuple[int, int]]]:
         return [_hooks_of(thing) for thing, _ in self._hooked]
 
     def first_changed(self) -> Change | None:
@@ -856,8 +874,8 @@ def _tables_of_all_modules() -> dict[str, dict[int, Any]]:
     }
 
 
-def _hooks_of(thing: Any) -> list[int]:
-    """Return the ids of the hooks of a module or tensor; None stands for those of all modules."""
+def _hooks_of(thing: Any) -> list[tuple[int, int]]:
+    """Return keys and ids of the hooks of a module or tensor; None stands for those of all modules."""
     tables: list[Any]
     if thing is None:
         tables = list(_tables_of_all_modules().values())
@@ -865,7 +883,8 @@ def _hooks_of(thing: Any) -> list[int]:
         tables = [getattr(thing, name, None) for name in HOOK_TABLES]
     else:
         tables = [vars(thing).get(name) for name in HOOK_TABLES]
-    return [id(hook) for table in tables if table for hook in table.values()]
+    # Another hook may lie where one lay that is gone.
+    return [(key, id(hook)) for table in tables if table for key, hook in table.items()]
 
 
 def _has_address(tensor: torch.Tensor) -> bool:
