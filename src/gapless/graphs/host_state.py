@@ -150,6 +150,15 @@ class HostState:
                 self._take_dict(vars(function), function.__name__, "", holder=function)
         for tensor, name, site in reach.tensors.values():
             self._take_tensor(tensor, name, site)
+        self._take_the_rest(reach)
+
+    def _take_the_rest(self, reach: Reach) -> None:
+        """Take places of what is not taken with all it has, such as modules made at run time."""
+        for place in reach.places.values():
+            owners = {id(place.owner), id(place.holder)}
+            is_taken = place.kind != "dict" or id(place.owner) in self._dicts
+            if not (is_taken or self._is_global(place) or owners & self._skip):
+                self._places.append((place, place.read()))
 
     def _take_of_torch(self, reach: Reach) -> None:
         for value, reader, name, site in reach.of_torch.values():
@@ -186,6 +195,8 @@ class HostState:
             hooks = vars(value).get(table)
             if isinstance(hooks, dict):
                 self._take_dict(hooks, f"{name}.{table}", "")
+        shown = f"{name}.param_groups"
+        self._inner[id(value.param_groups)] = (value, _groups_of(value), _groups_of, shown, "")
         if is_foreign(type(value)):
             return
         self._take_dict(vars(value), name, "", holder=value)
@@ -212,7 +223,8 @@ class HostState:
         for key, part in list(value.items()):
             if key in _TABLES and isinstance(holder, nn.Module):
                 continue
-            if _is_of_torch(holder) and isinstance(part, dict | list | set):
+            is_account = isinstance(holder, _KEEPING_ACCOUNTS)
+            if is_account and isinstance(part, dict | list | set):
                 continue
             shown = f"{name}.{key}" if holder is not None else f"{name}[{shown_key(key)}]"
             self._take_value(part, shown, site)
@@ -316,7 +328,7 @@ class HostState:
     def _dict_differences(
         self, value: dict[Any, Any], copy: dict[Any, Any], name: str, site: str, holder: Any
     ) -> Iterator[Difference]:
-        is_torchs = isinstance(holder, nn.Module) or _is_of_torch(holder)
+        is_torchs = isinstance(holder, (nn.Module, *_KEEPING_ACCOUNTS))
         if holder is None and _have_another_order(copy, value):
             before, after = Text("one order"), Text("another")
             yield Difference(None, value, name, site, before, after)
@@ -348,14 +360,8 @@ _HOOKS_OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks
 _OF_OPTIMIZERS = {"state", "_opt_called", "_step_count", "param_groups"}
 
 
-def _is_of_torch(holder: Any) -> bool:
-    """Return whether torch made the class of an object, which then keeps its own accounts.
-
-    Attributes of a tensor are its user's.
-    """
-    if holder is None or isinstance(holder, torch.Tensor):
-        return False
-    return type(holder).__module__.partition(".")[0] == "torch"
+# Of torch, with attributes that its own code sets in every step, and that no step reads.
+_KEEPING_ACCOUNTS = (torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
 
 
 def _have_another_order(some: dict[Any, Any], others: dict[Any, Any]) -> bool:
@@ -409,6 +415,12 @@ def _slots_of(kind: type) -> list[Any]:
 class _State(NamedTuple):
     text: str
     state: Any
+
+
+def _groups_of(optimizer: torch.optim.Optimizer) -> _State:
+    """Return which groups an optimizer has; `load_state_dict` makes them anew."""
+    groups = optimizer.param_groups
+    return _State(f"{len(groups)} groups", tuple(map(id, groups)))
 
 
 def _about(state: Any) -> Text:

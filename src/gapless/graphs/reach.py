@@ -763,7 +763,7 @@ class Reach:
         elif isinstance(value, MADE_IN_C):
             self._arrive_at_made_in_c(value, name, site, in_full=in_full)
         elif not isinstance(value, ModuleType | CellType):
-            self._arrive_at_object(value, name)
+            self._arrive_at_object(value, name, site)
 
     def _arrive_at_method(
         self, method: MethodType, name: str, site: str, *, in_full: bool
@@ -822,7 +822,7 @@ class Reach:
             self._arrive_at_bound(value, name, site, in_full=in_full)
         else:
             if isinstance(value, Iterator):
-                self._arrive_at_object(value, name)
+                self._arrive_at_object(value, name, site)
             self._arrive_at_held(value, name, site, in_full=in_full)
 
     def _arrive_at_held(self, value: Any, name: str, site: str, *, in_full: bool) -> None:
@@ -867,11 +867,14 @@ class Reach:
                 if found is not None and not is_foreign(found[0]):
                     self._note_function(unwrapped(found[1]), must_follow=True)
 
-    def _arrive_at_object(self, value: Any, name: str) -> None:
+    def _arrive_at_object(self, value: Any, name: str, site: str) -> None:
         entries = entries_of(value)
         is_known = isinstance(value, (*CONTAINERS, *BUFFERS)) or hasattr(type(value), "__next__")
         if entries is not None or is_known or not is_foreign(type(value)):
             self.objects.setdefault(id(value), (value, name))
+        if type(value).__module__.startswith(_LOOKED_INTO_OF_TORCH):
+            # It may be called or asked for an item, which names none of its attributes.
+            self._use_object_whole(value, name, site)
         original = (entries or {}).get("__wrapped__")
         if isinstance(original, FunctionType):
             self._note_function(original)
@@ -1139,6 +1142,10 @@ def _is_of_weakref(value: Any) -> bool:
     return isinstance(value, weakref.WeakValueDictionary | weakref.WeakKeyDictionary)
 
 
+# Of torch's objects that are no modules, those which a step computes with.
+_LOOKED_INTO_OF_TORCH = ("torch.distributions", "torch.utils.data.dataset")
+
+
 def _is_looked_into(kind: type) -> bool:
     """Return whether a class is a library's, whose objects are compared with all they have."""
     if issubclass(
@@ -1149,7 +1156,7 @@ def _is_looked_into(kind: type) -> bool:
     if kind is object:
         return False
     if package == "torch":
-        return kind.__module__.startswith("torch.distributions")
+        return kind.__module__.startswith(_LOOKED_INTO_OF_TORCH)
     return package in sys.stdlib_module_names and package != "builtins"
 
 

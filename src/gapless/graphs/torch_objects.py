@@ -1,4 +1,4 @@
-"""What torch's own objects hold that a step's calls of them read: scalers and schedules.
+"""What torch's own objects hold that a step's calls of them read: scalers, schedules, optimizers.
 
 Their methods are torch's, which nobody follows. So they are compared by what they hold.
 """
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 _PLAIN = (int, float, str, type(None))
+_READERS_OF_OPTIMIZERS = ("state_dict", "__getstate__", "__repr__", "__str__")
 
 
 def reader_of_method(value: Any, name: str) -> Callable[[], Any] | None:
@@ -29,6 +30,8 @@ def reader_of_method(value: Any, name: str) -> Callable[[], Any] | None:
     if isinstance(value, torch.optim.lr_scheduler.LRScheduler) and name != "step":
         names = ("_last_lr",) if name == "get_last_lr" else tuple(vars(value))
         return lambda: _numbers_of(value, names)
+    if isinstance(value, torch.optim.Optimizer) and name in _READERS_OF_OPTIMIZERS:
+        return lambda: [_numbers_of_group(group) for group in value.param_groups]
     return None
 
 
@@ -42,6 +45,11 @@ def _of_scaler(scaler: torch.amp.GradScaler) -> Any:
 def _numbers_of(value: Any, names: tuple[str, ...]) -> Any:
     found = {name: vars(value).get(name) for name in names}
     return {name: _plain(part) for name, part in found.items()}
+
+
+def _numbers_of_group(group: dict[str, Any]) -> Any:
+    found = {key: list(part) if type(part) is tuple else part for key, part in group.items()}
+    return {key: _plain(part) for key, part in found.items() if key != "params"}
 
 
 def _plain(value: Any) -> Any:
