@@ -46,6 +46,7 @@ VIEWS = {
     "bits": lambda base: base.view(torch.int32)[0],
     "complex": lambda base: torch.complex(base, base),
     "conjugate": lambda base: torch.complex(base, base).conj(),
+    "imaginary part": lambda base: torch.complex(base, base).conj().imag,
     "sparse": lambda base: base.to_sparse(),
     "weight": lambda base: torch.nn.Parameter(base.clone()),
 }
@@ -67,7 +68,8 @@ def outline(value):
     """Return a value as plain data: types, values, shapes and strides."""
     if isinstance(value, torch.Tensor):
         strides = None if value.is_sparse else value.stride()
-        return (value.dtype, tuple(value.shape), strides, value.to_dense().tolist())
+        is_lazy = value.is_conj(), value.is_neg()
+        return (value.dtype, tuple(value.shape), strides, is_lazy, value.to_dense().tolist())
     if isinstance(value, Point | Frozen):
         return (type(value), outline(value.x), outline(value.y))
     if isinstance(value, tuple | list):

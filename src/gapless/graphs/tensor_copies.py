@@ -56,15 +56,17 @@ class TensorCopies:
                 found = copies.make()
             if len(self._modes) == 1:
                 return found
-            made |= zip(map(id, copies.tensors), found, strict=True)
+            made |= zip(map(id, copies.originals), found, strict=True)
         return [made[id(tensor)] for tensor in self._tensors]
 
 
 class _Copies:
     """Copies of tensors of one mode, which have that of the caller."""
 
-    def __init__(self, tensors: list[torch.Tensor], *, apart: bool) -> None:
-        self.tensors = tensors
+    def __init__(self, originals: list[torch.Tensor], *, apart: bool) -> None:
+        self.originals = originals
+        self._lazy = [at for at, one in enumerate(originals) if one.is_conj() or one.is_neg()]
+        self._tensors = tensors = [_in_memory(one) for one in originals]
         plain = [tensor for tensor in tensors if _is_plain(tensor)]
         blocks = [_Block([tensor]) for tensor in plain] if apart else _blocks(plain)
         self._groups = _by_dtype(blocks)
@@ -72,7 +74,7 @@ class _Copies:
         self.only: torch.Tensor | None = None
         self._alike: list[torch.Tensor] = []
         sources = [block.source for block in blocks if block.is_dense]
-        if len(sources) == len(tensors):
+        if len(sources) == len(tensors) and not self._lazy:
             self.only = sources[0] if len(sources) == 1 else None
             if len(self._groups) == 1 and sources[0].dtype in _KEPT_BY_CLAMP:
                 self._alike = sources
@@ -90,7 +92,10 @@ class _Copies:
             torch._foreach_copy_(_bits_of(targets), _bits_of(sources))
             for block, target in zip(blocks, targets, strict=True):
                 block.give(target, copied)
-        return [copied[id(tensor)] for tensor in self.tensors]
+        found = [copied[id(tensor)] for tensor in self._tensors]
+        for at in self._lazy:
+            found[at] = _in_form_of(self.originals[at], found[at])
+        return found
 
 
 class _Block:
@@ -138,6 +143,19 @@ class _Block:
             copied[number] = target.as_strided(tensor.size(), tensor.stride(), offset)
 
 
+def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what lies in memory for a conjugate or a negative that torch has not computed yet."""
+    if tensor.is_conj():
+        tensor = tensor.detach().conj()
+    return tensor.detach()._neg_view() if tensor.is_neg() else tensor
+
+
+def _in_form_of(like: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+    """Return a copy of what lies in memory as a conjugate or a negative again."""
+    copy = copy._neg_view() if like.is_neg() else copy
+    return copy.conj() if like.is_conj() else copy
+
+
 def _bits_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return tensors of one dtype as those that a copy of many keeps all bits of."""
     if tensors[0].dtype not in _HALF:
@@ -171,6 +189,4 @@ def _by_dtype(blocks: list[_Block]) -> list[list[_Block]]:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    is_strided = tensor.layout is torch.strided and not tensor.is_nested
-    is_lazy = tensor.is_conj() or tensor.is_neg()
-    return is_plain and is_strided and not is_lazy
+    return is_plain and tensor.layout is torch.strided and not tensor.is_nested
