@@ -249,7 +249,8 @@ def objection_to_autocast(device_type: str) -> Refusal | None:
     return Refusal(
         "inside_autocast",
         "the step is called inside autocast, whose cached casts of weights a graph does not "
-        "renew; enter autocast within the step, or give it cache_enabled=False",
+        "renew; enter autocast within the step, call a captured optimizer behind it, or give it "
+        "cache_enabled=False",
         name="autocast",
         is_of_call=True,
     )
