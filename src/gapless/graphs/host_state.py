@@ -139,12 +139,13 @@ class HostState:
                 value = place.read()
                 self._places.append((place, value))
                 self._take_value(value, place.name, place.site)
-        for value, name in reach.objects.values():
+        for module, name in reach.modules.values():
+            self._take_module(module, name)
+        # A dictionary of an object comes after it: some of its entries are torch's.
+        for value, name in sorted(reach.objects.values(), key=_is_dict):
             self._take_object(value, name)
         for value, name, site in reach.whole.values():
             self._take_value(value, name, site)
-        for module, name in reach.modules.values():
-            self._take_module(module, name)
         for function in {id(f): f for known in reach.functions.values() for f in known}.values():
             if kind_of(function.__code__, function.__globals__) is CodeKind.USER:
                 self._take_dict(vars(function), function.__name__, "", holder=function)
@@ -373,6 +374,10 @@ def _have_another_order(some: dict[Any, Any], others: dict[Any, Any]) -> bool:
     if all(map(same, some, keys)):
         return False
     return all(dict.__contains__(others, key) for key in some)
+
+
+def _is_dict(known: tuple[Any, str]) -> bool:
+    return isinstance(known[0], dict)
 
 
 def _weights_of_optimizers(reach: Reach) -> Iterator[torch.Tensor]:
