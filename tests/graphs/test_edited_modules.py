@@ -120,17 +120,6 @@ def test_a_replay_sees_the_edit(make, edit, captures):
     assert losses_of(make, edit, captures=captures) == losses_of(make, edit, captures=None)
 
 
-def test_a_hook_that_computes_a_weight():
-    """Its weight is made anew in each step, and that is no change; `eval()` is one for it."""
-
-    def make():
-        return Layers(nn.utils.spectral_norm(linear()))
-
-    expected = losses_of(make, evaluates_a_part, captures=None)
-
-    assert losses_of(make, evaluates_a_part, captures="step") == expected
-
-
 def test_a_hook_that_lies_where_another_lay():
     """What was registered counts, not where it lies: Python gives an address again."""
     came_again = []
