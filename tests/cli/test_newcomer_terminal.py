@@ -366,3 +366,15 @@ def test_a_run_begins_from_another_one(session, folder):
     old, new = (sorted((folder / run).glob("*.spm")) for run in ("run", "tuned"))
     assert old
     assert [path.read_bytes() for path in old] == [path.read_bytes() for path in new]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["", "plans", "train --help", "translate --help", "evaluate --help", "doctor --help"],
+)
+def test_what_a_command_offers_fits_the_terminal(folder, command):
+    """Also its first lines, and the table of plans."""
+    seen = on_terminal(folder, *command.split())
+
+    assert seen.code == 0
+    assert [line for line in seen.screen if width(line) > COLUMNS] == []

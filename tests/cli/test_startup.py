@@ -145,13 +145,31 @@ def test_text_that_an_output_cannot_take(encoding, shown):
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, shown + b"\n", b"")
 
 
+def test_a_folder_that_is_gone(tmp_path):
+    """Libraries of torch would end the process with lines of theirs."""
+    gone = (
+        "import os, sys; os.rmdir(os.getcwd()); from gapless.cli.main import main; main(['plans'])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", gone],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": SRC},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    expected = "gapless: error: the current folder is gone; change to one that exists\n"
+    assert (ended.returncode, ended.stderr) == (2, expected)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize(
     "command",
     [
         *("plans", "explain GAP001", "completion bash", f"doctor --static {__file__}"),
-        *("", "--version", "train --help"),
+        *("", "--version", "train --help", "train --dry-run --max-steps 1"),
     ],
 )
 def test_an_output_that_is_full(command, buffered):

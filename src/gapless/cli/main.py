@@ -12,6 +12,7 @@ import signal
 import sys
 import traceback
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 from gapless import __version__
@@ -190,6 +191,7 @@ def _run(arguments: Sequence[str]) -> int:
     name, *rest = arguments
     try:
         if name in COMMANDS:
+            _check_current_folder()
             return _run_command(name, rest)
         if name.startswith("-") and root_parser().parse(arguments).version:
             print_result(f"gapless {__version__}")
@@ -200,6 +202,14 @@ def _run(arguments: Sequence[str]) -> int:
         return int(ended.code or 0)
     hint = did_you_mean(name, COMMANDS) or f"the commands are {', '.join(COMMANDS)}"
     raise UsageError(f"unknown command {name!r}; {hint}")
+
+
+def _check_current_folder() -> None:
+    """Torch's libraries end the process where there is none."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the current folder is gone; change to one that exists") from None
 
 
 def _run_command(name: str, arguments: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gapless.cli.output import print_result
 from gapless.errors import UserError
+from gapless.report.text import wrapped
 
 
 if TYPE_CHECKING:
@@ -189,10 +190,14 @@ def _num_values(action: argparse.Action) -> int:
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the usage to one line: `train` alone has fifty options."""
+    """Keeps the usage to one line: `train` alone has fifty options. Text that is too wide is broken."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(f"{prog} [options]", max_help_position=32)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = [part for line in text.splitlines() for part in wrapped(line, width, indent=0)]
+        return "\n".join(f"{indent}{line}" for line in lines)
 
     def add_usage(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gapless.cli.output import print_result
+from gapless.cli.output import print_wrapped
 from gapless.plans import PLANS
 from gapless.report.text import columns
 
@@ -38,5 +38,6 @@ def run(options: Namespace) -> int:
     ]
     left = columns([_TITLES[:-1], *rows])
     summaries = [_TITLES[-1], *(plan.summary for plan in PLANS.values())]
-    print_result("\n".join(f"{line}  {text}" for line, text in zip(left, summaries, strict=True)))
+    lines = [f"{line}  {text}" for line, text in zip(left, summaries, strict=True)]
+    print_wrapped("\n".join(lines), indent=len(left[0]) + 2)
     return 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gapless.cli.error_text import disk_message
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
-from gapless.cli.output import say, say_wrapped, warn
+from gapless.cli.output import print_wrapped, say, say_wrapped, warn
 from gapless.cli.parser import file_or_folder
 from gapless.cli.ranks import (
     join_ranks,
@@ -326,7 +326,7 @@ def _dry_run_by_first(options: Namespace) -> int:
 
 
 def _dry_run(options: Namespace) -> int:
-    """Print what a new run would do, and write nothing."""
+    """Print what a new run would do, and write nothing else."""
     from gapless.nmt.run.dry_run import estimate_run
     from gapless.nmt.run.learning_watch import short_line
     from gapless.nmt.run.out_of_memory import naming_phase
@@ -342,13 +342,15 @@ def _dry_run(options: Namespace) -> int:
     config, corpus = chosen.config, chosen.task.corpus
     for note in (*corpus.notes, *notes_of_tokenizer(config, corpus.train.tgt)):
         warn(note)
-    say_wrapped(f"data: {describe_data(config, chosen.task)}")
-    say_wrapped(f"scores: {describe_scoring(decide_scoring(config, corpus.train.tgt))}")
+    print_wrapped(f"data: {describe_data(config, chosen.task)}")
+    print_wrapped(f"scores: {describe_scoring(decide_scoring(config, corpus.train.tgt))}")
     choices = [choice.line for choice in chosen.choices]
-    say_wrapped("\n".join(choices or ["all settings are given, or those of the embedded corpus"]))
+    print_wrapped(
+        "\n".join(choices or ["all settings are given, or those of the embedded corpus"])
+    )
     with naming_phase("measuring a few updates", lower="`batch_tokens` or `d_model`"):
         estimate = estimate_run(config, chosen.task, world=world)
-    say_wrapped("\n".join(estimate.lines))
+    print_wrapped("\n".join(estimate.lines))
     if estimate.updates <= config.warmup:
         warn(short_line(estimate.updates, warmup=config.warmup))
     return 0

@@ -169,19 +169,26 @@ def test_names_of_a_published_data_set_are_found(tmp_path):
             ["a.en", "a.de", "b.en", "b.de"],
             "a.en and a.de the names train.en and train.de if they are the training text",
         ),
-        (["a.en", "b.de"], "name the sides with `src` and `tgt`"),
-        (["test_2016.en", "test_2016.de"], "name the sides with `src` and `tgt`"),
+        (["train.cs", "train.fr"], "name the sides with `src` and `tgt`"),
+        (["a.en", "b.de"], "give the files of both sides the names train.en and train.de"),
+        (["test_2016.en", "test_2016.de"], "the files of both sides the names train.en and"),
+        (["train.txt"], "a line `source<tab>target` for each pair to train.tsv"),
+        (["en.txt", "de.txt"], "give en.txt and de.txt the names train.en and train.de"),
+        (["text_en.txt", "text_de.txt"], "give text_en.txt and text_de.txt the names train.en"),
+        (["training.tsv", "valid.tsv"], "give training.tsv the name train.tsv"),
+        (["train/part.tsv"], "name the folder {folder}/train itself"),
     ],
 )
 def test_files_of_published_corpora_are_named(tmp_path, names, said):
     """Which of them are both sides, and what they are to be called."""
     for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("a\n")
 
     with pytest.raises(DataError) as caught:
         read(tmp_path, tgt="de")
 
-    assert said in str(caught.value)
+    assert said.format(folder=tmp_path) in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["value", "device", "develop", "evaluator", "1val", "devtest"])

@@ -790,7 +790,9 @@ def test_the_file_of_one_side_that_is_missing_is_named(tmp_path):
     assert "train.en, the file of the source side, is missing: add it, or" in refusal(tmp_path)
 
     (tmp_path / "train.zh").unlink()
-    assert "it holds nothing; name the sides with `src` and `tgt`" in refusal(tmp_path)
+    assert "it holds nothing; give the files of both sides the names train.en and" in refusal(
+        tmp_path
+    )
 
 
 def test_one_file_for_both_sides_is_named(tmp_path):

@@ -577,10 +577,10 @@ def _missing_split(
     present = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
     looks_like_it = _sides_of_other_names(folder, src=src, tgt=tgt) if split == "train" else []
     parts = _parts(folder, sides=(src, tgt)) if split == "train" else []
-    advice = "name the sides with `src` and `tgt`"
+    advice = _how_to_name(folder, split, sides=(src, tgt))
     first, second = there
     if first is not None and second is not None:
-        advice = f"both sides would be {first.name}; {advice}"
+        advice = f"both sides would be {first.name}; name the sides with `src` and `tgt`"
     elif (one := first or second) is not None:
         lacks, flag, side = (tgt, "tgt", "target") if second is None else (src, "src", "source")
         advice = (
@@ -598,6 +598,39 @@ def _missing_split(
         f"{folder} has no {split}.{src} and {split}.{tgt}, nor {split}.tsv, .csv, .json or .jsonl "
         f"(each also with .gz); it holds {present}; {advice}"
     )
+
+
+def _how_to_name(folder: Path, split: str, *, sides: tuple[str, str]) -> str:
+    """Return what would let a folder have a split of which neither side nor a table is found."""
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    names = _names(folder, split)
+    endings = [
+        path.name.removesuffix(".gz").partition(".")[2]
+        for path in files
+        if path.name.partition(".")[0].casefold() in names
+    ]
+    if len(endings) > 1:
+        return "name the sides with `src` and `tgt`"
+    inner = next((path for path in folder.iterdir() if path.is_dir() and path.name in names), None)
+    if inner is not None:
+        return f"name the folder {inner} itself, if that is the text"
+    tables = [path for path in files if split_of(path.name) is None and path.suffix in ENDINGS]
+    if tables:
+        return f"give {tables[0].name} the name {split}{tables[0].suffix}, if that is the training text"
+    texts = [path for path in files if path.suffix in ("", ".txt") and split_of(path.name) is None]
+    found = [next((one for one in texts if _is_named_by(one, side)), None) for side in sides]
+    if None not in found and found[0] != found[1]:
+        both = " and ".join(one.name for one in found if one is not None)
+        return f"give {both} the names {split}.{sides[0]} and {split}.{sides[1]}"
+    return (
+        f"give the files of both sides the names {split}.{sides[0]} and {split}.{sides[1]}, or write a line "
+        f"`source<tab>target` for each pair to {split}.tsv"
+    )
+
+
+def _is_named_by(path: Path, side: str) -> bool:
+    """Return whether a word of a file's name, such as train_en.txt or en.txt, is a side."""
+    return any(matching_name(word, [side]) is not None for word in re.split(r"[^\w]|_", path.stem))
 
 
 def _sides_of_other_names(folder: Path, *, src: str, tgt: str) -> list[tuple[str, str]]:

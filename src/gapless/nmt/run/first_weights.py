@@ -64,8 +64,8 @@ class FirstWeights:
                 # With its value, of which the command line makes a flag such as --no-shared-vocab.
                 asked = f"`{name}={given[name]}`"
                 raise UserError(
-                    f"{asked} was given, but {self.path}, whose weights the run starts with, has {value}; leave "
-                    f"{asked} out"
+                    f"{asked} was given, but {self.path}, whose weights the run starts with, has "
+                    f"`{name}={value}`; leave {asked} out"
                 )
 
     def note_of_direction(self, config: TrainConfig) -> str | None:
