@@ -224,8 +224,7 @@ class HostState:
         for key, part in list(value.items()):
             if key in _TABLES and isinstance(holder, nn.Module):
                 continue
-            is_account = isinstance(holder, _KEEPING_ACCOUNTS)
-            if is_account and isinstance(part, dict | list | set):
+            if _keeps_accounts(holder) and isinstance(part, dict | list | set):
                 continue
             shown = f"{name}.{key}" if holder is not None else f"{name}[{shown_key(key)}]"
             self._take_value(part, shown, site)
@@ -363,6 +362,12 @@ _OF_OPTIMIZERS = {"state", "_opt_called", "_step_count", "param_groups"}
 
 # Of torch, with attributes that its own code sets in every step, and that no step reads.
 _KEEPING_ACCOUNTS = (torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
+
+
+def _keeps_accounts(holder: Any) -> bool:
+    """Return whether an object has containers that torch alone looks after."""
+    is_of_torch = type(holder).__module__.partition(".")[0] == "torch"
+    return isinstance(holder, _KEEPING_ACCOUNTS) or (isinstance(holder, nn.Module) and is_of_torch)
 
 
 def _have_another_order(some: dict[Any, Any], others: dict[Any, Any]) -> bool:
