@@ -97,6 +97,7 @@ def run(options: Namespace) -> int:
     from gapless.nmt.run.out_of_memory import naming_phase
     from gapless.nmt.run.score import evaluate, longest_source
     from gapless.nmt.run.scoring import note_of_source, notes_of_tokenizer
+    from gapless.nmt.run.sides import notes_of_sides
     from gapless.nmt.run.trained_on import find_trained_on
 
     translator = make_translator(options)
@@ -108,7 +109,8 @@ def run(options: Namespace) -> int:
         pairs = _other_pairs(config, data=options.data, split=options.split)
     trained_on = find_trained_on(options.run, pairs.src)
     gaps = _notes_of_gaps(pairs, split=options.split)
-    told = (*gaps, *notes_of_tokenizer(config, pairs.tgt))
+    sides = notes_of_sides(options.run, pairs, checks=config.check_columns)
+    told = (*gaps, *sides, *notes_of_tokenizer(config, pairs.tgt))
     for note in (*pairs.notes, *told, *_note_trained_on(trained_on, options, of=len(pairs))):
         warn(note)
     scoring = _scoring(config, pairs)

@@ -243,7 +243,9 @@ def _notes_of_writing(
         exchanged = (
             f"the source side {looks(str(seen[0]))}, as the target side of the training pairs"
         )
-    elif _have_exchanged_words(pairs, train=train):
+    elif not are_tagged(train.src) and have_exchanged_words(
+        pairs, known=KnownText.of(train.src, train.tgt, where="the training pairs")
+    ):
         exchanged = "their source side has the words of the target side of the training pairs"
     if checks and exchanged is not None:
         raise DataError(
@@ -262,11 +264,15 @@ def _notes_of_writing(
     )
 
 
-def _have_exchanged_words(pairs: Pairs, *, train: Pairs) -> bool:
-    """Return whether each side of a split has clearly the words that the other side of the training pairs has."""
-    if len(pairs) < _FEWEST_COMPARED or are_tagged(train.src) or are_tagged(pairs.src):
+def have_exchanged_words(pairs: Pairs, *, known: KnownText) -> bool:
+    """Return whether each side of some pairs has clearly the words that the other side of known text has.
+
+    Args:
+        pairs: of which few, or those of several directions, say nothing.
+        known: text with sides that are right.
+    """
+    if len(pairs) < _FEWEST_COMPARED or are_tagged(pairs.src):
         return False
-    known = KnownText.of(train.src, train.tgt, where="the training pairs")
     sides = {"as they are": (pairs.src, pairs.tgt), "exchanged": (pairs.tgt, pairs.src)}
     return known.most_alike(sides) == "exchanged"
 

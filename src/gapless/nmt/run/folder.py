@@ -28,6 +28,7 @@ from gapless.nmt.run.checkpoints import (
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.config_file import to_yaml
 from gapless.nmt.run.metrics_file import METRICS, MetricsFile, go_back
+from gapless.nmt.run.sides import SIDES
 from gapless.nmt.run.task import VOCAB_FILES, Vocabs
 from gapless.nmt.run.trained_on import TRAINED_ON, damage_of_trained_on
 
@@ -338,7 +339,7 @@ def _what_to_do_with(path: Path) -> str:
 
 def begun_files(path: Path) -> list[Path]:
     """Return the files of a run's begin that killed processes have not written to the end."""
-    names = (CONFIG, *VOCAB_FILES, TRAINED_ON)
+    names = (CONFIG, *VOCAB_FILES, TRAINED_ON, SIDES)
     return [found for name in names for found in path.glob(f".{name}.*.tmp") if found.is_file()]
 
 

@@ -41,13 +41,13 @@ from gapless.nmt.run.resume import (
     settings_to_keep,
 )
 from gapless.nmt.run.scoring import decide_scoring, notes_of_tokenizer, settle_language
+from gapless.nmt.run.sides import keep_sides, notes_of_earlier
 from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus, read_recorded
 from gapless.nmt.run.time_limit import AgreedClock, TimeLimit, WallClock
 from gapless.nmt.run.trained_on import (
     add_trained_on,
     begin_trained_on,
     mark_of_trained_on,
-    notes_of_known,
     restore_trained_on,
 )
 from gapless.nmt.run.translated_pairs import num_compared, num_translated
@@ -420,8 +420,9 @@ def _begin_folder(run: TrainingRun) -> None:
         first = run.config.init_from
         earlier = None if first is None else Path(first)
         begin_trained_on(run.run_dir, earlier=earlier)
+        keep_sides(run.run_dir, run.task.corpus.train)
     if earlier is not None:
-        run.notes += notes_of_known(earlier, run.task.corpus)
+        run.notes += notes_of_earlier(earlier, run.task.corpus, run.config)
 
 
 def resumed_run(
@@ -609,7 +610,7 @@ def _check_folder(run: TrainingRun, state: dict[str, Any]) -> None:
         is_unchanged=_has_begun_with(run, state["pairs"]["training"]),
     )
     run.notes += [] if told is None else [told]
-    run.notes += notes_of_known(run.run_dir, run.task.corpus)
+    run.notes += notes_of_earlier(run.run_dir, run.task.corpus, run.config)
 
 
 def _has_begun_with(run: TrainingRun, pairs: dict[str, int]) -> bool:

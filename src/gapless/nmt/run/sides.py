@@ -1,0 +1,77 @@
+"""The words of each side of a run's text, kept small: by them exchanged sides of other text are seen."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from gapless.checkpoint.files import replace_file
+from gapless.nmt.data.corpus import have_exchanged_words
+from gapless.nmt.data.directions import KnownText, are_tagged
+from gapless.nmt.run.trained_on import notes_of_known
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gapless.nmt.data.corpus import Corpus, Pairs
+    from gapless.nmt.run.config import TrainConfig
+
+
+SIDES = "sides.json"
+
+
+def keep_sides(run_dir: Path, train: Pairs) -> None:
+    """Keep the words of both sides of what a new run is to be trained on; of several directions, none.
+
+    Args:
+        run_dir: of the run.
+        train: its training pairs, of which the first count.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    if are_tagged(train.src):
+        return
+    source, target = KnownText.of(train.src, train.tgt, where="").words
+    text = json.dumps({"source": sorted(source), "target": sorted(target)}, ensure_ascii=False)
+    replace_file(run_dir / SIDES, text.encode())
+
+
+def notes_of_sides(run_dir: Path, pairs: Pairs, *, checks: bool) -> tuple[str, ...]:
+    """Return a line if pairs have clearly their sides the other way round than a run's training text.
+
+    Args:
+        run_dir: of the run; one of an earlier version says nothing.
+        pairs: to be scored or trained on.
+        checks: whether columns are looked at, as `check_columns` says.
+    """
+    known = _read(run_dir) if checks else None
+    if known is None or not have_exchanged_words(pairs, known=known):
+        return ()
+    return (
+        f"the sides of this text seem to be exchanged: its source side has the words of the target side that "
+        f"{run_dir} was trained with; exchange them, or their names in `columns`",
+    )
+
+
+def notes_of_earlier(run_dir: Path, corpus: Corpus, config: TrainConfig) -> tuple[str, ...]:
+    """Return what is to be known of text that weights are trained on further, which had other text before.
+
+    Args:
+        run_dir: of the run that the weights are from.
+        corpus: the text.
+        config: of the run that is trained on it.
+    """
+    sides = notes_of_sides(run_dir, corpus.train, checks=config.check_columns)
+    return (*sides, *notes_of_known(run_dir, corpus))
+
+
+def _read(run_dir: Path) -> KnownText | None:
+    """Return what a run keeps; None where that is nothing, or damaged: it decides no more than a line."""
+    try:
+        kept = json.loads((run_dir / SIDES).read_text(encoding="utf-8"))
+        words = frozenset(kept["source"]), frozenset(kept["target"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return KnownText(where=str(run_dir), words=words)
