@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gapless.cli.error_text import disk_message
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
-from gapless.cli.output import print_wrapped, say, say_wrapped, warn
+from gapless.cli.output import as_flags, print_wrapped, say, say_wrapped, warn
 from gapless.cli.parser import file_or_folder
 from gapless.cli.ranks import (
     join_ranks,
@@ -350,7 +350,7 @@ def _dry_run(options: Namespace) -> int:
     )
     with naming_phase("measuring a few updates", lower="`batch_tokens` or `d_model`"):
         estimate = estimate_run(config, chosen.task, world=world)
-    print_wrapped("\n".join(estimate.lines))
+    print_wrapped("\n".join(map(as_flags, estimate.lines)))
     if estimate.updates <= config.warmup:
         warn(short_line(estimate.updates, warmup=config.warmup))
     return 0
