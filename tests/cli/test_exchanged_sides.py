@@ -12,8 +12,20 @@ from cli.conftest import TINY
 
 
 SAID = "the sides of this text seem to be exchanged"
-ENGLISH = ["the", "dog", "a", "house", "sees", "big", "small", "red", "cat", "runs", "over", "old", "tree", "under", "two", "men"]
-GERMAN = ["der", "Hund", "ein", "Haus", "sieht", "groß", "klein", "rote", "Katze", "läuft", "über", "alten", "Baum", "unter", "zwei"]
+ENGLISH = ("the", "dog", "a", "house", "sees", "big", "small", "red", "cat", "runs", "over", "old")
+GERMAN = (
+    "der",
+    "Hund",
+    "ein",
+    "Haus",
+    "sieht",
+    "groß",
+    "klein",
+    "rote",
+    "Katze",
+    "läuft",
+    "alten",
+)
 SIDES = ["--src", "en", "--tgt", "de"]
 MORE = ["--device", "cpu", "--workers", "0", "--batch-size", "16", "--max-steps", "4"]
 

@@ -63,7 +63,7 @@ _MODULES = (
     # These make modules and hooks that compute weights.
     *[
         f"{_NN}utils{os.sep}{name}.py"
-        for name in ("parametrizations", "parametrize", "prune", "spectral_norm", "weight_norm")
+        for name in ("parametrizations", "prune", "spectral_norm", "weight_norm")
     ],
 )
 # What calls a module is the same for all.

@@ -194,8 +194,8 @@ def _form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 def not_made_anew(out: Tree, others: Sequence[torch.Tensor]) -> Any:
     """Return a part of what a step returned that a replay cannot make anew, None if there is none.
 
-    Such is a container that stands there twice, one with other tensors in its attributes, and a
-    tensor with attributes.
+    Such is a container that stands there twice, one with other tensors in its attributes, a tensor
+    with attributes, and a new weight.
 
     Args:
         out: what the step returned.
@@ -208,7 +208,9 @@ def not_made_anew(out: Tree, others: Sequence[torch.Tensor]) -> Any:
         seen.add(id(container))
     there = set(map(id, others))
     for leaf in out.leaves:
-        if id(leaf) not in there and put_on(leaf):
+        # A copy of a weight is none.
+        is_more = put_on(leaf) or isinstance(leaf, torch.nn.Parameter)
+        if id(leaf) not in there and is_more:
             return leaf
     new = [torch.empty(0) for _ in out.leaves]
     known = set(map(id, new))

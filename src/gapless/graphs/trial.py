@@ -526,7 +526,6 @@ def _results(
         part = not_made_anew(out, others)
         if part is not None:
             raise Refused(cannot_return(part))
-        _check_weights(out.leaves, [*others, *static.leaves])
         _check_gradients([*out.leaves, *flatten(kept.left()).leaves], others)
         # Together, so that what shares memory shares it after a replay.
         everything = flatten((out.value, kept.left(), put) if kept or put else out.value)
@@ -537,14 +536,6 @@ def _results(
         return Results(everything, inputs=static.leaves, others=others, gradients=gradients)
     except BatchError as error:  # a container that cannot be made anew
         raise Refused(cannot_return(out.value)) from error
-
-
-def _check_weights(leaves: Iterable[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
-    """Refuse a step that returns a weight it has made: a copy of it is none."""
-    there = set(map(id, others))
-    for leaf in leaves:
-        if id(leaf) not in there and isinstance(leaf, torch.nn.Parameter):
-            raise Refused(cannot_return(leaf))
 
 
 def _check_gradients(leaves: Iterable[torch.Tensor], others: Sequence[torch.Tensor]) -> None:

@@ -790,7 +790,7 @@ def test_the_file_of_one_side_that_is_missing_is_named(tmp_path):
     assert "train.en, the file of the source side, is missing: add it, or" in refusal(tmp_path)
 
     (tmp_path / "train.zh").unlink()
-    assert "it holds nothing; give the files of both sides the names train.en and" in refusal(
+    assert "it holds nothing; write the sides of the training text to train.en and" in refusal(
         tmp_path
     )
 

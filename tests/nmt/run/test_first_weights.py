@@ -95,7 +95,7 @@ def test_sizes_that_the_weights_do_not_have(first):
     """Are refused by name; the same ones are not."""
     for name, given, has in [("d_model", 16, 8), ("shared_vocab", True, False)]:
         asked = f"`{name}={given}`"
-        told = rf"{asked} was given, but .*final.* has {has}; leave {asked} out"
+        told = rf"{asked} was given, but .*final.* has `{name}={has}`; leave {asked} out"
         with pytest.raises(UserError, match=told):
             further(first, **{name: given})
     further(first, d_model=8, epochs=1)

@@ -629,7 +629,7 @@ def _how_to_name(folder: Path, split: str, *, sides: tuple[str, str]) -> str:
         both = " and ".join(one.name for one in found if one is not None)
         return f"give {both} the names {split}.{sides[0]} and {split}.{sides[1]}"
     return (
-        f"give the files of both sides the names {split}.{sides[0]} and {split}.{sides[1]}, or write a line "
+        f"write the sides of the training text to {split}.{sides[0]} and {split}.{sides[1]}, or a line "
         f"`source<tab>target` for each pair to {split}.tsv"
     )
 
