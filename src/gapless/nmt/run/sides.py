@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gapless.checkpoint.files import replace_file
 from gapless.nmt.data.corpus import have_exchanged_words
 from gapless.nmt.data.directions import KnownText, are_tagged
+from gapless.nmt.data.languages import written_in
 from gapless.nmt.run.trained_on import notes_of_known
 
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 
 SIDES = "sides.json"
+
+_MOST_LOOKED_AT = 1_000
 
 
 def keep_sides(run_dir: Path, train: Pairs) -> None:
@@ -39,14 +42,16 @@ def keep_sides(run_dir: Path, train: Pairs) -> None:
 
 
 def notes_of_sides(run_dir: Path, pairs: Pairs, *, checks: bool) -> tuple[str, ...]:
-    """Return a line if pairs have clearly their sides the other way round than a run's training text.
+    """Return a line if sides of one script are clearly the other way round than in a run's training text.
 
     Args:
         run_dir: of the run; one of an earlier version says nothing.
         pairs: to be scored or trained on.
         checks: whether columns are looked at, as `check_columns` says.
     """
-    known = _read(run_dir) if checks else None
+    source, target = (written_in(side[:_MOST_LOOKED_AT]) for side in (pairs.src, pairs.tgt))
+    # Sides that are written differently are compared with their languages.
+    known = _read(run_dir) if checks and source == target else None
     if known is None or not have_exchanged_words(pairs, known=known):
         return ()
     return (
