@@ -72,6 +72,17 @@ def test_exchanged_sides_of_other_text_are_told(gapless, run, command):
     assert (wrong.out + wrong.err).count(SAID) == 1
 
 
+def test_another_direction_is_meant(gapless, run):
+    """Weights of one direction may begin those of the other, with its text."""
+    sides = ["--src", "de", "--tgt", "en"]
+    begun = ["train", "--init-from", run, *sides, *MORE, "--dry-run"]
+
+    done = gapless(*begun, "--data", "exchanged.tsv")
+
+    assert done.code == 0, done.err
+    assert SAID not in done.out + done.err
+
+
 def test_a_run_that_keeps_no_words_says_nothing(gapless, run):
     """Such is one of an earlier version, or one whose file is damaged."""
     Path("r/sides.json").write_text("[]", encoding="utf-8")

@@ -109,7 +109,7 @@ def run(options: Namespace) -> int:
         pairs = _other_pairs(config, data=options.data, split=options.split)
     trained_on = find_trained_on(options.run, pairs.src)
     gaps = _notes_of_gaps(pairs, split=options.split)
-    sides = notes_of_sides(options.run, pairs, checks=config.check_columns)
+    sides = notes_of_sides(options.run, pairs, config)
     told = (*gaps, *sides, *notes_of_tokenizer(config, pairs.tgt))
     for note in (*pairs.notes, *told, *_note_trained_on(trained_on, options, of=len(pairs))):
         warn(note)

@@ -617,9 +617,9 @@ def _how_to_name(folder: Path, split: str, *, sides: tuple[str, str]) -> str:
     ]
     if len(endings) > 1:
         return "name the sides with `src` and `tgt`"
-    inner = next((path for path in folder.iterdir() if path.is_dir() and path.name in names), None)
-    if inner is not None:
-        return f"name the folder {inner} itself, if that is the text"
+    folders = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name in names]
+    if folders:
+        return f"name the folder {folders[0]} itself, if that is the text"
     tables = [path for path in files if split_of(path.name) is None and path.suffix in ENDINGS]
     if tables:
         return f"give {tables[0].name} the name {split}{tables[0].suffix}, if that is the training text"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gapless.checkpoint.files import replace_file
 from gapless.nmt.data.corpus import have_exchanged_words
 from gapless.nmt.data.directions import KnownText, are_tagged
-from gapless.nmt.data.languages import written_in
+from gapless.nmt.data.languages import matching_name, written_in
 from gapless.nmt.run.trained_on import notes_of_known
 
 
@@ -24,12 +24,13 @@ SIDES = "sides.json"
 _MOST_LOOKED_AT = 1_000
 
 
-def keep_sides(run_dir: Path, train: Pairs) -> None:
+def keep_sides(run_dir: Path, train: Pairs, config: TrainConfig) -> None:
     """Keep the words of both sides of what a new run is to be trained on; of several directions, none.
 
     Args:
         run_dir: of the run.
         train: its training pairs, of which the first count.
+        config: of the run, which names the sides.
 
     Raises:
         OSError: the disk is full.
@@ -37,21 +38,26 @@ def keep_sides(run_dir: Path, train: Pairs) -> None:
     if are_tagged(train.src):
         return
     source, target = KnownText.of(train.src, train.tgt, where="").words
-    text = json.dumps({"source": sorted(source), "target": sorted(target)}, ensure_ascii=False)
-    replace_file(run_dir / SIDES, text.encode())
+    kept = {
+        "src": config.src,
+        "tgt": config.tgt,
+        "source": sorted(source),
+        "target": sorted(target),
+    }
+    replace_file(run_dir / SIDES, json.dumps(kept, ensure_ascii=False).encode())
 
 
-def notes_of_sides(run_dir: Path, pairs: Pairs, *, checks: bool) -> tuple[str, ...]:
+def notes_of_sides(run_dir: Path, pairs: Pairs, config: TrainConfig) -> tuple[str, ...]:
     """Return a line if sides of one script are clearly the other way round than in a run's training text.
 
     Args:
         run_dir: of the run; one of an earlier version says nothing.
         pairs: to be scored or trained on.
-        checks: whether columns are looked at, as `check_columns` says.
+        config: of who scores or trains on them; one that names the sides the other way round means it.
     """
     source, target = (written_in(side[:_MOST_LOOKED_AT]) for side in (pairs.src, pairs.tgt))
     # Sides that are written differently are compared with their languages.
-    known = _read(run_dir) if checks and source == target else None
+    known = _read(run_dir, config) if config.check_columns and source == target else None
     if known is None or not have_exchanged_words(pairs, known=known):
         return ()
     return (
@@ -68,15 +74,18 @@ def notes_of_earlier(run_dir: Path, corpus: Corpus, config: TrainConfig) -> tupl
         corpus: the text.
         config: of the run that is trained on it.
     """
-    sides = notes_of_sides(run_dir, corpus.train, checks=config.check_columns)
-    return (*sides, *notes_of_known(run_dir, corpus))
+    return (*notes_of_sides(run_dir, corpus.train, config), *notes_of_known(run_dir, corpus))
 
 
-def _read(run_dir: Path) -> KnownText | None:
-    """Return what a run keeps; None where that is nothing, or damaged: it decides no more than a line."""
+def _read(run_dir: Path, config: TrainConfig) -> KnownText | None:
+    """Return what a run keeps of the same direction; None where that is nothing, or damaged.
+
+    It decides no more than a line.
+    """
     try:
         kept = json.loads((run_dir / SIDES).read_text(encoding="utf-8"))
         words = frozenset(kept["source"]), frozenset(kept["target"])
+        is_reversed = matching_name(config.src, [kept["tgt"]]) is not None
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return KnownText(where=str(run_dir), words=words)
+    return None if is_reversed else KnownText(where=str(run_dir), words=words)

@@ -420,7 +420,7 @@ def _begin_folder(run: TrainingRun) -> None:
         first = run.config.init_from
         earlier = None if first is None else Path(first)
         begin_trained_on(run.run_dir, earlier=earlier)
-        keep_sides(run.run_dir, run.task.corpus.train)
+        keep_sides(run.run_dir, run.task.corpus.train, run.config)
     if earlier is not None:
         run.notes += notes_of_earlier(earlier, run.task.corpus, run.config)
 
