@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -16,8 +17,10 @@ import torch
 from gapless.device.find import find_device
 from gapless.doctor.turns import Turns
 from gapless.records.finding import Finding
+from gapless.testing import SimulatedDevice
 from gapless.trials.late_number import is_late
 from gapless.trials.late_reads import LateReads
+from gapless.trials.takers import teach_takers
 from late_device import LateCopies, LateDevice
 
 
@@ -174,6 +177,26 @@ def test_a_script_finds_torchs_own_methods_in_a_window():
         late.close()
 
     assert len(raised.traceback) == 1
+
+
+@pytest.mark.parametrize("name", ["tensor", "as_tensor", "asarray"])
+def test_a_wait_is_of_the_scripts_line_where_a_function_stands_in(name):
+    """Functions that take late numbers may stay after a trial; no wait is said to be theirs."""
+    takers = teach_takers()
+    try:
+        with SimulatedDevice() as device:
+            number = device.device_buffer(4).view(torch.float32).fill_(3.0)[0]
+            getattr(torch, name)([number])  # waits
+            sites = {site for _, site in device.waits}
+    finally:
+        takers.take_out()
+
+    line = next(
+        number
+        for number, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if text.endswith("# waits")
+    )
+    assert sites == {f"test_late_windows.py:{line}"}
 
 
 def test_a_compiled_function_that_makes_tensors_stays_whole():
