@@ -61,6 +61,7 @@ def pinned():
     return json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
 
 
+@pytest.mark.slow
 def test_trainings_give_the_bits_that_were_written_down():
     if KEY not in pinned():
         pytest.skip(f"no bits were written down for {KEY}")

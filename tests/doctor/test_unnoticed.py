@@ -69,7 +69,7 @@ BEFORE = {name: getattr(torch.Tensor, name) for name in METHODS}
 
 def test_a_class_shows_its_own_methods(watched):
     """Tables, comparisons, `pickle` and `inspect` find what they always find."""
-    assert watched.waits == []
+    assert [wait.call for wait in watched.waits if wait.cause != "gc"] == []
     for name, method in BEFORE.items():
         assert name in vars(torch.Tensor)
         assert getattr(torch.Tensor, name) is method

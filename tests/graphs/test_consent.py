@@ -16,6 +16,8 @@ from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import Training, batches, read_back
 
 
+pytestmark = pytest.mark.quick_tests(12)
+
 READY, NOT_YET, NEVER = Readiness.READY, Readiness.NOT_YET, Readiness.NEVER
 
 

@@ -22,7 +22,7 @@ from hazards.captured_models import Trainer, batch, batches, kept, losses_of, ml
 from judged import refusals_of, wrong_with
 
 
-pytestmark = pytest.mark.quick_tests(20)
+pytestmark = pytest.mark.quick_tests(12)
 
 NUM = 14
 

@@ -48,7 +48,7 @@ def check(loop):
     return reports
 
 
-@pytest.mark.quick_cases(8)
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("pattern", ["FFT", "FT", "FFFTT"])
 @pytest.mark.parametrize("name", micro_steps.OPTIMIZERS)
 @pytest.mark.parametrize("how", micro_steps.HOW)
@@ -88,7 +88,7 @@ PROGRAMS = st.integers(0, 2**32).map(micro_steps.Program.of)
 
 
 @given(PROGRAMS)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_any_micro_step(program):
     """Backward passes, clipping, updates and gradients that are let go of, in any order."""
     check(program.loop)

@@ -29,7 +29,7 @@ from toy_steps import on
 from update_loops import INSIDE, OUTSIDE
 
 
-pytestmark = pytest.mark.quick_tests(50)
+pytestmark = pytest.mark.quick_tests(30)
 
 
 @pytest.fixture(params=["asap", "lazy"])
