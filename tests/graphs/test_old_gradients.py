@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -68,6 +70,33 @@ class SetsPartsOfOneTensor(Training):
         return loss.detach()
 
 
+class SharesGradients(Training):
+    """Another model, which the step knows by its name alone, gets the same gradients; the loop updates it."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.others = copy.deepcopy(self.model)
+        self.update = torch.optim.SGD(self.others.parameters(), lr=0.1)
+
+    def step(self, batch):
+        self.model.zero_grad()
+        loss = self.loss_of(batch)
+        loss.backward()
+        for weight, other in zip(self.model.parameters(), self.others.parameters(), strict=True):
+            other.grad = weight.grad
+        return loss.detach()
+
+    def after(self, number):
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)  # those of the others, too
+        self.update.step()
+        with torch.no_grad():
+            for weight, other in zip(
+                self.model.parameters(), self.others.parameters(), strict=True
+            ):
+                weight.copy_(other)
+        return [weight.grad.clone() for weight in self.others.parameters()]
+
+
 class SetsPartsAndAViewIsKept(SetsPartsOfOneTensor):
     """The loop keeps a part of a gradient."""
 
@@ -110,6 +139,7 @@ def test_a_step_that_uses_the_last_gradients_is_refused(device, kind):
         SetsPartsOfOneTensor,
         SetsPartsAndAViewIsKept,
         HoldsGradients,
+        SharesGradients,
     ],
 )
 def test_a_step_that_lets_go_of_the_last_gradients_is_captured(device, kind):

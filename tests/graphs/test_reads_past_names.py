@@ -532,6 +532,27 @@ def test_random_numbers_of_numpy_that_are_seeded_each_time_are_writes():
     assert names(run) == ["numpy.random"]
 
 
+def test_a_method_of_a_generator_that_is_kept_draws():
+    uniform = np.random.default_rng(0).uniform
+
+    def step(batch):
+        return batch * uniform(0.5, 1.5)
+
+    _, run = watched(step)
+    assert names(run) == ["uniform.__self__[0]"]
+
+
+def test_an_array_that_takes_the_place_of_another_is_named():
+    counts = Term(np.zeros(3))
+
+    def step(batch):
+        counts.weight = counts.weight + 1
+        return batch
+
+    _, run = watched(step)
+    assert names(run) == ["counts.weight"]
+
+
 def test_the_date_is_work_of_the_host():
     def step(batch):
         return batch * dt.datetime.now().hour

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import contextvars
 import enum
@@ -459,6 +460,138 @@ def loops_in_a_loop():
 
 
 @pytest.mark.quick_cases(12)
+def of_local_class(method):
+    """Return an object of a class whose method reads a variable of an enclosing function, and an edit."""
+    weight = 1.0
+
+    def read(*_):
+        nonlocal weight
+        return weight
+
+    def edit():
+        nonlocal weight
+        weight = 3.0
+
+    return type("Local", (), {method: read})(), edit
+
+
+@case
+def variable_that_a_call_reads():
+    local, edit = of_local_class("__call__")
+    return lambda: local(), edit
+
+
+@case
+def variable_that_an_operator_reads():
+    local, edit = of_local_class("__mul__")
+    return lambda: local * 2, edit
+
+
+@case
+def variable_that_an_item_reads():
+    local, edit = of_local_class("__getitem__")
+    return lambda: local["weight"], edit
+
+
+@case
+def variable_that_an_attribute_reads():
+    local, edit = of_local_class("__getattr__")
+    return lambda: local.weight, edit
+
+
+@case
+def variable_that_is_read_by_what_a_call_reads():
+    inner, edit = of_local_class("__call__")
+
+    class Outer:
+        def __call__(self):
+            return inner()
+
+    outer = Outer()
+    return lambda: outer(), edit
+
+
+@case
+def item_that_is_not_there_yet():
+    history = []
+
+    def weight():
+        try:
+            return history[-1]
+        except IndexError:
+            return 1.0
+
+    return weight, lambda: history.append(3.0)
+
+
+@case
+def later_item_that_is_not_there_yet():
+    history = collections.deque([1.0, 1.0])
+
+    def weight():
+        with contextlib.suppress(IndexError):
+            return history[2]
+        return 1.0
+
+    return weight, lambda: history.append(3.0)
+
+
+@case
+def number_in_a_dictionary_of_parameters():
+    numbers = nn.ParameterDict({"weight": nn.Parameter(torch.ones(1))})
+    numbers["scale"] = 1.0
+    return lambda: numbers["scale"], lambda: numbers.update({"scale": 3.0})
+
+
+@case
+def values_of_a_dictionary_of_parameters():
+    numbers = nn.ParameterDict()
+    numbers["scale"] = 1.0
+    return lambda: sum(numbers.values()), lambda: numbers.update({"scale": 3.0})
+
+
+@case
+def value_that_a_dictionary_of_parameters_gives():
+    numbers = nn.ParameterDict()
+    numbers["scale"] = 1.0
+    return lambda: numbers.get("scale", 2.0), lambda: numbers.update({"scale": 3.0})
+
+
+@case
+def key_that_comes_into_a_dictionary_of_parameters():
+    numbers = nn.ParameterDict()
+    weight = lambda: 3.0 if "scale" in numbers else 1.0  # noqa: E731
+    return weight, lambda: numbers.update({"scale": 3.0})
+
+
+@case
+def numbers_in_a_list_of_parameters():
+    numbers = nn.ParameterList([1.0, 2.0])
+    return lambda: sum(numbers), lambda: numbers.__setitem__(1, 4.0)
+
+
+@case
+def number_in_a_list_of_parameters():
+    numbers = nn.ParameterList([1.0, 2.0])
+    return lambda: numbers[1], lambda: numbers.__setitem__(1, 4.0)
+
+
+@case
+def key_that_compares_itself_with_its_kind_alone():
+    class Task:
+        def __init__(self, name):
+            self.name = name
+
+        def __eq__(self, other):
+            return self.name == other.name
+
+        def __hash__(self):
+            return hash(self.name)
+
+    weights = {Task("a"): 1.0, Task("b"): 2.0}
+    return lambda: sum(weights.values()), lambda: weights.update({Task("c"): 3.0})
+
+
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 def test_an_edit_counts(make):
     """By another graph, or as written."""

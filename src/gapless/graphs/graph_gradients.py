@@ -300,13 +300,11 @@ class GraphGradients:
     def hand_out(self) -> None:
         """Give the weights the gradients that a replay made."""
         if self._are_copies:
-            own = set(map(id, self._own))
-            self._hand_out(
-                [
-                    made.clone() if made is not None and id(made) in own else made
-                    for made in self._made
-                ]
-            )
+            # One that two weights have stays one.
+            copies = {
+                id(made): made.clone() for made in {id(one): one for one in self._own}.values()
+            }
+            self._hand_out([copies.get(id(made), made) for made in self._made])
             return
         if not self._are_in_place:
             self._hand_out(self._made)

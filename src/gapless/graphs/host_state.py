@@ -222,7 +222,8 @@ class HostState:
             return
         self._dicts[id(value)] = (value, dict(value), name, site, holder)
         for key, part in list(value.items()):
-            if key in _TABLES and isinstance(holder, nn.Module):
+            # Keys of other dictionaries may be of the user's classes, and be compared by their code.
+            if isinstance(holder, nn.Module) and key in _TABLES:
                 continue
             if _keeps_accounts(holder) and isinstance(part, dict | list | set):
                 continue

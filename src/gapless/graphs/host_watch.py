@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.weak import TensorWeakRef
 
 from gapless.device.stream_types import STREAM_TYPES
 from gapless.graphs.c_calls import SUSPECTS, effect_of, is_in_memory
@@ -63,7 +64,7 @@ from gapless.pipeline.containers import container_of, tensors_inside
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterator
+    from collections.abc import Callable, Collection, Container, Iterable, Iterator
 
     from gapless.graphs.code_reads import Chain, Store
 
@@ -134,6 +135,7 @@ class HostRun:
         found_code: whether code ran that no watched run had shown before.
         forward_modes: `file:line` of every derivative in forward mode; "" if the step itself is
             one of torch's.
+        got_gradients: tensors whose gradient is another tensor than before.
     """
 
     writes: list[HostWrite] = field(default_factory=list)
@@ -142,6 +144,7 @@ class HostRun:
     runs_compiled: bool = False
     found_code: bool = False
     forward_modes: list[str] = field(default_factory=list)
+    got_gradients: list[torch.Tensor] = field(default_factory=list)
 
 
 class HostWatch:
@@ -183,11 +186,10 @@ class HostWatch:
         skip, tensors, kind = _parts_of_batch((args, kwargs))
         self._batch = [weakref.ref(tensor) for tensor in tensors]
         del tensors
-        before = HostState(
-            self._reach(least_runs=1, skip=skip),
-            on_device=self._on_device,
-            skip=skip,
-        )
+        reach = self._reach(least_runs=1, skip=skip)
+        before = HostState(reach, on_device=self._on_device, skip=skip)
+        gradients = _gradients_of(tensor for tensor, _, _ in reach.tensors.values())
+        del reach
         states = RandomStates(torchs=self._torch_random)
         num_known = len(self._executed)
         profile = _Profile(self._executed, self._num_runs, batch=skip)
@@ -203,6 +205,9 @@ class HostWatch:
         run.runs_compiled = profile.runs_compiled
         run.forward_modes = list(profile.forward_modes)
         run.found_code = len(self._executed) > num_known
+        run.got_gradients = [
+            tensor for tensor, had in gradients if tensor.grad is not (had and had())
+        ]
         self._num_complete += run.is_complete
         reach = self._reach(least_runs=1, skip=skip)
         if self._find_functions(reach):
@@ -393,13 +398,24 @@ def _is_variable(place: Place) -> bool:
     return place.kind == "cell" or (place.kind == "dict" and "__builtins__" in place.owner)
 
 
+def _gradients_of(
+    tensors: Iterable[torch.Tensor],
+) -> list[tuple[torch.Tensor, TensorWeakRef | None]]:
+    """Return all that can have a gradient, each with a weak reference to the one that it has."""
+    return [
+        (tensor, None if tensor.grad is None else TensorWeakRef(tensor.grad))
+        for tensor in tensors
+        if tensor.is_leaf and tensor.requires_grad
+    ]
+
+
 def _text(value: Any) -> str:
     return str(value) if isinstance(value, Text) else shown(value)
 
 
 def _advice(difference: Difference) -> str:
     after = difference.after
-    if after == OTHER_MEMORY:
+    if after is OTHER_MEMORY:
         return "write into it with `copy_()`, or change it outside the step"
     if isinstance(after, torch.Tensor):
         return "keep it on the device, or change it in `on_host`"

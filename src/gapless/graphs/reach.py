@@ -164,7 +164,10 @@ class Reach:
             for function in each.alive_functions():
                 self._note_function(function)
         self._follow_all()
-        self._note_methods()
+        # Variables of enclosing functions that these read are found with them alone.
+        while self._finds_functions_by(self._note_methods):
+            self._queue_all()
+            self._follow_queue()
 
     # --- what is followed ---
 
@@ -180,6 +183,9 @@ class Reach:
         ran = sorted(self._executed.values(), key=lambda each: each.kind is not CodeKind.USER)
         for executed in ran:
             self._add(executed)
+        self._follow_queue()
+
+    def _follow_queue(self) -> None:
         # Functions found on the way may bind cells of code that was followed before.
         for _ in range(4):
             before = self._size()
@@ -187,8 +193,16 @@ class Reach:
                 self._follow(self._queue.pop(0))
             if before == self._size():
                 break
-            self._memo = {}
-            self._queue = list(self.codes.values())
+            self._queue_all()
+
+    def _queue_all(self) -> None:
+        self._memo = {}
+        self._queue = list(self.codes.values())
+
+    def _finds_functions_by(self, look: Callable[[], None]) -> bool:
+        before = sum(map(len, self.functions.values()))
+        look()
+        return sum(map(len, self.functions.values())) > before
 
     def _note_methods(self) -> None:
         """Take note of methods that ran and that no code names, such as `__call__` and `__mul__`."""
@@ -672,11 +686,12 @@ class Reach:
         if value is sys.modules:
             return self._imported(key, None, site)
         if isinstance(value, list | tuple | collections.deque):
-            if isinstance(key, int) and -len(value) <= key < len(value):
-                return self._place("item", value, key, shown, site)
-            return []
+            # One that is missing may come later; until then it is an IndexError.
+            return self._place("item", value, key, shown, site) if isinstance(key, int) else []
         if isinstance(value, dict | MappingProxyType):
             return self._place("dict", value, key, shown, site)
+        if isinstance(value, nn.ParameterDict) and isinstance(key, str):
+            return self._attribute(value, key, name, site)
         if isinstance(value, nn.ModuleList | nn.Sequential | nn.ModuleDict | nn.ParameterList):
             return self._each(value, name, site)
         if isinstance(value, Mapping) and hasattr(value, "data"):
@@ -693,6 +708,8 @@ class Reach:
             return [(each, each.__name__) for each in modules if is_of_the_script(each)]
         if isinstance(value, nn.ModuleList | nn.Sequential | nn.ModuleDict):
             return [(child, f"{name}.{key}") for key, child in value._modules.items()]
+        if isinstance(value, nn.ParameterList | nn.ParameterDict):
+            return self._each_of_parameters(value, name, site)
         if isinstance(value, contextvars.ContextVar | enum.EnumType) or _is_array_of_objects(
             value
         ):
@@ -712,6 +729,21 @@ class Reach:
         if _is_looked_into(type(value)):
             return [(value, name), *self._use_object_whole(value, name, site)]
         return [(value, name)]
+
+    def _each_of_parameters(
+        self, value: nn.ParameterList | nn.ParameterDict, name: str, site: str
+    ) -> list[tuple[Any, str]]:
+        """Return what a list or dictionary of parameters holds, which may be anything."""
+        entries = vars(value)
+        # How many there are, and by which keys.
+        for key in ("_size", "_keys"):
+            if key in entries:
+                self._use_whole(entries[key], name, site)
+                self._place("dict", entries, key, f"len({name})", site, holder=value)
+        num_or_keys = entries.get("_keys", range(entries.get("_size", 0)))
+        return [
+            part for key in num_or_keys for part in self._attribute(value, str(key), name, site)
+        ]
 
     def _each_of_python(self, value: Any, name: str, site: str) -> list[tuple[Any, str]]:
         """Return what a context variable gives, the members of an enumeration, or objects of an array."""
@@ -773,6 +805,10 @@ class Reach:
         self._arrive(value, name.rpartition(".")[0] or "self", site)
         if in_full:
             self._give(method.__func__, value)
+        if not isinstance(method.__func__, FunctionType):
+            # Made in C, such as those of numpy's generators: it may read and change all of it.
+            held = (value,)
+            self.whole.setdefault(id(held), (held, f"{name}.__self__", site))
         # Code of Python's library is not followed.
         found = class_attribute(type(value), method.__func__.__name__)
         if value is os.environ:
@@ -895,13 +931,9 @@ class Reach:
                         self.tensors.setdefault(id(tensor), (tensor, f"{shown}.{key}", ""))
                         self._follow_hooks(tensor)
             self._follow_hooks(module)
-            # What torch calls: that of a class, or of one that comes before it and has none yet.
-            for key in ("forward", "__call__"):
-                owner, _ = class_attribute(type(module), key) or (None, None)
-                self._note_classes(type(module), key, f"{shown}.{key}", "", owner)
-                # Users patch `forward` of torch's classes, and torch.fx writes it anew.
-                if owner is not None and (key == "forward" or not is_foreign(owner)):
-                    self._place("class", owner, key, f"{shown}.{key}", "")
+            if isinstance(module, nn.ParameterList | nn.ParameterDict):
+                self._each_of_parameters(module, shown, "")
+            self._note_what_torch_calls(module, shown)
             children = entries.get("_modules") or {}
             todo += [
                 (child, f"{shown}.{key}")
@@ -912,6 +944,15 @@ class Reach:
             original = dict(children.items()).get("_orig_mod")
             if isinstance(original, nn.Module):
                 self._follow_statically(original)
+
+    def _note_what_torch_calls(self, module: nn.Module, name: str) -> None:
+        """Take note of methods of a module's class, or of one that comes before it and has none yet."""
+        for key in ("forward", "__call__"):
+            owner, _ = class_attribute(type(module), key) or (None, None)
+            self._note_classes(type(module), key, f"{name}.{key}", "", owner)
+            # Users patch `forward` of torch's classes, and torch.fx writes it anew.
+            if owner is not None and (key == "forward" or not is_foreign(owner)):
+                self._place("class", owner, key, f"{name}.{key}", "")
 
     def _follow_statically(self, module: nn.Module) -> None:
         """Follow the code of modules whose compiled code runs in place of it."""

@@ -181,6 +181,7 @@ class WarmUps:
             nullcontext() if touched is None else touched,
         ):
             out = work(tree.value)
+        self._weights.add(host.got_gradients)
         self.ran_backward = self.ran_backward or seen.ran_backward
         self.use_compiled_code = self.use_compiled_code or host.runs_compiled
         refusals = self._refusals_of(seen, host, touched, is_last=is_last)

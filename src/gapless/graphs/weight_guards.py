@@ -16,7 +16,7 @@ from gapless.pipeline.tree import has_address
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from gapless.graphs.known_optimizers import KnownOptimizers
 
@@ -26,7 +26,7 @@ Gradients: TypeAlias = "list[tuple[torch.Tensor, torch.Tensor | None]]"
 
 
 class KnownWeights:
-    """The weights of a step's optimizers, and those behind its backward passes.
+    """The weights of a step's optimizers, those behind its backward passes, and others that get gradients.
 
     Args:
         optimizers: that the step calls.
@@ -38,8 +38,12 @@ class KnownWeights:
 
     def add_leaves_behind(self, tensors: Any) -> None:
         """Know the weights to which a backward pass from these tensors adds gradients."""
-        for leaf in _leaves_behind(tensors):
-            self._leaves[id(leaf)] = TensorWeakRef(leaf)
+        self.add(_leaves_behind(tensors))
+
+    def add(self, weights: Iterable[torch.Tensor]) -> None:
+        """Know weights for as long as they are there."""
+        for weight in weights:
+            self._leaves[id(weight)] = TensorWeakRef(weight)
 
     def gradients(self) -> Gradients:
         """Return every weight with the gradient that it has now."""
