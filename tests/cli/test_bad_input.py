@@ -656,6 +656,23 @@ def test_a_dry_run_says_what_the_run_would_say_of_its_folder(
     assert dry.new_files == []
 
 
+def test_a_run_folder_that_is_a_link_to_nothing(gapless, tiny_data):
+    """It is told before anything is read, and not by the first file that cannot be made."""
+    Path("link").symlink_to("nowhere")
+    outcome = gapless("train", "--data", tiny_data, "--run-dir", "link", *TINY)
+
+    outcome.check_refused("run folder link is a link that leads nowhere", "another --run-dir")
+
+
+@pytest.mark.parametrize("flag", ["--max-time", "--vocab-size"])
+def test_a_number_that_no_run_can_have(gapless, tiny_data, flag):
+    """It is refused by its name, and is no bug of gapless."""
+    number = "9" * 310 + "h" if flag == "--max-time" else "3000000000"
+    outcome = gapless("train", "--data", tiny_data, flag, number, "--dry-run")
+
+    outcome.check_refused(f"{flag} must be")
+
+
 def test_a_dry_run_leaves_no_folder(gapless, tiny_data):
     """Nor does it where the run could begin."""
     asked = gapless("train", "--data", tiny_data, "--run-dir", "new/r", *TINY, "--dry-run")

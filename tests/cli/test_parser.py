@@ -41,6 +41,18 @@ def test_options_may_stand_before_between_and_after_arguments(parser, arguments)
     assert (options.run, options.text, options.steps) == ("r", ["a", "b"], 3)
 
 
+@pytest.mark.parametrize(("argument", "name"), [("-hello", "-hello"), ("--really?", "--really?")])
+def test_a_sentence_that_looks_like_an_option_is_told_where_to_stand(parser, argument, name):
+    """Behind two hyphens, where it is taken as it is."""
+    with pytest.raises(UsageError) as caught:
+        parser.parse(["r", argument])
+
+    assert str(caught.value) == (
+        f"unknown option {name}; see tool --help; a sentence that begins with a hyphen stands behind --"
+    )
+    assert parser.parse(["r", "--", argument]).text == [argument]
+
+
 def test_what_is_not_given_is_none(parser):
     """None says that an option was not given, and a switch has two ways to be."""
     options = vars(parser.parse(["r"]))

@@ -19,6 +19,7 @@ from gapless.errors import DataError
 from gapless.nmt.data.arriving_lines import arriving_lines
 from gapless.nmt.data.vocab import SubwordVocab
 from gapless.nmt.run import translator
+from gapless.nmt.run.score import one_line
 
 
 def test_what_a_model_writes_stays_on_its_line(gapless, tiny_run, monkeypatch):
@@ -32,6 +33,13 @@ def test_what_a_model_writes_stays_on_its_line(gapless, tiny_run, monkeypatch):
     assert translated.out == f"{line}\n\n{line}\n"
     assert evaluated.code == 0
     assert (tiny_run / "hypotheses.test.txt").read_text() == f"{line}\n" * 12
+
+
+def test_a_line_has_the_words_of_its_text():
+    """Sacrebleu divides words at all white space: a score is that of the files that are written."""
+    spaces = [chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace()]
+
+    assert [one_line(f"a{space}b").split() for space in spaces] == [["a", "b"]] * len(spaces)
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "gbk"])

@@ -345,6 +345,23 @@ def test_a_step_that_does_not_repeat_itself_is_compared_within_its_own_spread(de
     )
 
 
+def test_a_result_that_differs_by_more_than_rounding_is_decided_by_something_unseen(device):
+    """The graph has one of its values for good; where the operators may do that, it is used."""
+    drawn = iter([1.0, 1.0, 1.0, 2.0, 3.0, 2.0, 3.0])
+
+    class Draws(Work):
+        def step(self):
+            return super().step() * next(drawn)
+
+    verdict = arrived(Draws(device).prove()[1], device)
+
+    assert (verdict.holds, verdict.repeats) == (False, False)
+    assert verdict.text.startswith(
+        "two runs as written from one state differ by more than rounding"
+    )
+    assert "result 1" in verdict.text
+
+
 def test_tensors_in_which_two_runs_happen_to_agree_may_be_rounded_otherwise(device):
     """If the step does not repeat itself elsewhere; else every bit counts."""
     texts = []

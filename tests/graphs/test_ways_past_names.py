@@ -6,8 +6,11 @@ import collections
 import contextlib
 import contextvars
 import enum
+import functools
+import io
 import itertools
 import operator
+import unittest.mock
 import weakref
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -590,6 +593,60 @@ def key_that_compares_itself_with_its_kind_alone():
 
     weights = {Task("a"): 1.0, Task("b"): 2.0}
     return lambda: sum(weights.values()), lambda: weights.update({Task("c"): 3.0})
+
+
+@case
+def attribute_of_a_number():
+    class Rate(float):
+        scale = 1.0
+
+    owner, other = Owner(rate=Rate(0.5)), Rate(0.5)
+    other.scale = 3.0
+    return lambda: owner.rate.scale, lambda: setattr(owner, "rate", other)
+
+
+@case
+def text_that_is_closed():
+    text = io.StringIO()
+    return lambda: 3.0 if text.closed else 1.0 + text.tell(), text.close
+
+
+def of_another_class(kind):
+    """Return an object that says it is of a class, as proxies do, and an edit of it."""
+
+    class Proxy(Part):
+        @property
+        def __class__(self):
+            return kind
+
+    proxy = Proxy()
+    held = {"proxy": proxy}
+    return lambda: held["proxy"].weight * proxy.weight, adds(proxy)
+
+
+for kind in (dict, list, tuple, nn.Module, torch.optim.Optimizer, np.ndarray, io.StringIO):
+    CASES[f"proxy_of_{kind.__name__}"] = functools.partial(of_another_class, kind)
+
+
+@case
+def mock_of_a_module():
+    mock = unittest.mock.Mock(spec=nn.Module, weight=1.0)
+    return lambda: mock.weight, adds(mock)
+
+
+@case
+def dictionary_that_counts_its_reads():
+    class Sorted(dict):
+        reads = 0
+
+        def __iter__(self):
+            return iter(sorted(dict.keys(self)))
+
+        def __getitem__(self, key):
+            raise AssertionError("gapless has read an item")
+
+    table = Sorted(b=2.0, a=1.0)
+    return lambda: table.get("a"), lambda: table.update(a=3.0)
 
 
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)

@@ -91,7 +91,20 @@ class Parser(argparse.ArgumentParser):
         name, _, found = message.partition(": ")
         if found == "expected one argument":
             message += self._found_after(name)
+        if found.startswith(
+            "ignored explicit argument"
+        ):  # of a flag of one letter, such as -hello
+            typed = next((one for one in self._typed if one.startswith(name[:2])), name)
+            message = f"unknown option {typed}; {self._where_to_look()}"
         raise UsageError(message)
+
+    def _where_to_look(self) -> str:
+        """Return what to do about an option that is none."""
+        takes_sentences = any(action.dest == "text" for action in self._actions)
+        behind = (
+            "; a sentence that begins with a hyphen stands behind --" if takes_sentences else ""
+        )
+        return f"see {self.prog} --help{behind}"
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
         """Print the help as every result: argparse of some versions is silent where it cannot.
@@ -126,7 +139,7 @@ class Parser(argparse.ArgumentParser):
             if argument.startswith("-"):
                 name = argument.partition("=")[0]
                 hint = _hint(name, self._option_string_actions)
-                raise UsageError(f"unknown option {name}; {hint or f'see {self.prog} --help'}")
+                raise UsageError(f"unknown option {name}; {hint or self._where_to_look()}")
         if unknown:
             raise UsageError(f"unexpected argument {unknown[0]!r}; {self._meant_by(unknown[0])}")
         if rest and self._rest is not None:

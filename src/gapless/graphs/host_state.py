@@ -30,6 +30,8 @@ from gapless.graphs.value_places import (
     Place,
     entries_of,
     is_note_of_compiler,
+    items_of,
+    names_another_class,
     shown_key,
 )
 
@@ -173,11 +175,14 @@ class HostState:
         return place.kind == "dict" and place.holder is None and "__builtins__" in place.owner
 
     def _take_object(self, value: Any, name: str) -> None:
-        if id(value) in self._skip or isinstance(value, logging.Logger | ModuleType):
+        is_another = names_another_class(value)
+        if id(value) in self._skip or (
+            isinstance(value, logging.Logger | ModuleType) and not is_another
+        ):
             return
         self._take_value(value, name, "")
         entries = entries_of(value)
-        if isinstance(value, torch.optim.Optimizer):
+        if isinstance(value, torch.optim.Optimizer) and not is_another:
             self._take_optimizer(value, name)
         elif entries is not None:
             self._take_dict(entries, name, "", holder=value)
@@ -220,8 +225,9 @@ class HostState:
     def _take_dict(self, value: dict[Any, Any], name: str, site: str, holder: Any = None) -> None:
         if id(value) in self._dicts or id(value) in self._skip or len(value) > _MOST_ITEMS:
             return
-        self._dicts[id(value)] = (value, dict(value), name, site, holder)
-        for key, part in list(value.items()):
+        items = items_of(value)
+        self._dicts[id(value)] = (value, dict(items), name, site, holder)
+        for key, part in items:
             # Keys of other dictionaries may be of the user's classes, and be compared by their code.
             if isinstance(holder, nn.Module) and key in _TABLES:
                 continue
@@ -232,7 +238,7 @@ class HostState:
 
     def _take_value(self, value: Any, name: str, site: str, depth: int = _DEPTH) -> None:
         """Copy what a value contains, if it can change in itself."""
-        if id(value) in self._skip or is_plain(value) or depth == 0:
+        if id(value) in self._skip or is_plain(value) or depth == 0 or names_another_class(value):
             return
         if isinstance(value, torch.Tensor):
             self._take_tensor(value, name, site)
@@ -333,7 +339,7 @@ class HostState:
         if holder is None and _have_another_order(copy, value):
             before, after = Text("one order"), Text("another")
             yield Difference(None, value, name, site, before, after)
-        for key in {**copy, **value}:
+        for key in {**copy, **dict(items_of(value))}:
             # Not the `get` of a user's class.
             before, after = copy.get(key, MISSING), dict.get(value, key, MISSING)
             if before is after:
@@ -388,7 +394,7 @@ def _is_dict(known: tuple[Any, str]) -> bool:
 
 def _weights_of_optimizers(reach: Reach) -> Iterator[torch.Tensor]:
     for value, _ in reach.objects.values():
-        if isinstance(value, torch.optim.Optimizer):
+        if isinstance(value, torch.optim.Optimizer) and not names_another_class(value):
             for group in value.param_groups:
                 yield from group["params"]
 

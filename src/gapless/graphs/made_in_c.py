@@ -49,6 +49,7 @@ _HOLDERS = (
     reversed,
     *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
     *map(type, (iter([]), iter(()), iter({}), iter(set()), iter({}.values()), iter({}.items()))),
+    type(iter(int, None)),
 )
 
 MOVING = tuple(

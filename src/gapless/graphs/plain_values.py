@@ -79,7 +79,7 @@ def same(before: Any, after: Any, depth: int = _DEPTH) -> bool:
     if type(before) is not type(after) or depth == 0:
         return False
     if isinstance(before, float):
-        return float.hex(before) == float.hex(after)
+        return float.hex(before) == float.hex(after) and _same_attributes(before, after, depth)
     if isinstance(before, complex):
         return same(before.real, after.real) and same(before.imag, after.imag)
     if isinstance(before, enum.Enum):
@@ -95,7 +95,9 @@ def same(before: Any, after: Any, depth: int = _DEPTH) -> bool:
 
 def _same_attributes(before: Any, after: Any, depth: int) -> bool:
     """Return whether two equal texts or numbers have the same attributes, if they have any."""
-    if type(before) in _WITHOUT_ATTRIBUTES or not has_attributes(before):
+    if type(before) in _WITHOUT_ATTRIBUTES or not (
+        has_attributes(before) or has_attributes(after)
+    ):
         return True
     mine, theirs = entries_of(before), entries_of(after)
     return mine is not None and theirs is not None and same(mine, theirs, depth - 1)

@@ -74,6 +74,8 @@ from gapless.graphs.value_places import (
     default_of,
     dict_of_view,
     entries_of,
+    items_of,
+    names_another_class,
     shown_key,
     tables_of,
     target_of,
@@ -434,6 +436,13 @@ class Reach:
         return ""
 
     def _attribute(self, value: Any, key: str, name: str, site: str) -> Iterable[tuple[Any, str]]:
+        if names_another_class(value):
+            return self._instance_attribute(value, key, name, site)
+        return self._attribute_by_kind(value, key, name, site)
+
+    def _attribute_by_kind(
+        self, value: Any, key: str, name: str, site: str
+    ) -> Iterable[tuple[Any, str]]:
         shown = f"{name}.{key}"
         if isinstance(value, ModuleType):
             return self._module_attribute(value, key, shown, site)
@@ -683,6 +692,8 @@ class Reach:
 
     def _item(self, value: Any, key: Any, name: str, site: str) -> Iterable[tuple[Any, str]]:
         shown = f"{name}[{shown_key(key)}]"
+        if names_another_class(value):
+            return [(value, name)]
         if value is sys.modules:
             return self._imported(key, None, site)
         if isinstance(value, list | tuple | collections.deque):
@@ -702,6 +713,11 @@ class Reach:
         return self._each(value, name, site)
 
     def _each(self, value: Any, name: str, site: str) -> Iterable[tuple[Any, str]]:
+        if names_another_class(value):
+            return [(value, name)]
+        return self._each_by_kind(value, name, site)
+
+    def _each_by_kind(self, value: Any, name: str, site: str) -> Iterable[tuple[Any, str]]:
         shown = f"{name}[...]"
         if value is sys.modules:
             modules = list(sys.modules.values())
@@ -718,8 +734,7 @@ class Reach:
             return [(value, name)]
         if isinstance(value, dict | MappingProxyType):
             return [
-                (part, f"{name}[{shown_key(key)}]")
-                for key, part in list(value.items())[:_MOST_ITEMS]
+                (part, f"{name}[{shown_key(key)}]") for key, part in items_of(value)[:_MOST_ITEMS]
             ]
         if isinstance(value, list | tuple | set | frozenset | collections.deque):
             return [(part, shown) for part in list(value)[:_MOST_ITEMS]]
@@ -778,8 +793,12 @@ class Reach:
 
     def _arrive(self, value: Any, name: str, site: str, *, in_full: bool = False) -> None:
         """Take note of a value that the code comes to."""
-        if id(value) in self._skip:
-            return
+        if names_another_class(value):
+            self.objects.setdefault(id(value), (value, name))
+        elif id(value) not in self._skip:
+            self._arrive_by_kind(value, name, site, in_full=in_full)
+
+    def _arrive_by_kind(self, value: Any, name: str, site: str, *, in_full: bool) -> None:
         if isinstance(value, torch.Tensor):
             self.tensors.setdefault(id(value), (value, name, site))
         elif isinstance(value, nn.Module):
@@ -881,6 +900,9 @@ class Reach:
         if value is None or isinstance(value, ModuleType | type):
             return
         self._arrive(value, name, site, in_full=in_full)
+        if not isinstance(value, torch.Tensor | nn.Module):
+            # It may change what nobody looks at otherwise, such as an array.
+            self.objects.setdefault(id(value), (value, name))
         if key in ONLY_CHANGING:
             return
         if isinstance(value, contextvars.ContextVar):
@@ -1104,7 +1126,7 @@ def _items_of(value: Any, name: str) -> list[tuple[Any, str]]:
     """Return what a container holds, with names."""
     parts: Iterable[tuple[str, Any]]
     if isinstance(value, dict | MappingProxyType):
-        parts = [(shown_key(key), part) for key, part in value.items()]
+        parts = [(shown_key(key), part) for key, part in items_of(value)]
     elif isinstance(value, list | tuple | collections.deque):
         parts = [(str(index), part) for index, part in enumerate(value)]
     else:
@@ -1184,7 +1206,11 @@ def _is_of_weakref(value: Any) -> bool:
 
 
 # Of torch's objects that are no modules, those which a step computes with.
-_LOOKED_INTO_OF_TORCH = ("torch.distributions", "torch.utils.data.dataset")
+_LOOKED_INTO_OF_TORCH = (
+    "torch.distributions",
+    "torch.utils.data.dataset",
+    "torch.utils.data.sampler",
+)
 
 
 def _is_looked_into(kind: type) -> bool:

@@ -36,7 +36,14 @@ from gapless.graphs.plain_values import (
     shown,
 )
 from gapless.graphs.same_tensors import are_the_same
-from gapless.graphs.value_places import BUFFERS, HOOK_TABLES, MISSING, Place, entries_of
+from gapless.graphs.value_places import (
+    BUFFERS,
+    HOOK_TABLES,
+    MISSING,
+    Place,
+    entries_of,
+    names_another_class,
+)
 from gapless.pipeline.alike_tensors import comparison_with
 
 
@@ -271,10 +278,14 @@ class ReadGuards:
             table=None if is_scalar_of_numpy(value) else place.owner,
         )  # fmt: skip
         self._checks[-1].behind = place.behind
+        if not names_another_class(value):
+            self._add_array_or_tensor(value, place.name, place.site)
+
+    def _add_array_or_tensor(self, value: Any, name: str, site: str) -> None:
         if is_array(value):
-            self._add_array(value, place.name, place.site)
+            self._add_array(value, name, site)
         elif isinstance(value, torch.Tensor):
-            self._add_tensor(value, place.name, place.site)
+            self._add_tensor(value, name, site)
 
     def _add_array(self, value: Any, name: str, site: str) -> None:
         key = ("array", id(value))
@@ -298,9 +309,9 @@ class ReadGuards:
         """Compare an object's class, and what those are asked for that are made in C."""
         if isinstance(value, functools._lru_cache_wrapper):
             self._add_results_of(value, name)
-        elif isinstance(value, io.StringIO | io.BytesIO):
+        elif isinstance(value, io.StringIO | io.BytesIO) and not names_another_class(value):
             self._add_text(value, name)
-        elif isinstance(value, BUFFERS):
+        elif isinstance(value, BUFFERS) and not names_another_class(value):
             data: Any = value
             content = bytes(data)
             if len(content) <= _MOST_BYTES:
@@ -336,8 +347,9 @@ class ReadGuards:
         )
 
     def _add_text(self, text: Any, name: str) -> None:
-        if not text.closed and len(text.getvalue()) <= _MOST_BYTES:
-            self._add_told(lambda: (text.getvalue(), text.tell()), "its text", name)
+        if text.closed or len(text.getvalue()) <= _MOST_BYTES:
+            told = lambda: None if text.closed else (text.getvalue(), text.tell())  # noqa: E731
+            self._add_told(told, "its text", name)
 
     def _add_told(self, ask: Callable[[], Any], what: str, name: str) -> None:
         """Compare what an object made in C tells of itself."""
@@ -747,7 +759,7 @@ def _attribute_reader(thing: Any, name: str) -> Callable[[], Any]:
 
 def _is_value(value: Any) -> bool:
     """Return whether a value stands for itself, so that an equal one is as good."""
-    if isinstance(value, tuple | frozenset):
+    if issubclass(type(value), tuple | frozenset):
         return all(map(_is_value, value))
     return is_plain(value)
 

@@ -9,13 +9,17 @@ import functools
 import threading
 import weakref
 from types import CellType, FunctionType, MappingProxyType, MemberDescriptorType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from gapless.graphs.code_reads import Chain
 from gapless.graphs.stand_in import StandIn
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda _: "nothing"})()
@@ -135,6 +139,19 @@ def entries_of(value: Any) -> dict[str, Any] | None:
     except (AttributeError, TypeError, RuntimeError):
         return None
     return entries if isinstance(entries, dict) else None
+
+
+def names_another_class(value: object) -> bool:
+    """Return whether an object says of itself that it is of another class, as proxies and mocks do."""
+    owners = type.__getattribute__(type(value), "__mro__")
+    return any("__class__" in vars(owner) for owner in owners if owner is not object)
+
+
+def items_of(table: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+    """Return the items of a dictionary in their order, without the methods of a user's class."""
+    if isinstance(table, collections.OrderedDict):
+        return list(collections.OrderedDict.items(table))
+    return list(dict.items(table) if isinstance(table, dict) else table.items())
 
 
 def tables_of(value: Any) -> list[dict[str, Any]]:

@@ -24,7 +24,23 @@ def test_an_interval_is_updates_or_a_time(text, expected):
     assert Interval.of(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "0", "0s", "-3", "1.5", "ten", "10 days", "nan", "1e3"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "0",
+        "0s",
+        "-3",
+        "1.5",
+        "ten",
+        "10 days",
+        "nan",
+        "1e3",
+        "9" * 310,
+        "9" * 310 + "h",
+        "9" * 308 + "h",
+    ],
+)
 def test_what_is_no_interval_is_refused(text):
     """Before a run begins, with the setting's name and what it may be."""
     with pytest.raises(UserError, match="`save_every` must be a number of updates such as 200"):

@@ -181,6 +181,18 @@ def test_a_tokenizer_that_finds_no_words_in_the_text_is_told(tokenizer, text, us
     assert [note.rpartition("=")[2] for note in notes] == ([] if use is None else [f"{use}`"])
 
 
+def test_a_part_of_the_target_without_spaces_is_told():
+    """BLEU counts each of its sentences as a word or two; a few names and quotations are no matter."""
+    german = [f"Satz Nummer {number} ist da ." for number in range(40)]
+    config = make(tgt="de")
+
+    (note,) = notes_of_tokenizer(config, german + CHINESE[:1] * 10)
+
+    assert note.startswith("20% of the target sentences have no spaces between words")
+    assert notes_of_tokenizer(config, german + CHINESE[:1]) == ()
+    assert notes_of_tokenizer(make(tgt="zh"), CHINESE) == ()
+
+
 def test_a_named_language_drops_a_tokenizer_that_was_not_named_with_it(tmp_path):
     """So does a target that is named, but for one of a resumed run that is called as before."""
     file = tmp_path / "config.yaml"

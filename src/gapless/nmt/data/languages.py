@@ -227,6 +227,7 @@ _FEWEST_LETTERS = 10
 _CJK_SHARE = 0.3
 _MIXED_SHARE = 0.05
 _KANA_SHARE = 0.1
+_WITHOUT_SPACES = frozenset(["Han", "Kana", "Thai", "Lao", "Khmer", "Myanmar"])
 _HANGUL_SHARE = 0.3
 
 
@@ -532,6 +533,18 @@ def written_in(sentences: Iterable[str], *, fewest: int = _FEWEST_LETTERS) -> st
     if hangul >= _HANGUL_SHARE * cjk:
         return "Korean"
     return "Japanese" if kana >= _KANA_SHARE * cjk else "Chinese"
+
+
+def share_without_spaces(sentences: Iterable[str]) -> float:
+    """Return the share of sentences whose letters are mostly those of languages without spaces between words.
+
+    Args:
+        sentences: the text; those without letters do not count.
+    """
+    scripts = [[_script(sign) for sign in one if sign.isalpha()] for one in sentences]
+    written = [letters for letters in scripts if letters]
+    found = sum(2 * sum(map(_WITHOUT_SPACES.__contains__, one)) > len(one) for one in written)
+    return found / max(1, len(written))
 
 
 def has_kana(sentences: Iterable[str]) -> bool:

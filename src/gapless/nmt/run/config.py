@@ -133,7 +133,9 @@ class TrainConfig:
         "sentencepiece, or none: text is tokenised already",
         choices=("sentencepiece", "none"),
     )
-    vocab_size: int | None = _setting("data", None, "subwords of a vocabulary", at_least=5)
+    vocab_size: int | None = _setting(
+        "data", None, "subwords of a vocabulary", at_least=5, at_most=_MOST
+    )
     vocab_model: str = _setting(
         "data", "bpe", "subword model: bpe or unigram", choices=("bpe", "unigram")
     )

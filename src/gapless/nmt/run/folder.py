@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -289,8 +290,12 @@ def check_unused(path: Path) -> None:
     """Check that a folder is empty, but for its lock, or does not exist.
 
     Raises:
-        RunFolderError: it is not empty, or no folder, or lies in none.
+        RunFolderError: it is not empty, or no folder, or lies in none, or is a link that leads nowhere.
     """
+    if path.is_symlink() and not path.exists():
+        raise RunFolderError(
+            f"run folder {path} is a link that leads nowhere; remove it, or choose another `run_dir`"
+        )
     there = next((part for part in (path, *path.parents) if part.exists()), path)
     if there.exists() and not there.is_dir():
         raise RunFolderError(f"{there} is no folder; choose another `run_dir`")
@@ -324,7 +329,8 @@ def _what_to_do_with(path: Path) -> str:
     if not ((path / CONFIG).is_file() or newest_with(path, CONFIG) is not None):
         return ", and holds no run; choose another `run_dir`"
     if state_store(path).paths():
-        return f"; choose another `run_dir`, or resume it with `resume={path}`"
+        found = shlex.quote(str(path))
+        return f"; choose another `run_dir`, or resume it with `resume={found}`"
     advice = how_to_use_weights(path)
     if advice is not None:
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -38,9 +39,9 @@ class Interval:
         """
         found = _TIME.fullmatch(text.strip())
         number = float(found[1]) if found else 0.0
-        if found and number and found[2]:
+        if found and found[2] and 0 < number * _SECONDS[found[2]] < inf:
             return cls(seconds=number * _SECONDS[found[2]])
-        if number and number.is_integer():
+        if found and not found[2] and 0 < number < inf and number.is_integer():
             return cls(updates=int(number))
         raise UserError(
             f"`{name}` must be a number of updates such as 200, or a time such as 30s, 10min or "
@@ -59,8 +60,9 @@ def seconds_of(text: str, *, name: str) -> float:
         UserError: it names none.
     """
     found = _TIME.fullmatch(text.strip())
-    if found and float(found[1]) and found[2]:
-        return float(found[1]) * _SECONDS[found[2]]
+    seconds = float(found[1]) * _SECONDS[found[2]] if found and found[2] else 0.0
+    if 0 < seconds < inf:
+        return seconds
     raise UserError(f"`{name}` must be a time such as 90s, 10min or 2h, but is {text!r}")
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _HARMLESS = {
     **dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], "\ufffd"),
-    **dict.fromkeys(map(ord, "\t\n\v\f\r\x85\u2028\u2029"), " "),
+    # All that sacrebleu takes for white space, so that a file has the words that are scored.
+    **dict.fromkeys(map(ord, "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85\u2028\u2029"), " "),
 }
 
 

@@ -16,6 +16,7 @@ from gapless.nmt.data.languages import (
     language_of_writing,
     looks,
     near_name,
+    share_without_spaces,
     tokenizer_of_writing,
     written_in,
 )
@@ -36,6 +37,9 @@ _NEEDS = {
 }
 
 _MOST_SENTENCES = 2000
+
+# Of sentences in another writing, in text of a language with spaces: names and quotations are fewer.
+_MOST_OF_OTHERS = 0.05
 
 # Words in Japanese may all be without kana, but no sentences are.
 _MOST_WITHOUT_KANA, _LETTERS_OF_A_SENTENCE = 100, 6
@@ -176,14 +180,16 @@ def check_direction(
 
 
 def notes_of_tokenizer(config: TrainConfig, target: Sequence[str]) -> tuple[str, ...]:
-    """Return a line if a tokenizer that was set finds no words in the target text.
+    """Return a line if the tokenizer finds no words in the target text, or in a part of it.
 
     Args:
         config: of the run.
         target: sentences of the target side.
     """
     tokenizer, writing = config.score_tokenizer, written_in(_some(target))
-    if tokenizer is None or writing is None or has_spaces(writing) or config.tokenizer == "none":
+    if tokenizer is None:
+        return _notes_of_other_writing(decide_scoring(config, target), target)
+    if writing is None or has_spaces(writing) or config.tokenizer == "none":
         return ()
     fitting = tokenizer_of_writing(writing)
     is_kanji = (tokenizer, writing) == ("ja-mecab", "Chinese")
@@ -192,6 +198,17 @@ def notes_of_tokenizer(config: TrainConfig, target: Sequence[str]) -> tuple[str,
     return (
         f"`score_tokenizer` is {tokenizer}, which does not divide this text into words: the target "
         f"{looks(writing)}; use `score_tokenizer={fitting}`",
+    )
+
+
+def _notes_of_other_writing(scoring: Scoring, target: Sequence[str]) -> tuple[str, ...]:
+    """Return a line if a part of the target text has no words for the tokenizer 13a."""
+    share = share_without_spaces(_some(target))
+    if scoring.tokenizer != "13a" or share < _MOST_OF_OTHERS:
+        return ()
+    return (
+        f"{share:.0%} of the target sentences have no spaces between words, and BLEU with the tokenizer "
+        "13a counts each of them as a word or two; give each language a run of its own",
     )
 
 
