@@ -91,9 +91,8 @@ class Parser(argparse.ArgumentParser):
         name, _, found = message.partition(": ")
         if found == "expected one argument":
             message += self._found_after(name)
-        if found.startswith(
-            "ignored explicit argument"
-        ):  # of a flag of one letter, such as -hello
+        # What argparse says of -hello, where -h is an option.
+        if found.startswith("ignored explicit argument"):
             typed = next((one for one in self._typed if one.startswith(name[:2])), name)
             message = f"unknown option {typed}; {self._where_to_look()}"
         raise UsageError(message)
@@ -101,10 +100,8 @@ class Parser(argparse.ArgumentParser):
     def _where_to_look(self) -> str:
         """Return what to do about an option that is none."""
         takes_sentences = any(action.dest == "text" for action in self._actions)
-        behind = (
-            "; a sentence that begins with a hyphen stands behind --" if takes_sentences else ""
-        )
-        return f"see {self.prog} --help{behind}"
+        more = "; a sentence that begins with a hyphen stands behind --" if takes_sentences else ""
+        return f"see {self.prog} --help{more}"
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
         """Print the help as every result: argparse of some versions is silent where it cannot.
