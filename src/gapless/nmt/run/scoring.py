@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -188,7 +189,10 @@ def notes_of_tokenizer(config: TrainConfig, target: Sequence[str]) -> tuple[str,
     """
     tokenizer, writing = config.score_tokenizer, written_in(_some(target))
     if tokenizer is None:
-        return _notes_of_other_writing(decide_scoring(config, target), target)
+        # A language that nobody can know is asked about, and the answer decides.
+        with suppress(LanguageError):
+            return _notes_of_other_writing(decide_scoring(config, target), target)
+        return ()
     if writing is None or has_spaces(writing) or config.tokenizer == "none":
         return ()
     fitting = tokenizer_of_writing(writing)
