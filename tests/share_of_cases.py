@@ -1,7 +1,7 @@
 """Which cases `make test` and `make check` run: of some tests a share, so that more cases take no longer.
 
 Of a test marked `quick_cases(8)` eight cases are quick, and the others are slow; `quick_tests(30)` of a
-file says so of all its tests together. Of each slow test `make check` runs 5 cases.
+file says so of all its tests together. Of each slow test `make check` runs 4 cases.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 
 # Of a slow test with more cases, so many, spread over their names: the same ones each time.
-MOST_CASES = 5
+MOST_CASES = 4
 ALL_CASES = "GAPLESS_ALL_CASES"
 
 
