@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -654,6 +655,22 @@ def test_a_dry_run_says_what_the_run_would_say_of_its_folder(
     assert said in dry.err
     assert "GiB" not in dry.err
     assert dry.new_files == []
+
+
+@pytest.mark.parametrize("name", ["-a b", "it's $HOME", "-x"])
+def test_the_advice_for_a_taken_run_folder_can_be_copied(gapless, tiny_data, name):
+    """Whatever its name is: a shell and the command take it for the folder."""
+    asked = ("train", "--data", tiny_data, "--run-dir", f"./{name}", *TINY)
+    begun = gapless(*asked)
+    assert begun.code == 0, begun.err
+    said = f"{begun.out}{begun.err}{begun.progress}"
+    command = shlex.split(said.rpartition("try: gapless ")[2].splitlines()[0])
+    assert gapless(*command, "cat").code == 0
+
+    advice = gapless(*asked).err.strip().rpartition("or resume it with ")[2]
+
+    resumed = gapless("train", *shlex.split(advice))
+    assert resumed.code == 0, resumed.err
 
 
 def test_a_run_folder_that_is_a_link_to_nothing(gapless, tiny_data):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from gapless.cli.output import warn
 from gapless.device.cores import num_cores
 from gapless.errors import UserError
+from gapless.nmt.run.shell_name import shell_name
 
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _world() -> str:
 
 def resume_command(run_dir: Path) -> str:
     """Return the command that goes on with a run as it was started; torchrun starts several ranks."""
-    command = f"gapless train --resume {shlex.quote(str(run_dir))}"
+    command = f"gapless train --resume {shell_name(run_dir)}"
     world = _world()
     own = os.environ.get("LOCAL_WORLD_SIZE", world)
     if world == "1":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import socket
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +26,7 @@ from gapless.cli.signals import Signals
 from gapless.cli.written_files import require_writable, write_whole
 from gapless.errors import LanguageError, RunFolderError, UserError
 from gapless.nmt.run.defaults import CHOSEN
+from gapless.nmt.run.shell_name import shell_name
 from gapless.records.epoch_record import total
 from gapless.report.epoch_text import waits_table
 from gapless.report.text import duration, megabytes, share
@@ -382,5 +382,5 @@ def _result_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         f"{summary['steps']} updates in {duration(summary['wall_seconds'])}, training "
         f"{summary['train_seconds']:.1f} s, {summary['tokens_per_second']:,.0f} target tokens/s",
         f"peak memory {megabytes(summary['peak_memory_bytes'])}{gap}",
-        f"written to {run_dir}; try: gapless translate {shlex.quote(str(run_dir))}",
+        f"written to {run_dir}; try: gapless translate {shell_name(run_dir)}",
     ]

@@ -167,7 +167,7 @@ class Reach:
                 self._note_function(function)
         self._follow_all()
         # Variables of enclosing functions that these read are found with them alone.
-        while self._finds_functions_by(self._note_methods):
+        while self._note_methods():
             self._queue_all()
             self._follow_queue()
 
@@ -201,13 +201,12 @@ class Reach:
         self._memo = {}
         self._queue = list(self.codes.values())
 
-    def _finds_functions_by(self, look: Callable[[], None]) -> bool:
-        before = sum(map(len, self.functions.values()))
-        look()
-        return sum(map(len, self.functions.values())) > before
+    def _note_methods(self) -> bool:
+        """Take note of methods that ran and that no code names, such as `__call__` and `__mul__`.
 
-    def _note_methods(self) -> None:
-        """Take note of methods that ran and that no code names, such as `__call__` and `__mul__`."""
+        Return whether this led to functions that were not known.
+        """
+        num_known = sum(map(len, self.functions.values()))
         found = (*self.objects.values(), *self.modules.values())
         kinds = {type(value) for value, _ in found} | self._functions_of_autograd
         owners = {owner for kind in kinds for owner in type.__getattribute__(kind, "__mro__")}
@@ -217,6 +216,7 @@ class Reach:
                 if code is not None and id(code) in self._executed:
                     name = f"{owner.__name__}.{key}"
                     self._place("class", owner, key, name, site_of(code, None))
+        return sum(map(len, self.functions.values())) > num_known
 
     def _size(self) -> tuple[int, ...]:
         parts = self.functions, self._given
@@ -755,10 +755,8 @@ class Reach:
             if key in entries:
                 self._use_whole(entries[key], name, site)
                 self._place("dict", entries, key, f"len({name})", site, holder=value)
-        num_or_keys = entries.get("_keys", range(entries.get("_size", 0)))
-        return [
-            part for key in num_or_keys for part in self._attribute(value, str(key), name, site)
-        ]
+        keys = entries.get("_keys", range(entries.get("_size", 0)))
+        return [part for key in keys for part in self._attribute(value, str(key), name, site)]
 
     def _each_of_python(self, value: Any, name: str, site: str) -> list[tuple[Any, str]]:
         """Return what a context variable gives, the members of an enumeration, or objects of an array."""
@@ -793,9 +791,11 @@ class Reach:
 
     def _arrive(self, value: Any, name: str, site: str, *, in_full: bool = False) -> None:
         """Take note of a value that the code comes to."""
+        if id(value) in self._skip:
+            return
         if names_another_class(value):
             self.objects.setdefault(id(value), (value, name))
-        elif id(value) not in self._skip:
+        else:
             self._arrive_by_kind(value, name, site, in_full=in_full)
 
     def _arrive_by_kind(self, value: Any, name: str, site: str, *, in_full: bool) -> None:
@@ -900,7 +900,7 @@ class Reach:
         if value is None or isinstance(value, ModuleType | type):
             return
         self._arrive(value, name, site, in_full=in_full)
-        if not isinstance(value, torch.Tensor | nn.Module):
+        if id(value) not in self._skip and not isinstance(value, torch.Tensor | nn.Module):
             # It may change what nobody looks at otherwise, such as an array.
             self.objects.setdefault(id(value), (value, name))
         if key in ONLY_CHANGING:

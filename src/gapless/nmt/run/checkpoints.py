@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from gapless.checkpoint.store import (
     write_checkpoint,
 )
 from gapless.errors import CheckpointError, RunFolderError
+from gapless.nmt.run.shell_name import shell_name
 from gapless.report.text import counted
 
 
@@ -139,7 +139,7 @@ def read_saved(path: Path, *, advice: str | None = None) -> Checkpoint:
 def _no_weights(run_dir: Path) -> RunFolderError:
     go_on = "start it anew"
     if state_store(run_dir).paths():
-        go_on = f"go on with gapless train `resume={shlex.quote(str(run_dir))}`"
+        go_on = f"go on with gapless train `resume={shell_name(run_dir)}`"
     return RunFolderError(
         f"{run_dir} has no weights to translate with yet: it was stopped before its first validation, "
         f"or still runs; wait for it, or {go_on}"
@@ -424,7 +424,7 @@ def how_to_use_weights(run_dir: Path) -> str | None:
     if whole is None:
         return None
     if whole == first:
-        return f"begin with its weights by `init_from={shlex.quote(str(run_dir))}`"
+        return f"begin with its weights by `init_from={shell_name(run_dir)}`"
     return f"translate with its weights {whole.name}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from gapless.nmt.data.languages import find_language
 from gapless.nmt.run import checkpoints
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.folder import CONFIG, settings_file
+from gapless.nmt.run.shell_name import shell_name
 from gapless.nmt.run.task import Vocabs
 
 
@@ -119,5 +119,5 @@ def read_first_weights(run_dir: Path) -> FirstWeights:
 
 
 def _how_to_mend(run_dir: Path) -> str:
-    run = shlex.quote(str(run_dir))
+    run = shell_name(run_dir)
     return f"gapless train `resume={run}` makes one at its end, or leave out `init_from`"

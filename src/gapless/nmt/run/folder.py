@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -29,6 +28,7 @@ from gapless.nmt.run.checkpoints import (
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.config_file import to_yaml
 from gapless.nmt.run.metrics_file import METRICS, MetricsFile, go_back
+from gapless.nmt.run.shell_name import shell_name
 from gapless.nmt.run.sides import SIDES
 from gapless.nmt.run.task import VOCAB_FILES, Vocabs
 from gapless.nmt.run.trained_on import TRAINED_ON, damage_of_trained_on
@@ -329,8 +329,7 @@ def _what_to_do_with(path: Path) -> str:
     if not ((path / CONFIG).is_file() or newest_with(path, CONFIG) is not None):
         return ", and holds no run; choose another `run_dir`"
     if state_store(path).paths():
-        found = shlex.quote(str(path))
-        return f"; choose another `run_dir`, or resume it with `resume={found}`"
+        return f"; choose another `run_dir`, or resume it with `resume={shell_name(path)}`"
     advice = how_to_use_weights(path)
     if advice is not None:
         return (
