@@ -60,11 +60,12 @@ def installed(wheel):
     return programs
 
 
-def test_the_wheel_holds_the_types(wheel):
-    """Type checkers find the stub of the public names, and the mark that there are types."""
+def test_the_wheel_holds_the_types_and_the_demo_corpus(wheel):
+    """Type checkers find the stub of the public names, and the mark that there are types; `train` its text."""
     names = set(zipfile.ZipFile(wheel).namelist())
 
     assert {"gapless/__init__.py", "gapless/__init__.pyi", "gapless/py.typed"} <= names
+    assert "gapless/nmt/data/demo.tsv.gz" in names
     assert [name for name in names if name.startswith("tests")] == []
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gapless.cli.main import command_parser
-from gapless.nmt.data.demo_corpus import generate
+from gapless.nmt.data.demo import demo_pairs
 from terminal.sessions import Session
 
 
@@ -58,7 +58,7 @@ class Shot:
 
 def write_pairs(folder, *, count=300):
     """Write pairs of the embedded corpus, as a table that a user might have."""
-    pairs = generate()["train"][:count]
+    pairs = demo_pairs()["train"][:count]
     text = "".join(f"{source}\t{target}\n" for source, target in pairs)
     (folder / "pairs.tsv").write_text(text, encoding="utf-8")
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from gapless.errors import DataError
-from gapless.nmt.data import demo_corpus as demo
 from gapless.nmt.data.corpus import load_split
+from gapless.nmt.data.demo import demo_pairs
 from gapless.nmt.data.text_columns import why_no_pair, why_no_text
 
 
@@ -909,5 +909,5 @@ def test_values_that_come_again_and_again_are_labels(values, num_rows, is_text):
 
 def test_the_embedded_corpus_is_text():
     """Its sentences are made of templates, and repeat."""
-    for pairs in demo.generate().values():
+    for pairs in demo_pairs().values():
         assert [why_no_text(side) for side in zip(*pairs, strict=True)] == [None, None]

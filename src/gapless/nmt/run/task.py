@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gapless.errors import DataError
-from gapless.nmt.data import demo_corpus as demo
 from gapless.nmt.data.corpus import Corpus, Pairs, load_corpus
+from gapless.nmt.data.demo import demo_pairs
 from gapless.nmt.data.languages import find_language
 from gapless.nmt.data.token_pairs import TokenPairs
 from gapless.nmt.data.vocab import (
@@ -173,7 +173,7 @@ def read_corpus(config: TrainConfig) -> Corpus:
     # The corpus does not depend on the run's seed, so that runs with two seeds can be compared.
     splits = {
         name: Pairs(src=[pair[at] for pair in pairs], tgt=[pair[1 - at] for pair in pairs])
-        for name, pairs in demo.generate().items()
+        for name, pairs in demo_pairs().items()
     }
     return Corpus(
         src_lang=config.src,

@@ -1,7 +1,7 @@
-"""The embedded demo corpus: English and Chinese sentences from grammars of our own.
+"""Make the demo corpus that the package embeds: English and Chinese sentences from grammars of our own.
 
-It needs no download, and it can be judged by exact match, because the grammars are a
-bijection: an English sentence has exactly one Chinese translation here, and the reverse.
+`python -m benchmarks.demo_corpus` writes its file anew. The corpus can be judged by exact match, because
+the grammars are a bijection: an English sentence has exactly one Chinese translation here, and the reverse.
 The task is a real one all the same: word order differs, classifiers depend on the noun,
 tense sits in the verb in one language and in particles in the other, and held-out
 sentences hold numbers and combinations that no training sentence does.
@@ -9,37 +9,25 @@ sentences hold numbers and combinations that no training sentence does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import gzip
 from datetime import date, timedelta
 from itertools import accumulate, pairwise
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from gapless.errors import DataError
-from gapless.nmt.data import demo_phrases as words
-from gapless.nmt.data.demo_phrases import Noun, Pair, Person, Verb, join, maybe, pairs, sentence
+from benchmarks import demo_phrases as words
+from benchmarks.demo_phrases import Noun, Pair, Person, Verb, join, maybe, pairs, sentence
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-SPLITS = ("train", "val", "test")
+# How many pairs each split holds.
+SIZES = {"train": 20_000, "val": 500, "test": 500}
 
-
-@dataclass(frozen=True, kw_only=True)
-class DemoSizes:
-    """How many pairs each split holds.
-
-    Attributes:
-        train: pairs to learn from.
-        val: pairs to choose a checkpoint by.
-        test: pairs to report on.
-    """
-
-    train: int = 20_000
-    val: int = 500
-    test: int = 500
+FILE = Path(__file__).parents[1] / "src" / "gapless" / "nmt" / "data" / "demo.tsv.gz"
 
 
 def _number(rng: Random) -> Pair:
@@ -341,34 +329,35 @@ GRAMMARS: dict[Callable[[Random], Pair], int] = {
 _MAX_ATTEMPTS_PER_PAIR = 30
 
 
-def generate(seed: int = 0, *, sizes: DemoSizes = DemoSizes()) -> dict[str, list[Pair]]:
+def generate() -> dict[str, list[Pair]]:
     """Make the corpus.
 
     Every grammar has the same share of each split, and no sentence occurs twice in the
     corpus, in either language.
 
-    Args:
-        seed: the corpus is a function of it and of the sizes.
-        sizes: how many pairs each split gets.
-
     Returns:
         For each split its pairs of an English and a Chinese sentence, shuffled.
-
-    Raises:
-        DataError: the sizes ask for more sentences than a grammar can make.
     """
-    rng = Random(seed)
-    wanted = (sizes.train, sizes.val, sizes.test)
-    corpus: dict[str, list[Pair]] = {split: [] for split in SPLITS}
+    rng = Random(0)
+    corpus: dict[str, list[Pair]] = {split: [] for split in SIZES}
     seen: set[str] = set()
-    shares = [_apportion(size) for size in wanted]
+    shares = [_apportion(size) for size in SIZES.values()]
     for grammar, *quotas in zip(GRAMMARS, *shares, strict=True):
         made = _distinct(rng, grammar, sum(quotas), seen)
-        for split, quota in zip(SPLITS, quotas, strict=True):
+        for split, quota in zip(SIZES, quotas, strict=True):
             corpus[split] += [made.pop() for _ in range(quota)]
     for split_pairs in corpus.values():
         rng.shuffle(split_pairs)
     return corpus
+
+
+def table() -> str:
+    """Return the corpus as the package reads it: a line `split<tab>English<tab>Chinese` for each pair."""
+    return "".join(
+        f"{split}\t{english}\t{chinese}\n"
+        for split, pairs in generate().items()
+        for english, chinese in pairs
+    )
 
 
 def _apportion(size: int) -> list[int]:
@@ -386,15 +375,15 @@ def _distinct(
     made: list[Pair] = []
     for _ in range(count * _MAX_ATTEMPTS_PER_PAIR):
         if len(made) == count:
-            break
+            return made
         pair = grammar(rng)
         if pair[0] not in seen:
             seen.add(pair[0])
             made.append(pair)
-    if len(made) < count:
-        name = grammar.__name__.removeprefix("_")
-        raise DataError(
-            f"the demo grammar {name!r} made {len(made)} of {count} different sentences; "
-            "ask for a smaller demo corpus"
-        )
-    return made
+    raise RuntimeError(f"{grammar.__name__} made {len(made)} of {count} different sentences")
+
+
+if __name__ == "__main__":
+    # Without a time, so that the same corpus is the same file.
+    FILE.write_bytes(gzip.compress(table().encode(), compresslevel=9, mtime=0))
+    print(f"{FILE}: {FILE.stat().st_size:,} bytes")
