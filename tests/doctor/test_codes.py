@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from typing import Any, get_args
 
 import pytest
@@ -63,6 +64,79 @@ def test_a_mend_is_a_sentence_and_python_code(cause):
 def test_a_call_with_a_mend_of_its_own_gets_it(cause, call, detail, word):
     """One cause has several calls, and what helps one of them does not help the other."""
     assert word in mend_text(cause, call, detail)
+
+
+NAN_CHECKS = [
+    "if torch.isnan(loss):",
+    "if not torch.isfinite(loss): sys.exit(1)",
+    "assert not torch.isnan(loss).any()",
+    "elif math.isnan(loss.item()):",
+]
+
+
+@pytest.mark.parametrize("line", NAN_CHECKS)
+@pytest.mark.parametrize("cause", ["bool", "float", "item"])
+def test_a_check_for_nan_is_not_told_to_hide_it(cause, line):
+    """A loss that is set to 0.0 trains on with weights that are NaN, and nobody is told."""
+    mend = mend_text(cause, "call", line=line)
+
+    assert "first_nonfinite" in mend
+    assert "torch.where" not in mend
+
+
+@pytest.mark.parametrize(
+    "line", ["if approx_kl > target_kl: break", "bad += not loss.isfinite()", "if done:", ""]
+)
+def test_a_condition_of_another_kind_gets_no_mend_for_nan(line):
+    """An early stop is the loop's own: to skip batches or to look for NaN does not help it."""
+    mend = mend_text("bool", "Tensor.__bool__", line=line)
+
+    assert "nonfinite" not in mend
+    assert "isfinite" not in mend
+    assert "GradScaler" not in mend
+
+
+def nan_loop(part, bad, fill):
+    """Run a part of the mend for NaN checks as a loop of twelve steps; return its names."""
+    code = mend_text("bool", "call", line="if torch.isnan(loss):").partition("\n")[2]
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    batches = [(x, x.sum(1, keepdim=True)) for x in torch.randn(12, 8, 4)]
+    for step in bad:
+        batches[step][1][0] = torch.nan
+    names = {"torch": torch, "gapless": gapless, "model": model, "loader": batches}
+    names |= {"device": torch.device("cpu"), "optimizer": torch.optim.AdamW(model.parameters())}
+    exec(code.split("\n\n")[part].replace("    ...", textwrap.indent(fill, "    ")), names)
+    return names
+
+
+FORWARD = "optimizer.zero_grad()\nloss = (model(x) - y).square().mean()"
+
+
+def test_a_run_that_diverges_stops_with_the_mend_for_nan_checks():
+    """In the last step, too: what is read late is read at the end."""
+    train = f"{FORWARD}\nloss.backward()\noptimizer.step()"
+
+    for bad in (4, 11):
+        with pytest.raises(RuntimeError, match=rf"diverged: .*step={bad}.*nan"):
+            nan_loop(0, [bad], train)
+    healthy = nan_loop(0, [], train)
+    assert healthy["losses"].num_added == 12
+
+
+def test_a_skipped_batch_leaves_weights_and_optimizer_as_they_are():
+    """As `optimizer.zero_grad(); continue` did, bit for bit, also with decay and momentum."""
+
+    def state(names):
+        kept = [*names["model"].parameters()]
+        return kept + [one for its in names["optimizer"].state.values() for one in its.values()]
+
+    mended = state(nan_loop(1, [3, 7], FORWARD))
+    checked = "if torch.isnan(loss):\n    continue"
+    before = nan_loop(1, [3, 7], f"{FORWARD}\n{checked}")
+
+    assert len(mended) == 8
+    assert all(map(torch.equal, mended, state(before)))
 
 
 def test_a_method_of_two_underscores_is_called_as_people_write_it():

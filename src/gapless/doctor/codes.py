@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 
@@ -24,18 +25,25 @@ def cause_text(cause: Cause, call: str, detail: str = "") -> str:
     return f"{sentence.removesuffix('.')} ({detail})." if detail else sentence
 
 
-def mend_text(cause: Cause, call: str, detail: str = "") -> str:
+def mend_text(cause: Cause, call: str, detail: str = "", line: str = "") -> str:
     """Return what to write instead: a sentence or two; from the second line on code, if any.
 
     Args:
         cause: why it waits.
         call: that waits; some have a mend of their own.
         detail: what was found in this very call; it may choose the mend as well.
+        line: of the script, without its indentation; a check for NaN has a mend of its own.
     """
     said = f"{call} {detail}"
     own = [mend for word, mend in _OF_CALLS.get(cause, {}).items() if word in said]
+    if cause in _READ_BY_CHECKS and _CHECKS_FOR_NAN.match(line):
+        own = [_STOP_OR_SKIP]
     sentence, code = own[0] if own else _MENDS[cause]
     return f"{sentence}\n{code}" if code else sentence
+
+
+_READ_BY_CHECKS = ("bool", "float", "item")
+_CHECKS_FOR_NAN = re.compile(r"(if|elif|assert)\b.*(isnan|isinf|isfinite|isneginf|isposinf)")
 
 
 # What people write where Python calls a method of two underscores.
@@ -117,8 +125,6 @@ total += loss.detach()  # a tensor on the device
 if step % 10 == 9:
     print(total.item() / 10)"""
 
-_ON_THE_DEVICE = "loss = torch.where(torch.isfinite(loss), loss, 0.0)"
-
 _PINNED = """\
 loader = DataLoader(dataset, batch_size=64, num_workers=4, pin_memory=True)
 for x, y in loader:
@@ -131,9 +137,38 @@ _READ = (
 )
 
 _DECIDE = (
-    "Let the device decide, and the host not ask: torch.where, torch.clamp, a factor of 0 or 1. If "
-    "the host must know, let it ask every few steps.",
-    _ON_THE_DEVICE,
+    "Where both ways are work of the device, let it choose: torch.where, torch.clamp, a factor of 0 or "
+    "1. Where the loop itself depends on it, as to stop early, the host must know: ask every few steps, "
+    "or once an epoch.",
+    "scale = torch.where(norm > limit, limit / norm, 1.0)  # instead of `if norm > limit: ...`",
+)
+
+# To put 0.0 in the place of a loss that is NaN would not do: the gradient of torch.where is 0 * NaN, so
+# the weights are NaN from then on, and the loss says that all is well.
+_STOP_OR_SKIP = (
+    "To stop a run that diverged, read the loss late: the run ends some steps later, so go back to a "
+    "checkpoint, not to its last weights. To skip the batch, let GradScaler and a fused optimizer leave "
+    "weights and state as they are where a gradient is not finite; with another optimizer, or for a "
+    "skip by other rules, the host must ask.",
+    """\
+losses = gapless.DeferredLoss(device, warn_nonfinite=False)  # to stop
+for x, y in loader:
+    ...
+    losses.add(loss)  # in place of the check
+    losses.latest()  # takes in what has arrived, without a wait
+    if losses.first_nonfinite is not None:
+        break
+losses.drain()
+if losses.first_nonfinite is not None:
+    raise RuntimeError(f"diverged: {losses.first_nonfinite}")
+
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # to skip
+scaler = torch.amp.GradScaler(device.type)
+for x, y in loader:
+    ...
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()""",
 )
 
 _EVENTS = (
@@ -337,8 +372,12 @@ if step % 100 == 0:
     },
     "validation": {
         "AveragedModel": (
-            "Update the average every few steps: each time it reads how often it was updated.",
+            "Update the average every few steps: each time it reads how often it was updated. That is "
+            "another average: an equal one of fewer weights; an exponential one forgets as fast as "
+            "before with decay ** 10, and ten times more slowly with the old decay.",
             """\
+averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay**10))
+...
 if step % 10 == 0:
     averaged.update_parameters(model)""",
         ),

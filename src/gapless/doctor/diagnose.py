@@ -511,7 +511,7 @@ class _Diagnosing:
             gain_ms=None if group.gain_ms is None else min(group.gain_ms, exposed or 0.0),
             share=None if exposed is None or not self._step_ms else exposed / self._step_ms,
             cause=cause_text(key.cause, key.call, group.detail),
-            mend=mend_text(key.cause, key.call, group.detail),
+            mend=mend_text(key.cause, key.call, group.detail, key.site.source if key.site else ""),
             forward=key.forward,
         )
 

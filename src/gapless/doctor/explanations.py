@@ -78,10 +78,11 @@ CODES: dict[str, Code] = {
         "used as a Python index or bound.",
         why="Python needs the number now. The device has to finish everything that was queued before it, "
         "and the host waits that long and queues nothing meanwhile.",
-        mend="Keep the number on the device, add it up there, and read it every ten steps or more. Where "
-        "Python decides by it (`if loss.isnan()`), let the device decide: `torch.where`, or a factor of 0 "
-        "or 1. `gapless.DeferredLoss` copies the number beside the work and hands it out some steps later, "
-        "without a wait.",
+        mend="Keep the number on the device, add it up there, and read it every ten steps or more; or let "
+        "`gapless.DeferredLoss` copy it beside the work and hand it out some steps later, without a wait. "
+        "Where Python chooses by it what the device does, let the device choose: `torch.where`, or a factor "
+        "of 0 or 1. But do not hide a loss that is NaN: `DeferredLoss` has `first_nonfinite`, by which the "
+        "run stops some steps late; a fused optimizer with `GradScaler` skips the batch.",
         before="""\
 for x, y in batches:
     loss = F.cross_entropy(model(x), y)

@@ -132,7 +132,7 @@ def findings_of(source: str, path: str) -> list[Finding]:
                 per_step=0.0,
                 certainty="surely" if wait.sure else "maybe",
                 cause=cause_text(cause, wait.call),
-                mend=mend_text(cause, wait.call),
+                mend=mend_text(cause, wait.call, line=text),
             )
         )
     return findings
