@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 # A loop, the same edited by hand, and a word that names the trial which does that to the running loop.
 EDITED = {
-    "reads": ("several_reads", "several_reads_late", "late"),
     "batches": ("slow_batches", "slow_batches_recorded", "batch"),
     "capture": ("many_layers", "many_layers_captured", "captur"),
 }

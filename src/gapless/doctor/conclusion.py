@@ -29,6 +29,7 @@ _TRAINED_ON = (
     "Variants were measured in windows of this run, in turns with the script as written: it trained on in "
     "all of them, and what it wrote is that of such a run."
 )
+_NONE_MENDS = "No variant was measured: none of them mends what was found."
 
 
 def conclude(watch: Watch, *, command: Sequence[str]) -> Session:
@@ -47,7 +48,7 @@ def conclude(watch: Watch, *, command: Sequence[str]) -> Session:
     found = diagnose(_watched(watch))
     findings, notes = found.findings, list(found.notes)
     if watch.turns is not None:
-        notes.append(_TRAINED_ON)
+        notes.append(_TRAINED_ON if watch.turns.trials else _NONE_MENDS)
     if not watch.has_gpu:
         notes.append(
             "No GPU was used, so nothing was measured on one. What is said to be surely or maybe a "

@@ -36,7 +36,6 @@ class Turns:
 
     A window begins and ends with a device that has nothing to do: the host waits for it there, on
     both sides, and nowhere else. So the window has all the work of its steps, and none of others.
-    What a variant puts off is done within its window.
 
     Args:
         variants: to be measured.
@@ -129,7 +128,7 @@ class Turns:
             try:
                 variant.start(self._step_ended)
                 yield from self._settle(variant)
-                sides.changed.append((yield from self._window(variant.stop)))
+                sides.changed.append((yield from self._window()))
             finally:
                 variant.stop()
             num_to_recover = max(_NUM_SETTLING, variant.num_steps_to_recover)
@@ -141,7 +140,7 @@ class Turns:
                 return
             yield
 
-    def _window(self, finish: Callable[[], object] = lambda: None) -> Generator[None, None, float]:
+    def _window(self) -> Generator[None, None, float]:
         """Let the steps of a window pass; return how many there were in a second."""
         self._synchronize()
         begin = self._now()
@@ -151,7 +150,6 @@ class Turns:
             yield
             num_steps += 1
         self._synchronize()
-        finish()
         return num_steps / (self._now() - begin)
 
 

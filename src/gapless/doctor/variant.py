@@ -20,7 +20,7 @@ class Variant(Protocol):
     All methods are called at the end of a step, in the thread that trains.
 
     Attributes:
-        name: such as "late reads".
+        name: such as "recorded batches".
         change: what it changes, in one sentence.
     """
 
@@ -55,7 +55,7 @@ class Variant(Protocol):
         """
 
     def stop(self) -> None:
-        """Take it out, so that the script runs as written; finish what was put off.
+        """Take it out, so that the script runs as written.
 
         Nothing happens if it is out.
         """

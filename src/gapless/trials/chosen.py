@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gapless.device.find import find_device
 from gapless.trials.captured_parts import CapturedParts
-from gapless.trials.late_reads import LateReads
-from gapless.trials.names import CAPTURED, LATE_READS, NAMES, RECORDED_BATCHES
+from gapless.trials.names import CAPTURED, NAMES, RECORDED_BATCHES
 from gapless.trials.recorded_batches import RecordedBatches
 
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
 
-    VariantOfScript: TypeAlias = LateReads | RecordedBatches | CapturedParts
+    VariantOfScript: TypeAlias = RecordedBatches | CapturedParts
 
 
 def variants(
@@ -30,7 +29,6 @@ def variants(
     """
     found = find_device(device)
     made: dict[str, Callable[[], VariantOfScript]] = {
-        LATE_READS: lambda: LateReads(found),
         RECORDED_BATCHES: RecordedBatches,
         CAPTURED: lambda: CapturedParts(found),
     }
