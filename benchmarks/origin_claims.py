@@ -29,10 +29,10 @@ from benchmarks import origin_figures as figures
 from benchmarks.origin_words import (
     CONFIRMED,
     NOT_MEASURABLE,
+    REASONS,
     REFUTED,
     Language,
     in_language,
-    reason_text,
 )
 
 
@@ -300,7 +300,7 @@ class Result:
 
     def reason(self, language: Language = "en") -> str:
         """Return in a sentence why it is so."""
-        return reason_text(self.finding.reason, self.finding.numbers, language)
+        return REASONS[language][self.finding.reason]
 
 
 def check_claims(comparison: Mapping[str, Any]) -> list[Result]:

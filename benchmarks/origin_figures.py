@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 
@@ -44,13 +44,11 @@ class Finding:
         value: the number that has to lie in the range of the claim, or whether the claim holds; None
             if it cannot be told.
         reason: name of the sentence that says why.
-        numbers: what the sentence shows.
     """
 
     text: str
     value: float | bool | None
     reason: str
-    numbers: dict[str, float] = field(default_factory=dict)
 
 
 Figure: TypeAlias = Callable[[Row, Row, Rows], Finding]
@@ -82,7 +80,7 @@ def _count(row: Row, reason: str) -> Finding:
 def waited(row: Row, before: Row, rows: Rows) -> Finding:
     """Milliseconds a batch that the host is blocked."""
     found = row["waited_ms_per_step"]
-    return Finding(text=f"{found:.2f} ms/batch", value=found, **_why_waited(row))
+    return Finding(text=f"{found:.2f} ms/batch", value=found, reason=_why_waited(row))
 
 
 def waited_less(row: Row, before: Row, rows: Rows) -> Finding:
@@ -94,9 +92,8 @@ def waited_less(row: Row, before: Row, rows: Rows) -> Finding:
     spared = 1.0 - ours / theirs
     text = f"{text} ({-spared:+.0%})"
     if _bound(before) != "device" or not row["waits_per_step"]:
-        return Finding(text=text, value=spared, **_why_waited(before))
-    each = {"ours": ours / row["waits_per_step"], "theirs": theirs / before["waits_per_step"]}
-    return Finding(text=text, value=spared, reason="waits_longer", numbers=each)
+        return Finding(text=text, value=spared, reason=_why_waited(before))
+    return Finding(text=text, value=spared, reason="waits_longer")
 
 
 def tenth_of_waits(row: Row, before: Row, rows: Rows) -> Finding:
@@ -163,10 +160,10 @@ def reads_cost_less(row: Row, before: Row, rows: Rows) -> Finding:
     return Finding(text=text, value=spared, reason="read_after_wait")
 
 
-def _why_waited(row: Row) -> dict[str, Any]:
+def _why_waited(row: Row) -> str:
     """Return whether launches or kernels bound the step, as the reason for how long it waits."""
     bound = _bound(row)
-    return {"reason": f"waits_{bound}" if bound else "timed", "numbers": _times(row)}
+    return f"waits_{bound}" if bound else "timed"
 
 
 def _bound(row: Row) -> str | None:
@@ -177,31 +174,19 @@ def _bound(row: Row) -> str | None:
     return "launch" if row["launch_ms_per_step"] >= busy else "device"
 
 
-def _times(row: Row) -> dict[str, float]:
-    ms, busy = row["ms_per_step"]["median"], row["busy_ms_per_step"] or 0.0
-    return {
-        "ms": ms,
-        "busy": busy,
-        "rest": max(0.0, ms - busy),
-        "launch": row["launch_ms_per_step"],
-        "waited": row["waited_ms_per_step"],
-        "share": min(1.0, busy / ms) if ms else 0.0,
-    }
-
-
 # --- time ---
 
 
 def time_saved(row: Row, before: Row, rows: Rows) -> Finding:
     """The share of its former time by which an epoch is shorter; False within the noise."""
     saved, text, is_noise = _saved(row, before)
-    return Finding(text=text, value=False if is_noise else saved, **_why_saved(row, before))
+    return Finding(text=text, value=False if is_noise else saved, reason=_why_saved(row, before))
 
 
 def little_saved(row: Row, before: Row, rows: Rows) -> Finding:
     """Whether an epoch is shorter by less than 3 %, the least that the plan claims elsewhere."""
     saved, text, is_noise = _saved(row, before)
-    return Finding(text=text, value=is_noise or saved < 0.03, **_why_saved(row, before))
+    return Finding(text=text, value=is_noise or saved < 0.03, reason=_why_saved(row, before))
 
 
 def seconds_saved(row: Row, before: Row, rows: Rows) -> Finding:
@@ -211,18 +196,18 @@ def seconds_saved(row: Row, before: Row, rows: Rows) -> Finding:
     return Finding(
         text=f"{saved:.1f} s/1000 batch; {text}",
         value=False if is_noise else saved,
-        **_why_saved(row, before),
+        reason=_why_saved(row, before),
     )
 
 
-def _why_saved(row: Row, before: Row) -> dict[str, Any]:
+def _why_saved(row: Row, before: Row) -> str:
     """Return what bounds the time that can be saved, or what a slower plan spends."""
     saved, _, is_noise = _saved(row, before)
     ours, theirs = row["launch_ms_per_step"], before["launch_ms_per_step"]
     if saved < 0.0 and not is_noise and ours > theirs:
-        return {"reason": "time_slower", "numbers": {"ours": ours, "theirs": theirs}}
+        return "time_slower"
     bound = _bound(before)
-    return {"reason": f"time_{bound}" if bound else "timed", "numbers": _times(before)}
+    return f"time_{bound}" if bound else "timed"
 
 
 def _saved(row: Row, before: Row) -> tuple[float, str, bool]:
@@ -280,7 +265,6 @@ def utilisation(row: Row, before: Row, rows: Rows) -> Finding:
         text=text,
         value=busy if nvml is None else nvml,
         reason=f"busy_{bound}" if bound else "timed",
-        numbers=_times(row),
     )
 
 
@@ -291,7 +275,7 @@ def utilisation_gained(row: Row, before: Row, rows: Rows) -> Finding:
         return unknown("no_utilisation")
     gained = ours.value - theirs.value
     text = f"{theirs.text} -> {ours.text} ({gained:+.0f})"
-    return Finding(text=text, value=gained, reason=theirs.reason, numbers=theirs.numbers)
+    return Finding(text=text, value=gained, reason=theirs.reason)
 
 
 def idle_removed(row: Row, before: Row, rows: Rows) -> Finding:
@@ -304,7 +288,6 @@ def idle_removed(row: Row, before: Row, rows: Rows) -> Finding:
         text=f"{theirs:.2f} -> {ours:.2f} ms/batch",
         value=is_gone,
         reason="idle_gone" if is_gone else "idle_stays",
-        numbers=_times(row),
     )
 
 

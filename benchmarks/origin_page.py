@@ -16,9 +16,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from benchmarks import origin_figures as figures
-from benchmarks.origin_claims import CLAIMS, DOCUMENTS, Claim, Result, check_claims, counts
-from benchmarks.origin_words import CONFIRMED, NOT_MEASURABLE, REFUTED, VERDICTS, Language
+from benchmarks.origin_claims import CLAIMS, Claim, Result, check_claims, counts
+from benchmarks.origin_words import (
+    CONFIRMED,
+    NOT_MEASURABLE,
+    REASONS,
+    REFUTED,
+    VERDICTS,
+    Language,
+)
 
 
 if TYPE_CHECKING:
@@ -62,22 +68,18 @@ _WORDS: dict[Language, dict[str, str]] = {
     "en": {
         "missing": "not measured yet",
         "how": "not measured yet: `{}`",
-        "none": "Nothing on this page is measured yet. What is known so far is from other measurements: "
-        "[results](.).",
+        "none": "Nothing on this page is measured yet.",
         "some": "Measured so far: {}. Not yet: {}.",
         "all": "",
         "folded": "{} claims, none of them measured yet on this workload.",
-        "set": "by construction: a plan waits and reads where its settings say",
-        "bits": "measured elsewhere: the same bits after 250 batches, for all plans",
-        "table": "| plan | the origin's name | same bits | waits a batch | ms waited a batch | CPU, "
-        "of one core (of all) | CPU with loader workers | GPU: NVML | GPU: kernels | 1,000 batches, s | "
-        "peak memory, MiB | times `blocking` |",
+        "table": "| plan | the origin's name | same bits | waits a batch | CPU, of one core | GPU: NVML | "
+        "GPU: kernels | 1,000 batches, s | MiB | times `blocking` |",
         "yes": "yes",
         "no": "NO",
         "unknown": "not compared",
         "na": "n/a",
         "ours": "ours",
-        "claim": "| claim | {} |",
+        "claim": "| claim | where | {} | why |",
         "apart": "Timed in another call than the others: {}.",
         "problem": "Not measured, {}: {}.",
         "rounds": "The time limit allowed {done} of {total} rounds.",
@@ -90,8 +92,6 @@ _WORDS: dict[Language, dict[str, str]] = {
         "its kernels take {busy:.1f}, and the host waits {waited:.1f}.",
         "best": "The fastest of the origin's plans is `{origins}` with {origins_x:.2f}x `blocking`, of all "
         "plans `{all}` with {all_x:.2f}x.",
-        "line": "line",
-        "lines": "lines",
         "conditions": "{hardware}, {host}, {versions}, commit {commit}, {date}; `{command}`.",
     },
     "zh": {
@@ -101,16 +101,14 @@ _WORDS: dict[Language, dict[str, str]] = {
         "some": "下面的表中，已测量的是 {}，尚未测量的是 {}。",
         "all": "下面的方案和说法都已测量：{}。",
         "folded": "{} 条说法，都尚未在这个工作负载上测量。",
-        "set": "按构造如此：方案在设定的地方等待和读取",
-        "bits": "在别处测过：250 个 batch 之后，所有方案逐位相同",
-        "table": "| 方案 | 原文的名字 | 结果逐位相同 | 每 batch 等待次数 | 每 batch 等待 ms | CPU，单核百分比（占全部核） | "
-        "CPU，含加载进程 | GPU：NVML | GPU：kernel 在跑的时间 | 1000 个 batch，秒 | 峰值显存 MiB | 相对优化前的速度 |",
+        "table": "| 方案 | 原文的名字 | 逐位相同 | 每 batch 等待次数 | CPU，单核 | GPU：NVML | GPU：kernel | "
+        "1000 个 batch，秒 | MiB | 相对优化前 |",
         "yes": "是",
         "no": "否",
         "unknown": "未比对",
         "na": "无",
         "ours": "本项目",
-        "claim": "| 原文 | {} |",
+        "claim": "| 原文 | {} | 原因 |",
         "apart": "与其他方案不在同一次运行中计时：{}。",
         "problem": "未能测量 {}：{}。",
         "rounds": "因为限时，{total} 轮里只做了 {done} 轮。",
@@ -123,11 +121,23 @@ _WORDS: dict[Language, dict[str, str]] = {
         "主机等待 {waited:.1f} ms。",
         "best": "原文的方案里最快的是 `{origins}`，为 `blocking` 的 {origins_x:.2f}x；所有方案里最快的是 `{all}`，"
         "为 {all_x:.2f}x。",
-        "line": "第",
-        "lines": "第",
         "conditions": "{hardware}，{host}，{versions}，commit {commit}，{date}；`{command}`。",
     },
 }
+
+# What stands in a row of claims in place of some words of a finding.
+_SIGNS = {
+    "less than claimed": "<",
+    "more than claimed": ">",
+    "within the spread of the rounds": "≈",
+}
+_SHORT = (
+    ("bit-identical", "="),
+    ("NVML ", ""),
+    ("kernels ", ""),
+    ("/1000 batch", ""),
+    ("/batch", ""),
+)
 
 
 def read_files(folder: Path) -> Files:
@@ -177,11 +187,8 @@ def _page(files: Files) -> Iterator[str]:
     yield from _CLAIMS_TEXT.splitlines()
     yield ""
     yield from verdict_lines(files, "en")
-    for document in DOCUMENTS:
-        yield from ("", f"### {document.number} {document.title}", "")
-        yield f"{document.topic.capitalize()}; compared with `{document.before}`."
-        yield ""
-        yield from claims_lines(files, document.number, "en")
+    yield ""
+    yield from claims_lines(files, "en")
     yield from ("", "## How often to read losses", "")
     yield from _TUNING_TEXT.splitlines()
     yield ""
@@ -190,11 +197,10 @@ def _page(files: Files) -> Iterator[str]:
 
 _INTRODUCTION = f"""# The origin's plans and claims
 
-This project was made from five documents in Chinese, which describe a training system in C++ and
-claim what each of its plans would gain, before anything was measured. The commands below run every
-plan on the workload of those documents, a Transformer of width 512 with 8 heads and 6 + 6 layers and
-batches of 32 sentences, and give every claim a verdict and a reason. [What became of the
-system, in Chinese](../zh/origin.md). [Which plan for whom](../which-plan.md).
+Five documents in Chinese describe a training system in C++, and claim what each of its plans would gain, before
+anything was measured. Here every plan runs on their workload, a Transformer of width 512 with 8 heads and 6 + 6 layers and
+batches of 32 sentences, and every claim gets a verdict. [What became of the system, in Chinese](../zh/origin.md). [Which
+plan for whom](../which-plan.md). These commands, 5 to 8 minutes on a GPU each, write this page:
 
 ```
 {_COMMAND.format("fp32")}
@@ -202,40 +208,27 @@ system, in Chinese](../zh/origin.md). [Which plan for whom](../which-plan.md).
 {_COMMAND.format("fp32")} --tuning
 ```
 
-They need a GPU: 5 to 8 minutes for each precision on an H200 or an H100. In 004 "plan 1" means late reads of
-losses; in 001 to 003 it means four streams.
-
-This page is written by these commands, from `origin-fp32.json` and `origin-bf16.json`;
-`python3 -m benchmarks.origin_page docs/results` writes it again.
-
-The factors are not those of [README](../../README.md#measured), which were measured on another day and host: how long
-the host takes to launch a step differs by 2x between hosts, and so does what is gained by launching less.
-
-* Data: synthetic pairs with lengths log-normal around 28 tokens, two vocabularies of 32,000; 93.3
-  million parameters, dropout 0.1, label-smoothed loss, fused Adam. Rows are padded to few shapes, for
-  all plans the same, because `captured` needs that.
+* Data: synthetic pairs of about 28 tokens, vocabularies of 32,000; 93.3 million parameters, dropout 0.1, fused Adam.
+  Rows are padded to few shapes.
 * Same bits: every loss and, after every step, every tensor against a plain loop, with deterministic
   algorithms. Times are of rounds in turns, without them.
-* CPU: processor time of the training process over the time of the rounds, in percent of one core, and
-  of all cores in brackets; then the same with the loader's worker processes.
-* GPU: NVML is what nvidia-smi shows, as the origin measured it: the share of sample windows in which any
-  kernel ran. Kernels is the share of time in which one ran, from a trace.
-* Waits, ms waited and times: medians over the rounds; peak memory is of a plan's own tensors."""
+* NVML is what nvidia-smi shows: the share of sample windows in which any kernel ran. Kernels is the share of time in which
+  one ran, from a trace. CPU is the training process's. MiB is the peak of tensors.
+* Hosts differ by 2x in how long they launch a step, and so in what launching less gains."""
 
-_CLAIMS_TEXT = """Each claim has the lines of the document where it stands, its own words, and its own
-numbers. A claim is confirmed if the figure lies in the range that it names, and refuted if it is less
-or more. A time has to differ by more than the middle halves of the rounds. What a document calls
-"before" is its own: 004 starts from a loop that reads every loss, 000 to 002 from one that has 004's
-late reads already, and 003 from the plan of 000. A refuted claim is no fault of a plan.
+_CLAIMS_TEXT = f"""{len(CLAIMS)} claims; what several documents say has one row. `000:117` is line 117 of document 000;
+their words are in `benchmarks/origin_claims.py`. A claim is confirmed if the figure lies in the range that it names, and
+refuted if it is less (<) or more (>). A time has to differ by more than the middle halves of the rounds (else ≈).
+Shown is the change, or the figure where there is none; = are the same bits, – cannot be measured here.
 
-Some claims contradict one another, so that no measurement can confirm both: 003 expects 6 to 10 % of two
-stages together (line 249), where 001 and 002 expect 10 to 15 % of the second alone; 001 says that 20 to
-30 s of 1,000 batches are wasted (line 9), which of the 120 s of 004 (line 162) is a fifth, and that 3
-to 5 % can be saved; 002 says of plan 2 that it gains 3 to 5 % (line 10) and little (line 113)."""
+"Before" is what the document starts from: 004 a loop that reads every loss, 000 to 002 one with late reads, 003 the plan
+of 000. In 004 "plan 1" means late reads; in 001 to 003 four streams. A refuted claim is no fault of a plan. Some claims
+contradict one another: 003 expects 6 to 10 % of two stages together, 001 and 002 10 to 15 % of the second alone."""
+
 
 _TUNING_TEXT = """004 advises (lines 249 to 251) to read losses every 20 to 30 batches where a batch has fewer
-than 20 sentences, every 5 to 10 above 50, and every 10 otherwise. Milliseconds a batch under `deferred-loss`,
-with the interval as its only difference; bold: the fastest, and those whose rounds overlap with its own."""
+than 20 sentences, every 5 to 10 above 50, and every 10 otherwise. Milliseconds a batch under `deferred-loss`; bold: the
+fastest, and those whose rounds overlap with its own."""
 
 
 # --- parts, in both languages ---
@@ -261,18 +254,23 @@ def plans_lines(found: Mapping[str, Any] | None, language: Language, name: str) 
     if found is None or not found.get("rows"):
         yield words["how"].format(_COMMAND.format(name))
         return
-    yield words["conditions"].format(**found["facts"])
+    yield _conditions(found["facts"], words)
     yield ""
     yield words["table"]
-    yield "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+    yield "|---|---|---|--:|--:|--:|--:|--:|--:|--:|"
     first = next((row for row in found["rows"] if row["plan"] == "blocking"), None)
     for row in found["rows"]:
-        yield f"| {' | '.join(_cells(row, first, found.get('cores'), language))} |"
+        yield f"| {' | '.join(_cells(row, first, language))} |"
     yield from _summary(found["rows"], first, words)
     notes = list(_notes(found, words))
     if notes:
         yield ""
         yield from notes
+
+
+def _conditions(facts: Mapping[str, Any], words: dict[str, str]) -> str:
+    torch = facts["versions"].partition(",")[0]
+    return words["conditions"].format(**{**facts, "versions": torch})
 
 
 def _summary(
@@ -301,33 +299,26 @@ def _summary(
 
 
 def _cells(
-    row: Mapping[str, Any],
-    first: Mapping[str, Any] | None,
-    cores: int | None,
-    language: Language,
+    row: Mapping[str, Any], first: Mapping[str, Any] | None, language: Language
 ) -> Iterator[str]:
     words = _WORDS[language]
     na = words["na"]
     same = {True: words["yes"], False: words["no"], None: words["unknown"]}
-    ms, own = row["ms_per_step"]["median"], row.get("own_cpu_percent")
-    of_all = f" ({own / cores:.0f} %)" if own is not None and cores else ""
-    busy, peak = row["busy_share"], row["peak_memory_bytes"]
+    ms, busy, peak = row["ms_per_step"]["median"], row["busy_share"], row["peak_memory_bytes"]
     yield f"`{row['plan']}`"
     yield ORIGINS_NAMES[language].get(row["plan"], words["ours"])
     yield same[row["identical"]]
     yield f"{row['waits_per_step']:.2f}"
-    yield f"{row['waited_ms_per_step']:.2f}"
-    yield na if own is None else f"{own:.0f} %{of_all}"
-    yield _percent(row["host_cpu_percent"], na)
+    yield _percent(row.get("own_cpu_percent"), na)
     yield _percent(row["nvml_percent"], na)
-    yield na if busy is None else f"{100.0 * busy:.0f} %"
+    yield na if busy is None else f"{100.0 * busy:.0f}%"
     yield f"{ms:.2f}"
     yield na if not peak else f"{peak / 2**20:,.0f}"
     yield na if first is None else f"{first['ms_per_step']['median'] / ms:.2f}x"
 
 
 def _percent(value: float | None, na: str) -> str:
-    return na if value is None else f"{value:.0f} %"
+    return na if value is None else f"{value:.0f}%"
 
 
 def _notes(found: Mapping[str, Any], words: dict[str, str]) -> Iterator[str]:
@@ -368,53 +359,75 @@ def verdict_lines(files: Files, language: Language) -> Iterator[str]:
         yield f"* {text}"
 
 
-def claims_lines(files: Files, document: str, language: Language) -> Iterator[str]:
-    """Return the table of the claims of one document; a list as long as nothing is measured."""
+def claims_lines(files: Files, language: Language) -> Iterator[str]:
+    """Return the table of the claims, a row for what several documents say, and then its reasons."""
     names = _shown(files)
     found = {name: _results(files, name) for name in names}
     if not any(found.values()):
-        claims = [claim for claim in CLAIMS if claim.document == document]
-        yield _WORDS[language]["folded"].format(len(claims))
-        yield ""
-        for claim in claims:
-            colon, stop = ("：", "。") if language == "zh" else (": ", "")
-            yield f"* {_said(claim, language)}{colon}{_known(claim, language)}{stop}"
         return
-    yield _WORDS[language]["claim"].format(" | ".join(names))
-    yield f"|---|{'---|' * len(names)}"
+    letters: dict[str, str] = {}
+    yield _WORDS[language]["claim"].format(", ".join(names))
+    yield f"|{'---|' * (4 if language == 'en' else 3)}"
+    for group in _groups():
+        of_group = [results and results[group[0]] for results in found.values()]
+        reasons = dict.fromkeys(one.finding.reason for one in of_group if one)
+        for reason in reasons:
+            letters.setdefault(reason, _letter(len(letters)))
+        verdicts = _verdicts(of_group, language)
+        why = ", ".join(letters[reason] for reason in reasons)
+        yield f"| {_said([CLAIMS[at] for at in group], language)} | {verdicts} | {why} |"
+    yield ""
+    for reason, letter in letters.items():
+        yield f"* {letter}: {REASONS[language][reason]}"
+
+
+def _groups() -> list[list[int]]:
+    """Return the places of the claims, those together that one figure and one range decide."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for at, claim in enumerate(CLAIMS):
-        if claim.document == document:
-            cells = [_verdict(results and results[at], language) for results in found.values()]
-            yield f"| {_said(claim, language)} | {' | '.join(cells)} |"
+        key = (claim.plan, claim.figure, claim.low, claim.high, claim.than)
+        groups.setdefault(key, []).append(at)
+    return list(groups.values())
 
 
-def _known(claim: Claim, language: Language) -> str:
-    """Return what is known of a claim without a run of this workload."""
-    words = _WORDS[language]
-    if claim.figure is figures.same_losses:
-        return words["bits"]
-    if claim.figure in (figures.effort, figures.usage):
-        return VERDICTS[language][NOT_MEASURABLE]
-    if claim.figure in figures.TOLD_OF_A_CPU - {figures.tuning}:
-        return words["set"]
-    return words["missing"]
+def _letter(number: int) -> str:
+    return chr(ord("a") + number)
 
 
-def _said(claim: Claim, language: Language) -> str:
+def _said(claims: Sequence[Claim], language: Language) -> str:
+    where = ";".join(f"{claim.document}:{claim.lines.replace(' ', '')}" for claim in claims)
+    first = claims[0]
     if language == "zh":
-        return f"第 {claim.lines} 行「{claim.quote}」（`{claim.plan}`）"
-    word = _WORDS["en"]["line" if claim.lines.isdigit() else "lines"]
-    where = f"{claim.heading}, {word} {claim.lines}"
-    return f"`{claim.plan}`: {claim.text}. 「{claim.quote}」 ({where})"
+        return f"{where}「{first.quote}」（`{first.plan}`）"
+    return f"`{first.plan}`: {first.text} | {where}"
 
 
-def _verdict(result: Result | None, language: Language) -> str:
-    if result is None:
-        return _WORDS[language]["missing"]
-    colon, stop = ("：", "。") if language == "zh" else (": ", ". ")
-    measured, reason = result.measured(language), result.reason(language)
-    figures = f"{colon}{measured}{stop}" if measured else stop
-    return f"**{VERDICTS[language][result.verdict]}**{figures}{reason}"
+def _verdicts(results: Sequence[Result | None], language: Language) -> str:
+    """Return a verdict and its figure for each precision; a verdict that stays is not said again."""
+    told, parts = None, []
+    for result in results:
+        if result is None:
+            parts.append(_WORDS[language]["missing"])
+        elif result.verdict == NOT_MEASURABLE:
+            parts.append("–")
+        else:
+            again = result.verdict == told
+            verdict = "" if again else f"**{VERDICTS[language][result.verdict]}** "
+            parts.append(f"{verdict}{_short(result)}".strip())
+            told = result.verdict
+    return ", ".join(part for part in parts if part)
+
+
+def _short(result: Result) -> str:
+    """Return the change alone where there is one, else the first figure, and a sign for its side."""
+    text = result.finding.text
+    signs = [sign for words, sign in _SIGNS.items() if words in f"{text}{result.side}"]
+    changes = re.findall(r"\(([+-]?[\d.]+[%x]?)\)", text)
+    figure = changes[-1] if changes else re.split(r"[;,](?! kernels) ", text)[0]
+    for words, short in _SHORT:
+        figure = figure.replace(words, short)
+    figure = figure.removesuffix(" of one core").replace(" -> ", "→").replace(" %", "%")
+    return "".join([figure, *signs])
 
 
 def tuning_lines(files: Files, language: Language) -> Iterator[str]:
@@ -425,7 +438,7 @@ def tuning_lines(files: Files, language: Language) -> Iterator[str]:
         yield words["untuned"]
     for name, found in tuned.items():
         intervals = [item["interval"] for item in found["tuning"][0]["intervals"]]
-        yield f"{name}, {words['conditions'].format(**found['tuning_facts'])}"
+        yield f"{name}, {_conditions(found['tuning_facts'], words)}"
         yield ""
         yield f"| {words['sentences']} | {' | '.join(words['every'].format(n) for n in intervals)} |"
         yield f"|--:|{'--:|' * len(intervals)}"
@@ -476,7 +489,7 @@ def filled(text: str, files: Files) -> str:
 
 _MARK = "<!-- measured: "
 _END = "<!-- end -->"
-_PARTS = ("state", "plans", "verdicts", "tuning", *(document.number for document in DOCUMENTS))
+_PARTS = ("state", "plans", "verdicts", "claims", "tuning")
 
 
 def _part(name: str, files: Files) -> Iterator[str]:
@@ -489,10 +502,10 @@ def _part(name: str, files: Files) -> Iterator[str]:
             yield from plans_lines(files.get(precision), "zh", precision)
     elif name == "verdicts":
         yield from verdict_lines(files, "zh")
-    elif name == "tuning":
-        yield from tuning_lines(files, "zh")
+    elif name == "claims":
+        yield from claims_lines(files, "zh")
     else:
-        yield from claims_lines(files, name, "zh")
+        yield from tuning_lines(files, "zh")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """What a page about the origin says, in English and in Chinese: reasons, verdicts, columns.
 
-The numbers in braces come with the finding. Needs neither torch nor gapless.
+Needs neither torch nor gapless.
 """
 
 from __future__ import annotations
@@ -10,48 +10,34 @@ from typing import Literal, TypeAlias
 
 Language: TypeAlias = Literal["en", "zh"]
 
-_LAUNCH_EN = "launching a step takes the host {launch:.1f} ms, running it the device {busy:.1f}"
-_DEVICE_EN = "the device needs {busy:.1f} ms for a step, the host {launch:.1f} to launch it"
-_LAUNCH_ZH = "主机发射一步要 {launch:.1f} ms，设备执行它只要 {busy:.1f} ms"
-_DEVICE_ZH = "设备执行一步要 {busy:.1f} ms，主机发射它只要 {launch:.1f} ms"
-
 REASONS: dict[Language, dict[str, str]] = {
     "en": {
         "counted": "Waits are counted, not timed: the plan waits where its settings say.",
-        "waits_launch": f"{_LAUNCH_EN}: when the host asks, the device is all but done.",
-        "waits_device": f"{_DEVICE_EN}: under every plan the host has to wait for it somewhere.",
-        "waits_longer": "The device is the slower one, so fewer waits are longer ones: {ours:.1f} ms "
-        "each instead of {theirs:.1f}.",
-        "time_slower": "Its streams, events and transfers cost the host more than the waits that "
-        "they save: {ours:.1f} ms to launch a step instead of {theirs:.1f}.",
-        "time_launch": f"{_LAUNCH_EN}: the waits took {{waited:.2f}} ms of {{ms:.1f}}, and more "
+        "waits_launch": "Launching a step takes the host longer than its kernels take: when the host asks, "
+        "the device is all but done.",
+        "waits_device": "The device is the slower one: under every plan the host waits for it somewhere.",
+        "waits_longer": "The device is the slower one, so fewer waits are longer ones.",
+        "time_slower": "Its streams, events and transfers cost the host more than the waits that it saves.",
+        "time_launch": "Launches bound the step, and the waits take a fraction of a millisecond of it: more "
         "than that cannot be saved by removing them.",
-        "time_device": "The device is busy {share:.0%} of the time before: no plan that runs the "
-        "same kernels can save more than the other {rest:.1f} ms of {ms:.1f}.",
-        "busy_launch": f"{_LAUNCH_EN}: between kernels the device waits for launches, not for a "
-        "host that waits. NVML counts a sample window as used if any kernel ran in it.",
-        "busy_device": f"{_DEVICE_EN}, so kernels follow one another. NVML counts a sample window "
-        "as used if any kernel ran in it.",
+        "time_device": "Kernels bound the step: no plan that runs the same kernels can save more than the "
+        "rest.",
+        "busy_launch": "Between kernels the device waits for launches, not for a host that waits.",
+        "busy_device": "Kernels follow one another.",
         "idle_gone": "Without it most of the time is gone in which no kernel runs.",
-        "idle_stays": "What stays idle without it lies between the kernels of a step: launching them "
-        "takes the host {launch:.1f} ms, running them the device {busy:.1f}.",
-        "spins": "One thread launches kernels without a break, and spins while it waits: both "
-        "count as processor time.",
-        "sleeps": "The thread that launches does not use its core all the time: it sleeps in some of "
-        "its waits, for the device or for the loader.",
-        "read_after_wait": "The host has waited for the batch before it reads, so a read only "
-        "fetches a number.",
-        "held_once": "Weights, optimizer state and activations are held once under every plan; "
-        "what streams hold in addition is batches of token ids.",
+        "idle_stays": "What stays idle without it lies between the kernels of a step.",
+        "spins": "One thread launches without a break, and spins while it waits: both are processor time.",
+        "sleeps": "The thread that launches sleeps in some of its waits, for the device or the loader.",
+        "read_after_wait": "The host has waited for the batch before it reads: a read only fetches a number.",
+        "held_once": "Weights, optimizer state and activations are held once under every plan.",
         "rounds_alike": "Memory of tensors after the timed rounds, less that before them.",
-        "autograd_streams": "Autograd runs each backward operation on the stream of its forward "
-        "operation, and the next forward pass needs the updated weights.",
-        "compared": "Every loss and, after every step, the bits of every tensor were compared with "
-        "those of a plain loop.",
-        "other_device": "The origin does not name its GPU, and this one is faster or slower.",
+        "autograd_streams": "Autograd runs each backward operation on the stream of its forward operation, "
+        "and the next forward pass needs the updated weights.",
+        "compared": "Every loss and, after every step, every tensor was compared with a plain loop.",
+        "other_device": "The origin does not name its GPU.",
         "only_time": "Every plan is one setting here, so only its speed counts.",
         "timed": "No trace of kernels says why.",
-        "effort": "It is about the origin's own work on its code; here every plan is one setting.",
+        "effort": "It is about the origin's own work on its code.",
         "usage": "What others do or recommend is not found out by a run.",
         "tuning": "See the intervals below.",
         "cpu": "A CPU works in the host's own order: nothing to wait for, no device to keep busy.",
@@ -66,27 +52,27 @@ REASONS: dict[Language, dict[str, str]] = {
     },
     "zh": {
         "counted": "这里数的是次数，不是时间：方案在设定的地方等待。",
-        "waits_launch": f"{_LAUNCH_ZH}：主机去等的时候，设备几乎已经做完了。",
-        "waits_device": f"{_DEVICE_ZH}：无论哪个方案，主机总要在某处等它。",
-        "waits_longer": "设备是较慢的一方，所以等得少了，每次就更久：每次 {ours:.1f} ms，原来是 {theirs:.1f}。",
-        "time_slower": "它的 stream、event 和传输给主机增加的负担，比省下的等待还多：发射一步要 {ours:.1f} ms，原来是 {theirs:.1f}。",
-        "time_launch": f"{_LAUNCH_ZH}：{{ms:.1f}} ms 里等待只占 {{waited:.2f}} ms，去掉等待最多也只能省下这么多。",
-        "time_device": "优化前设备已有 {share:.0%} 的时间在忙：只要跑的 kernel 相同，{ms:.1f} ms 里最多只能省下其余的 {rest:.1f} ms。",
-        "busy_launch": f"{_LAUNCH_ZH}：kernel 之间设备等的是发射，不是在等主机结束等待。NVML 的采样窗口里只要有一个 kernel 在跑，就算在用。",
-        "busy_device": f"{_DEVICE_ZH}，所以 kernel 一个接一个。NVML 的采样窗口里只要有一个 kernel 在跑，就算在用。",
+        "waits_launch": "主机发射一步比设备执行它更久：主机去等的时候，设备几乎已经做完了。",
+        "waits_device": "设备是较慢的一方：无论哪个方案，主机总要在某处等它。",
+        "waits_longer": "设备是较慢的一方，所以等得少了，每次就更久。",
+        "time_slower": "它的 stream、event 和传输给主机增加的负担，比省下的等待还多。",
+        "time_launch": "瓶颈在发射，等待只占零点几毫秒：去掉等待最多也只能省下这么多。",
+        "time_device": "瓶颈在 kernel：只要跑的 kernel 相同，最多只能省下其余的时间。",
+        "busy_launch": "kernel 之间设备等的是发射，不是在等主机结束等待。",
+        "busy_device": "kernel 一个接一个。",
         "idle_gone": "没有它，没有 kernel 在跑的时间就少了大半。",
-        "idle_stays": "没有它也仍然空闲的时间，在一步的 kernel 之间：主机发射它们要 {launch:.1f} ms，设备执行只要 {busy:.1f}。",
-        "spins": "只有一个线程在不停地发射 kernel，等待时它也在自旋：两者都算作 CPU 时间。",
-        "sleeps": "发射的线程并非一直占着它的核：有些等待（等设备或等加载进程）时它在睡眠。",
+        "idle_stays": "没有它也仍然空闲的时间，在一步的 kernel 之间。",
+        "spins": "只有一个线程在不停地发射，等待时它也在自旋：两者都算作 CPU 时间。",
+        "sleeps": "发射的线程在有些等待（等设备或等加载进程）时睡眠。",
         "read_after_wait": "读取之前主机已经等过这个 batch，读取只是取回一个数。",
-        "held_once": "无论哪个方案，权重、优化器状态和激活值都只存一份；多个 stream 多存的只是几个 batch 的 token 编号。",
+        "held_once": "无论哪个方案，权重、优化器状态和激活值都只存一份。",
         "rounds_alike": "计时轮次结束后张量占用的内存，减去开始前的。",
         "autograd_streams": "autograd 让每个反向算子跑在其前向算子的 stream 上，而下一个前向要用更新后的权重。",
-        "compared": "每个 loss 以及每一步之后每个张量的每一位，都与朴素循环比对过。",
-        "other_device": "原文没有写明它的 GPU，这一块比它快或慢。",
+        "compared": "每个 loss 以及每一步之后的每个张量，都与朴素循环逐位比对过。",
+        "other_device": "原文没有写明它的 GPU。",
         "only_time": "在这里每个方案都只是一个选项，所以只看速度。",
         "timed": "没有 kernel 记录，说不出原因。",
-        "effort": "这说的是原项目自己改代码的工作量；在这里每个方案都只是一个选项。",
+        "effort": "这说的是原项目自己改代码的工作量。",
         "usage": "别人怎么做、怎么推荐，跑一次实验看不出来。",
         "tuning": "见下面的间隔实测。",
         "cpu": "CPU 按主机自己的顺序执行：没有要等的设备，也没有要喂饱的设备。",
@@ -129,9 +115,3 @@ def in_language(text: str, language: Language) -> str:
         for phrase, said in _PHRASES.items():
             text = text.replace(phrase, said)
     return text
-
-
-def reason_text(name: str, numbers: dict[str, float], language: Language) -> str:
-    """Return the sentence of a reason with its numbers."""
-    text = REASONS[language][name].format(**numbers)
-    return text[:1].upper() + text[1:] if language == "en" else text

@@ -328,8 +328,8 @@ def test_the_reason_names_what_bounds_the_step():
     rows["deferred-loss"] = replace(rows["deferred-loss"], launch_ms_per_step=96.0)
     launch = find(results(rows), "001", "events", "3 to 5 %").reason()
 
-    assert device.startswith("The device is busy 72% of the time before")
-    assert launch.startswith("Launching a step takes the host 96.0 ms, running it the device 70.0")
+    assert device.startswith("Kernels bound the step")
+    assert launch.startswith("Launches bound the step")
 
 
 def test_the_reason_says_why_a_plan_is_slower_and_waits_are_longer():
@@ -340,8 +340,8 @@ def test_the_reason_says_why_a_plan_is_slower_and_waits_are_longer():
     longer = find(results(rows), "000", "events-interval", "waits 90 % less").reason()
     slower = find(results(rows), "001", "four-stream", "10 to 15 %").reason()
 
-    assert longer.endswith("fewer waits are longer ones: 20.8 ms each instead of 22.7.")
-    assert slower.endswith("they save: 9.0 ms to launch a step instead of 1.0.")
+    assert longer.endswith("fewer waits are longer ones.")
+    assert slower.startswith("Its streams, events and transfers cost the host more")
 
 
 def test_both_languages_say_everything():

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.origin_claims import CLAIMS, DOCUMENTS
+from benchmarks.origin_claims import CLAIMS
 from benchmarks.origin_page import CHINESE, RESULTS, filled, main, page_text, read_files
 
-from origin_rows import comparison_of, origins_dream
+from origin_rows import comparison_of, make, origins_dream
 
 
 ROOT = Path(__file__).parents[2]
@@ -35,30 +35,42 @@ def file_of(rows=None, **changed):
 
 
 def test_the_page_has_every_plan_and_every_claim():
-    """Each plan is a row of the table, and each claim stands under its document, in order."""
+    """Each plan is a row of its table, and each claim has its place in a row of the other one."""
     text = page_text({"fp32": file_of()})
 
+    assert "| `blocking` | 优化前 (before) | yes | 2.00 | 62% | 70% | 70% |" in text
     assert (
-        "| `blocking` | 优化前 (before) | yes | 2.00 | 25.00 | 62 % (4 %) | 70 % | 70 % | 70 % |"
-        in text
-    )
-    assert (
-        "| `events-interval` | 方案 2+3, 阶段 1 (plans 2+3, stage 1) | yes | 0.12 | 2.50 | 83 % (5 %) |"
-        in text
+        "| `events-interval` | 方案 2+3, 阶段 1 (plans 2+3, stage 1) | yes | 0.12 | 83% |" in text
     )
     assert "| 93.10 | 0 | 1.07x |" in text
     assert (
         "Under `blocking` a step takes 100.0 ms; launching it takes the host 1.0 ms, its kernels take "
         "70.0, and the host waits 25.0. The fastest of the origin's plans is `full` with 1.19x"
     ) in text
-    parts = re.split(r"^### (\d{3}) .*$", text, flags=re.MULTILINE)
-    for number, part in zip(parts[1::2], parts[2::2], strict=True):
-        places = [part.index(claim.quote) for claim in CLAIMS if claim.document == number]
-        assert len(places) > 5
-    assert parts[1::2] == [document.number for document in DOCUMENTS]
+    rows = [line for line in text.splitlines() if re.search(r"\| [\d:,;-]+ \|", line)]
+    for claim in CLAIMS:
+        place = f"{claim.document}:{claim.lines.replace(' ', '')}"
+        assert any(re.search(rf"[| ;]{re.escape(place)}[; ]", row) for row in rows)
     assert "NVIDIA H200, x86_64, 16 cores, Python 3.12, torch 2.11.0, commit abc1234" in text
     assert "* fp32: " in text
     assert "* bf16: not measured yet" in text
+
+
+def test_each_precision_has_its_verdict_and_each_reason_a_letter():
+    """A verdict that both precisions share is said once; `why` leads to a sentence below the table."""
+    rows = origins_dream()
+    rows["events-interval"] = make("events-interval", 99.0)
+
+    text = page_text({"fp32": file_of(), "bf16": file_of(rows)})
+
+    row = next(line for line in text.splitlines() if "| 000:183,219;" in line)
+    assert "| **confirmed** -4.0%, **refuted** +2.1%< |" in row
+    (letter,) = re.findall(r"\| ([a-z]) \|$", row)
+    assert f"\n* {letter}: " in text
+    assert (
+        "| `events-interval`: no memory leaks | 000:188 | **confirmed** +0.00 MiB, +0.00 MiB |"
+        in text
+    )
 
 
 def test_a_page_without_figures_says_so_first_and_has_no_empty_table():
@@ -108,15 +120,18 @@ def test_intervals_are_bold_where_they_are_fastest_or_equal():
 
 def test_the_chinese_page_is_filled_between_its_marks():
     """What stands between marks is replaced, what stands around them stays, and twice is once."""
-    page = "甲\n<!-- measured: 004 -->\nold\n<!-- end -->\n乙\n<!-- measured: plans -->\n<!-- end -->\n"
+    page = "甲\n<!-- measured: claims -->\nold\n<!-- end -->\n乙\n<!-- measured: plans -->\n<!-- end -->\n"
     files = {"fp32": file_of()}
 
     once = filled(page, files)
 
     assert "old" not in once
-    assert once.startswith("甲\n<!-- measured: 004 -->\n\n| 原文 | fp32 | bf16 |\n")
+    assert once.startswith("甲\n<!-- measured: claims -->\n\n| 原文 | fp32, bf16 | 原因 |\n")
     assert "\n<!-- end -->\n乙\n" in once
-    assert "**属实**：NVML 70 %, kernels 70 % -> NVML 76 %, kernels 70 % (+6)。" in once
+    assert (
+        "004:157,282「GPU 利用率：提升 5-10%」（`deferred-loss`） | **属实** +6, 尚未测量 |"
+        in once
+    )
     assert "| `four-stream` | 方案 1, 阶段 2 | 是 |" in once
     assert filled(once, files) == once
 
@@ -151,9 +166,7 @@ def test_the_pages_are_what_their_files_give():
     chinese = CHINESE.read_text(encoding="utf-8")
     assert filled(chinese, files) == chinese
     marks = re.findall(r"<!-- measured: (\w+) -->", chinese)
-    assert sorted(marks) == sorted(
-        ["state", "plans", "verdicts", "tuning", *(d.number for d in DOCUMENTS)]
-    )
+    assert sorted(marks) == sorted(["state", "plans", "verdicts", "claims", "tuning"])
 
 
 def test_the_program_renders_a_folder_without_torch(tmp_path):
