@@ -1,6 +1,6 @@
 """Which kernel attends fastest to packed sentences? Forward and backward pass of one layer.
 
-    PYTHONPATH=src python3 -m benchmarks.attention --out docs/results
+    PYTHONPATH=src python3 -m benchmarks.attention --out runs/results
 
 Sentences stand one after the other, lengths are log-normal, and each sees itself alone. Kernels
 take turns, so many calls each, in rounds that begin with another one; a kernel that refuses has
@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tiny", action="store_true", help="few tokens: does it all run?")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("--out", type=Path, default=Path("runs/results"))
     options = parser.parse_args(arguments)
     device = find_device(options.device)
     facts = place_and_time(options.device, module="benchmarks.attention") | {"cases": {}}

@@ -1,6 +1,6 @@
 """Is `auto` as fast as the best plan? Five workloads, each bound by something else.
 
-    PYTHONPATH=src python3 -m benchmarks.auto_workloads --out docs/results
+    PYTHONPATH=src python3 -m benchmarks.auto_workloads --out runs/results
 
 Every plan has a loop and a copy of the workload of its own, on the same batches. All are warmed up
 first, `auto` until it has decided; then they take turns, an epoch of `--steps` each, in rounds that

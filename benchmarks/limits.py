@@ -1,6 +1,6 @@
 """How fast the captured plan trains translation Transformers here, beside what the device can.
 
-    PYTHONPATH=src python3 -m benchmarks.limits --data train.tsv.gz --out docs/results
+    PYTHONPATH=src python3 -m benchmarks.limits --data train.tsv.gz --out runs/results
 
 Every row has a process of its own, one after the other. What is compiled and captured is made
 first, then a turn is run that does not count, then the rounds: so many steps to start the loader
@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--src", default="en", help="source side of the data")
     parser.add_argument("--tgt", default="zh", help="target side")
     parser.add_argument("--vocab-size", type=int, default=32_000, help="subwords a side")
-    parser.add_argument("--out", default="docs/results", help="folder for JSON and table")
+    parser.add_argument("--out", default="runs/results", help="folder for JSON and table")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="bf16", choices=("fp32", "bf16"))
     parser.add_argument("--rounds", type=int, default=5)

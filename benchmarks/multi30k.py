@@ -1,7 +1,7 @@
 """Train the published Multi30k recipe, English to German, and say BLEU and seconds.
 
     python -m benchmarks.multi30k prepare SOURCE DIR        # BPE, needs subword-nmt
-    PYTHONPATH=src python3 -m benchmarks.multi30k train DIR --seeds 1,2,3 --out docs/results
+    PYTHONPATH=src python3 -m benchmarks.multi30k train DIR --seeds 1,2,3 --out runs/results
     PYTHONPATH=src python3 -m benchmarks.multi30k train DIR --rows captured --ranks 1,2
 
 Source of recipe and of the published score: github.com/LividWo/Revisit-MMT. Every run is
@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--ranks", default="1", help="with commas; several start under torchrun")
     train.add_argument("--precision", default="bf16")
     train.add_argument("--device", default="auto")
-    train.add_argument("--out", type=Path, default=Path("docs/results"), help="for the results")
+    train.add_argument("--out", type=Path, default=Path("runs/results"), help="for the results")
     train.add_argument("--runs", type=Path, default=Path("runs/multi30k"), help="for the models")
     train.add_argument(
         "--time-limit", type=float, metavar="SECONDS", help="begin no run after so long"

@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tgt", default="zh", help="base8192: target side")
     parser.add_argument("--vocab-size", type=int, default=32_000, help="base8192: subwords a side")
     parser.add_argument("--batch-tokens", type=int, default=8192, help="base8192: of a batch")
-    parser.add_argument("--out", default="docs/results", help="folder for table, JSON and plot")
+    parser.add_argument("--out", default="runs/results", help="folder for table, JSON and plot")
     parser.add_argument("--only", help="names of rows, with commas; none: all")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="bf16", choices=("fp32", "bf16"))
