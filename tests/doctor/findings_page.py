@@ -29,14 +29,11 @@ _HEAD = """\
 # What the doctor finds
 
 A GPU works beside the host: the script queues work and goes on before it is done. Where the script asks for a
-result, the host waits until the GPU has come that far. Meanwhile nothing new is queued, and once the GPU is done it
-stands idle until the host has queued more. That idle time is what a mend can win, and no more: where the GPU has
-enough to do all the same, a wait costs nothing.
+result, the host waits until the GPU has come that far, and queues nothing; then the GPU stands idle until there is
+more. That idle time is all that a mend can win: where the GPU has enough to do, a wait costs nothing.
 
-Each kind of finding has a code, which stays. `gapless explain GAP001` shows what stands here.
-
-| code | what it is |
-|---|---|
+Each kind of finding has a code, which stays. `gapless explain` lists them; `gapless explain GAP001` shows what stands
+here.
 """
 
 _EXAMPLES = """
@@ -48,9 +45,8 @@ All examples go on from these lines. `dataset` has rows `(x, y)`, 8 numbers and 
 
 def page() -> str:
     """Return docs/findings.md as it has to be."""
-    rows = "".join(f"| [{code}](#{code.lower()}) | {its.title} |\n" for code, its in CODES.items())
     sections = "".join(_section(code) for code in CODES)
-    return f"{_HEAD}{rows}{_EXAMPLES}```python\n{GIVEN}```\n{sections}"
+    return f"{_HEAD}{_EXAMPLES}```python\n{GIVEN}```\n{sections}"
 
 
 def _section(code: str) -> str:
@@ -58,8 +54,8 @@ def _section(code: str) -> str:
     paragraphs = [
         f"## {code}",
         f"{its.title}: {its.meaning}",
-        f"**Why it costs time.** {its.why}",
-        f"**What to write instead.** {its.mend}",
+        f"**Why.** {its.why}",
+        f"**Instead.** {its.mend}",
     ]
     paragraphs = [textwrap.fill(one, 117, break_on_hyphens=False) for one in paragraphs]
     for title, edit in zip(("", "With gapless:"), its.edits(), strict=False):

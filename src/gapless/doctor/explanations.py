@@ -76,12 +76,12 @@ CODES: dict[str, Code] = {
         title="One number is read from the device",
         meaning="`.item()`, `float(t)`, `int(t)`, `if t`, `t > 1` in a condition, an f-string, or a tensor "
         "used as a Python index or bound.",
-        why="Python needs the number now. The device has to finish everything that was queued before it, "
-        "and the host waits that long and queues nothing meanwhile.",
-        mend="Keep the number on the device, add it up there, and read it every ten steps or more; or let "
-        "`gapless.DeferredLoss` copy it beside the work and hand it out some steps later, without a wait. "
-        "Where Python chooses by it what the device does, let the device choose: `torch.where`, or a factor "
-        "of 0 or 1. But do not hide a loss that is NaN: `DeferredLoss` has `first_nonfinite`, by which the "
+        why="Python needs the number now. The device has to finish everything that was queued before, "
+        "and the host queues nothing meanwhile.",
+        mend="Keep the number on the device, and read sums every ten steps or more; or let "
+        "`gapless.DeferredLoss` hand it out some steps later, without a wait. Where Python "
+        "chooses by it what the device does, let the device choose: `torch.where`, or a factor of "
+        "0 or 1. But do not hide a loss that is NaN: by `first_nonfinite` of `DeferredLoss` the "
         "run stops some steps late; a fused optimizer with `GradScaler` skips the batch.",
         before="""\
 for x, y in batches:
@@ -109,11 +109,10 @@ losses.drain()
     "GAP002": Code(
         title="A tensor on the device is printed",
         meaning="`print(t)`, `str(t)`, `repr(t)`, or a logger that makes a text of a tensor.",
-        why="To choose how to write the numbers torch asks for several values one after the other: one print "
-        "of a tensor on a GPU waits up to eight times.",
-        mend="Print less often, or keep what you print and bring it over once. A copy on the host, "
-        "`t.detach().cpu()`, is one wait instead of eight. `gapless.DeferredLoss` hands numbers out late, "
-        "without a wait.",
+        why="Torch asks for several values, one after the other, to choose how to write them: one "
+        "print waits up to eight times.",
+        mend="Print less often, or bring a copy over first: `t.detach().cpu()` is one wait instead of "
+        "eight. `gapless.DeferredLoss` hands numbers out late, without a wait.",
         before="""\
 for step, (x, y) in enumerate(batches):
     loss = F.cross_entropy(model(x), y)
@@ -134,8 +133,8 @@ for step, loss in enumerate(torch.stack(losses).cpu()):
         title="A tensor is copied to the host",
         meaning="`.cpu()`, `.numpy()`, `.tolist()`, `.to('cpu')`, or a tensor of the device in `torch.save` "
         "or pickle.",
-        why="The copy comes after everything that was queued before it, and Python gets the tensor only when "
-        "the copy is done.",
+        why="The copy comes after everything that was queued before it, and Python gets the tensor "
+        "when it is done.",
         mend="Keep results on the device and bring them over once, after the loop. If only a sum or a count "
         "is needed, compute it on the device. Save checkpoints less often.",
         before="""\
@@ -154,11 +153,11 @@ print(torch.cat(predictions).tolist())
     "GAP004": Code(
         title="A copy to the device blocks",
         meaning="`.to(device)`, `.cuda()` or `copy_` of a tensor of the host, without `non_blocking=True`.",
-        why="The host stands still until the copy is done, and the copy comes after everything that was queued "
-        "before it.",
-        mend="Two things are needed: page-locked memory (`pin_memory=True` in the loader), from which the "
-        "device copies by itself, and `non_blocking=True`. `gapless.prefetch` does both for any loader, and "
-        "copies while the step before still computes.",
+        why="The host stands still until the copy is done, which comes after everything that was "
+        "queued before it.",
+        mend="Page-locked memory (`pin_memory=True` in the loader), from which the device copies by "
+        "itself, and `non_blocking=True`. `gapless.prefetch` does both for any loader, and copies "
+        "while the step before still computes.",
         before="""\
 loader = torch.utils.data.DataLoader(dataset, batch_size=8)
 for x, y in loader:
@@ -181,11 +180,11 @@ for x, y in gapless.prefetch(loader, device):
         title="A copy blocks although it says non_blocking",
         meaning="`.to(device, non_blocking=True)` of memory that is not page-locked, that has gaps (a slice, "
         "a transposed tensor), or whose dtype changes on the way.",
-        why="Only page-locked memory can be copied by the device alone. For all other memory the driver or torch "
-        "first makes a copy on the host, and `non_blocking` is ignored without a word. "
+        why="Only page-locked memory can be copied by the device alone. Of other memory the host "
+        "makes a copy first, and `non_blocking` is ignored without a word. "
         "`torch.cuda.set_sync_debug_mode` does not show these waits.",
-        mend="Pin in the loader: `pin_memory=True`. Copy memory as it lies, and slice, transpose and convert on the "
-        "device. `gapless.prefetch` takes any memory and needs no `pin_memory`.",
+        mend="Pin in the loader: `pin_memory=True`. Copy memory as it lies; slice, transpose and "
+        "convert on the device. `gapless.prefetch` takes any memory, as for GAP004.",
         before="""\
 loader = torch.utils.data.DataLoader(dataset, batch_size=8)
 for x, y in loader:
@@ -198,19 +197,15 @@ for x, y in loader:
     x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
     update(F.cross_entropy(model(x), y))
 """,
-        with_gapless="""\
-loader = torch.utils.data.DataLoader(dataset, batch_size=8)
-for x, y in gapless.prefetch(loader, device):
-    update(F.cross_entropy(model(x), y))
-""",
     ),
     "GAP006": Code(
         title="A tensor is made on the device from Python values",
         meaning="`torch.tensor(x, device='cuda')`, `torch.as_tensor`, or a list that is put into a tensor of the "
         "device, in the loop.",
-        why="The values lie in ordinary memory of the host. To bring them over is a blocking copy, however small it is.",
-        mend="Make it once, before the loop. For one number that changes, `torch.full((), value, device=device)` "
-        "sends it along with the work, and a plain Python number in the formula needs no tensor at all.",
+        why="The values lie in ordinary memory of the host: to bring them over is a blocking copy, "
+        "however small.",
+        mend="Make it once, before the loop. For one number that changes, `torch.full((), value, "
+        "device=device)` sends it along with the work.",
         before="""\
 for x, y in batches:
     weight = torch.tensor([0.3, 0.7], device=device)
@@ -226,8 +221,8 @@ for x, y in batches:
         title="The shape of a result depends on values",
         meaning="`x[mask]`, `masked_select`, `nonzero`, `torch.where(mask)`, `unique`, `bincount`, "
         "`repeat_interleave(counts)`, `one_hot(x)` and the like.",
-        why="The host has to know how large the result is before it can go on, and only the device knows how many "
-        "values are picked.",
+        why="The host has to know how large the result is, and only the device knows how many values "
+        "are picked.",
         mend="Use a form of fixed size: `torch.where(mask, x, 0.0)` and a sum divided by `mask.sum()`; "
         "`one_hot(x, num_classes=n)`; `repeat_interleave(counts, output_size=n)`; counts by `scatter_add_` into a "
         "tensor of known size; `torch.nonzero_static`. To assign one number, `x[mask] = 0.0`, does not wait.",
@@ -246,17 +241,17 @@ for x, y in batches:
     "GAP008": Code(
         title="A tensor on the device is indexed by something on the host",
         meaning="`x[[0, 2, 4]]`, `x[index]` with an index of the host.",
-        why="The index is copied to the device first, out of ordinary memory, and that copy blocks.",
+        why="The index is copied to the device first, and that copy blocks.",
         mend="Make the index once, on the device. Slices, `x[0:4]`, and whole numbers, `x[3]`, need no copy.",
         before="""\
 for x, y in batches:
-    x = x[:, [7, 6, 5, 4, 3, 2, 1, 0]]
+    x = x + x[:, [0]]
     update(F.cross_entropy(model(x), y))
 """,
         after="""\
-order = torch.tensor([7, 6, 5, 4, 3, 2, 1, 0], device=device)
+first = torch.tensor([0], device=device)
 for x, y in batches:
-    x = x[:, order]
+    x = x + x[:, first]
     update(F.cross_entropy(model(x), y))
 """,
     ),
@@ -264,9 +259,11 @@ for x, y in batches:
         title="Torch checks values on the device",
         meaning="`torch.equal`, `allclose`, solvers such as `torch.linalg.inv`, `cholesky` and `solve`, and "
         "distributions that validate their arguments.",
-        why="To return a Python bool, or to raise an error, torch has to know the answer, and the answer is on the device.",
-        mend="Solvers have forms that leave the check to you: `inv_ex`, `cholesky_ex`, `solve_ex`. Distributions take "
-        "`validate_args=False`. Instead of `torch.equal`, keep `(a != b).any()` on the device and read it after the loop.",
+        why="To return a Python bool, or to raise an error, torch has to know the answer, which is on "
+        "the device.",
+        mend="Solvers have forms that leave the check to you: `inv_ex`, `cholesky_ex`, `solve_ex`. "
+        "Distributions take `validate_args=False`. Instead of `torch.equal`, keep `(a != "
+        "b).any()` and read it after the loop.",
         before="""\
 for x, y in batches:
     policy = torch.distributions.Categorical(logits=model(x))
@@ -283,9 +280,10 @@ for x, y in batches:
         meaning="`GradScaler.step` with an optimizer that is not fused, `clip_grad_norm_(error_if_nonfinite=True)`, "
         "Adafactor, ASGD, LBFGS, `ReduceLROnPlateau`, `BatchNorm(momentum=None)`.",
         why="They ask the device for a number to decide in Python what to do, such as whether to skip an update.",
-        mend="A fused optimizer (`fused=True`) skips updates on the device. bfloat16 needs no scaler. Clip without "
-        "`error_if_nonfinite`, and look at the norm every few steps. `capturable=True` keeps decisions of an optimizer "
-        "on the device, where it has it. Call `ReduceLROnPlateau` once an epoch.",
+        mend="A fused optimizer (`fused=True`) skips updates on the device. bfloat16 needs no scaler. "
+        "Clip without `error_if_nonfinite`, and look at the norm every few steps. "
+        "`capturable=True` keeps decisions on the device, where an optimizer has it. Call "
+        "`ReduceLROnPlateau` once an epoch.",
         before="""\
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 scaler = torch.amp.GradScaler(device.type)
@@ -308,9 +306,10 @@ for x, y in batches:
     "GAP011": Code(
         title="The host waits for a whole stream or device",
         meaning="`torch.cuda.synchronize()`, `torch.accelerator.synchronize()`, `Stream.synchronize()`.",
-        why="That is what they are for: the host goes on when all work is done, and the device then has none.",
-        mend="To measure time, record events and read them once at the end. To order work of two streams, use "
-        "`wait_stream` or `wait_event`. Before `.item()` or `.cpu()` it is not needed: these wait by themselves.",
+        why="The host goes on when all work is done, and the device then has none.",
+        mend="To measure time, record events and read them once at the end. To order work of two "
+        "streams, use `wait_stream` or `wait_event`. Before `.item()` or `.cpu()` it is not "
+        "needed.",
         before="""\
 seconds = 0.0
 for x, y in batches:
@@ -335,10 +334,9 @@ seconds = sum(start.elapsed_time(end) for start, end in times) / 1000
     "GAP012": Code(
         title="The host waits for an event",
         meaning="`Event.synchronize()`.",
-        why="The host stands still until the device has come to the place where the event was recorded. It costs little "
-        "where that is long ago, and much where it has only just been recorded.",
-        mend="If another stream needs the result, let that stream wait: `stream.wait_event(event)`. If the host needs "
-        "it, let it ask for the result of an earlier step, which is done by then.",
+        why="The host stands still until the device has come to the event.",
+        mend="Let the stream that needs the result wait: `stream.wait_event(event)`. If the host needs "
+        "it, let it ask for the result of an earlier step.",
         before="""\
 side = torch.cuda.Stream()
 for x, y in batches:
@@ -367,51 +365,19 @@ for x, y in batches:
     "GAP013": Code(
         title="The host asks again and again whether the device is done",
         meaning="A loop around `Event.query()` or `Stream.query()`.",
-        why="It is a wait in other words, and it takes the processor and Python's lock from all other threads as well.",
-        mend="Ask once a step, and go on if it is not done. If another stream needs the result, let that stream wait. "
-        "If the host must wait, `event.synchronize()` does so without a spin.",
-        before="""\
-late = []
-for x, y in batches:
-    loss = F.cross_entropy(model(x), y)
-    update(loss)
-    done = torch.cuda.Event()
-    done.record()
-    while not done.query():
-        pass
-    late.append(loss.item())
-print(late)
-""",
-        after="""\
-late, waiting = [], []
-for x, y in batches:
-    loss = F.cross_entropy(model(x), y)
-    update(loss)
-    done = torch.cuda.Event()
-    done.record()
-    waiting.append((done, loss.detach()))
-    if waiting[0][0].query():
-        late.append(waiting.pop(0)[1].item())
-late += [loss.item() for _, loss in waiting]
-print(late)
-""",
-        with_gapless="""\
-losses = gapless.DeferredLoss(device)
-for x, y in batches:
-    loss = F.cross_entropy(model(x), y)
-    update(loss)
-    losses.add(loss)
-losses.drain()
-print(losses.history)
-""",
+        why="It is a wait in other words, and takes the processor and Python's lock from all other "
+        "threads as well.",
+        mend="Ask once a step, and go on if it is not done; `gapless.DeferredLoss` does so. If another "
+        "stream needs the result, let that stream wait. If the host must wait, "
+        "`event.synchronize()` does so without a spin.",
     ),
     "GAP014": Code(
         title="Memory of the device is allocated or given back in the loop",
         meaning="`torch.cuda.empty_cache()`, or steps in which torch has to ask the driver for memory.",
-        why="Torch keeps memory and hands it out again without asking the driver. To give it back, the driver waits until "
-        "the device is done, and the next step has to ask for it anew.",
-        mend="Leave `empty_cache` out: torch gives memory back by itself before it runs out. Run the largest batch first, "
-        "so that the memory for it is there. Where sizes vary, set `PYTORCH_ALLOC_CONF=expandable_segments:True`.",
+        why="To give memory back, the driver waits until the device is done, and the next step has to "
+        "ask for it anew.",
+        mend="Leave `empty_cache` out: torch gives memory back before it runs out. Run the largest "
+        "batch first. Where sizes vary, set `PYTORCH_ALLOC_CONF=expandable_segments:True`.",
         before="""\
 for x, y in batches:
     update(F.cross_entropy(model(x), y))
@@ -425,11 +391,10 @@ for x, y in batches:
     "GAP015": Code(
         title="Memory of the host is page-locked in the loop",
         meaning="`.pin_memory()` or `pin_memory=True` of a new tensor, in the loop itself.",
-        why="To page-lock memory the driver asks the operating system, which takes longer than most copies. "
-        "Torch keeps such memory for the next time, but to fill it is a copy on the host, on the thread that "
-        "should queue work.",
-        mend="Let the loader pin: it does so in a thread of its own. Or make one pinned buffer before the loop. "
-        "`gapless.prefetch` needs neither: it uses torch's page-locked memory again as soon as its copy is done.",
+        why="To page-lock memory takes longer than most copies, and to fill it is a copy on the host, "
+        "on the thread that should queue work.",
+        mend="Let the loader pin: it does so in a thread of its own. Or make one pinned buffer before "
+        "the loop. `gapless.prefetch` uses page-locked memory again as soon as its copy is done.",
         before="""\
 loader = torch.utils.data.DataLoader(dataset, batch_size=8)
 for x, y in loader:
@@ -443,22 +408,18 @@ for x, y in loader:
     x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
     update(F.cross_entropy(model(x), y))
 """,
-        with_gapless="""\
-loader = torch.utils.data.DataLoader(dataset, batch_size=8)
-for x, y in gapless.prefetch(loader, device):
-    update(F.cross_entropy(model(x), y))
-""",
     ),
     "GAP016": Code(
         title="The loader is late",
         meaning="The loop waits in `next()` of its loader: batches are made more slowly than they are used.",
-        why="Without worker processes a batch is only begun when the loop asks for it, on the thread that should queue work.",
-        mend="Give the loader workers, as many as there are cores to spare. If that is not enough, do less for each sample: "
-        "store it prepared, or move the work to the device. `gapless.prefetch` with `depth` asks for batches ahead, which "
-        "evens out a loader that is late only now and then. `persistent_workers=True` saves the start of the workers in "
-        "each epoch, but changes results: torch draws the workers' seed once and not in each epoch, so that from the "
-        "second on everything drawn after it is another number, the order of a shuffled epoch among them. Workers alone "
-        "leave the order as it is; only what a data set draws by itself, as for augmentation, comes from their seeds.",
+        why="Without workers a batch is only begun when the loop asks for it, on the thread that "
+        "should queue work.",
+        mend="Give the loader workers, as many as there are cores to spare; do less for each sample, "
+        "or do it on the device. `gapless.prefetch` with `depth` evens out a loader that is late "
+        "now and then. Workers leave the order as it is; what a data set draws by itself comes "
+        "from their seeds. `persistent_workers=True` saves their start in each epoch, but changes "
+        "results: torch draws their seed once, so that from the second epoch on every number "
+        "drawn after it is another, and the order of a shuffled epoch with it.",
         before="""\
 loader = torch.utils.data.DataLoader(dataset, batch_size=8)
 for x, y in loader:
@@ -471,17 +432,13 @@ for x, y in loader:
     x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
     update(F.cross_entropy(model(x), y))
 """,
-        with_gapless="""\
-loader = torch.utils.data.DataLoader(dataset, batch_size=8, num_workers=2)
-for x, y in gapless.prefetch(loader, device, depth=2):
-    update(F.cross_entropy(model(x), y))
-""",
     ),
     "GAP017": Code(
         title="The step is launch-bound",
-        meaning="The device is idle in many short gaps, while the host queues work without waiting for anything.",
-        why="To queue one kernel takes the host some microseconds of Python and torch. A step of a thousand short kernels "
-        "takes the host longer than the device. To remove waits does not help here.",
+        meaning="The device is idle in many short gaps, while the host queues work without waiting for "
+        "anything.",
+        why="A step of a thousand short kernels takes the host, which needs some microseconds for "
+        "each, longer than the device. To remove waits does not help.",
         mend="Queue less: larger batches, a fused optimizer, `torch.compile`. A CUDA graph queues the whole step at once: "
         '`torch.compile(model, mode="reduce-overhead")` for the model, `gapless.capture` for model and optimizer as they '
         "are, or for the whole step.",
@@ -504,10 +461,10 @@ for x, y in batches:
         title="Batches come in ever new shapes",
         meaning="Shapes that were not seen before keep coming after the warm-up, or batches are padded to very "
         "different lengths.",
-        why="For a new shape torch may need other blocks of memory, compiled code is compiled again, and a captured graph "
-        "is captured again. Padding itself is work of the device for nothing.",
-        mend="Pad to few sizes, such as multiples of 8 or 64, and let the model leave the padding out. Sort by length, so "
-        "that a batch holds rows of about one length. Run the largest shape first.",
+        why="For a new shape memory may be allocated, compiled code is compiled again, and a graph is "
+        "captured again. Padding is work for nothing.",
+        mend="Pad to few sizes, such as multiples of 8 or 64, and let the model leave the padding out. "
+        "Sort by length. Run the largest shape first.",
         before="""\
 embedding = torch.nn.EmbeddingBag(100, 8, mode="sum", padding_idx=0).to(device)
 for step in range(20):
@@ -527,10 +484,10 @@ for step in range(20):
     "GAP019": Code(
         title="Python's garbage collector runs in the loop",
         meaning="The collector stops Python now and then, to look for objects that refer to each other.",
-        why="A full collection looks at every object of the process, modules and data sets included. That can "
-        "take tens of milliseconds, in which nothing is queued.",
-        mend="After the warm-up, tell it that what is there will stay: `gc.freeze()`. Or turn it off, and collect where "
-        "it does no harm, such as after each epoch.",
+        why="A full collection looks at every object of the process. That can take tens of "
+        "milliseconds, in which nothing is queued.",
+        mend="After the warm-up, tell it that what is there will stay: `gc.freeze()`. Or collect after "
+        "each epoch alone.",
         before="""\
 for x, y in batches:
     update(F.cross_entropy(model(x), y))
@@ -545,8 +502,8 @@ for x, y in batches:
     "GAP020": Code(
         title="The host waits for other processes",
         meaning="`torch.distributed.barrier()`, collectives of Python objects, and collectives that the host waits for.",
-        why="The host goes on when the slowest process has come here and the device is done. With NCCL, collectives of "
-        "tensors are ordered on the device and need no wait of the host; a barrier and objects do.",
+        why="The host goes on when the slowest process has come here and the device is done. With "
+        "NCCL, collectives of tensors are ordered on the device and need no wait of the host.",
         mend="Leave barriers out of the loop. Reduce tensors instead of objects, and read the result every few steps. "
         "Start collectives with `async_op=True` and wait where the result is used.",
         before="""\
@@ -562,9 +519,9 @@ for x, y in batches:
     "GAP021": Code(
         title="The host waited, and nobody knows where",
         meaning="The profiler saw a call that blocked the host, and no line of the script is known that led to it.",
-        why="A library, or a thread of C++, made the call. The finding says which call it was and on which thread; its "
-        "time counts like that of any other.",
-        mend="Run the script again with `gapless doctor --exact`: it sees waits inside of libraries as well. If it stays without a line, "
-        "look at what runs on that thread.",
+        why="A library, or a thread of C++, made the call. The finding says which call, and on which "
+        "thread.",
+        mend="Run the script again with `gapless doctor --exact`, which sees waits inside of "
+        "libraries. If it stays without a line, look at what runs on that thread.",
     ),
 }
