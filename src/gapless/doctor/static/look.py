@@ -7,6 +7,7 @@ import os
 import re
 import tokenize
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -132,10 +133,18 @@ def findings_of(source: str, path: str) -> list[Finding]:
                 per_step=0.0,
                 certainty="surely" if wait.sure else "maybe",
                 cause=cause_text(cause, wait.call),
-                mend=mend_text(cause, wait.call, line=text),
+                mend=mend_text(cause, wait.call, lines=_block(lines, wait.line)),
             )
         )
     return findings
+
+
+def _block(lines: list[str], number: int) -> str:
+    """Return a line, without its indentation, and those below it that are indented more."""
+    first, *below = lines[number - 1 :] or [""]
+    depth = len(first) - len(first.lstrip())
+    within = takewhile(lambda line: len(line) - len(line.lstrip()) > depth, below)
+    return "\n".join([first.strip(), *within])
 
 
 def _look_at_file(path: Path) -> tuple[list[Finding], str]:
