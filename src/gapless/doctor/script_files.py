@@ -8,6 +8,9 @@ import sysconfig
 from pathlib import Path
 
 
+_NAMES = frozenset({"site-packages", "dist-packages"})
+
+
 def files_of_the_script() -> list[Path]:
     """Return the Python files of all modules that are no installed ones, that of `__main__` first."""
     installed = _installed_folders()
@@ -17,7 +20,10 @@ def files_of_the_script() -> list[Path]:
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file.endswith(".py"):
             path = Path(file)
-            if not any(folder in path.parents for folder in installed) and path.is_file():
+            # Libraries also lie on a path that Python's own settings do not name.
+            is_installed = not _NAMES.isdisjoint(path.parts)
+            is_installed = is_installed or any(folder in path.parents for folder in installed)
+            if not is_installed and path.is_file():
                 found[path] = None
     return list(found)
 
