@@ -81,7 +81,7 @@ def _peer(row: Row) -> list[str]:
     ratio = row.get("captured_ratio_target_tokens")
     kernels = row.get("kernels_per_step")
     return [
-        row["title"] + (" \\*" if row["own_layout"] else ""),
+        row["title"].removeprefix("gapless, ") + (" \\*" if row["own_layout"] else ""),
         _spread(row["steps_per_second"]),
         f"{row['target_tokens_per_second']['median']:,.0f}",
         f"{ratio:.2f}x" if ratio else "-",
@@ -132,7 +132,7 @@ def limits(folder: Path, *names: str) -> Lines:
 
 def _limit(row: Row) -> list[str]:
     return [
-        row["title"],
+        row["title"].removeprefix("packed, captured, layers compiled, "),
         _spread(row["ms_per_step"], "{:.2f}"),
         f"{row['target_tokens_per_second']['median']:,.0f}",
         _percent(row["padding_share"], "{:.1%}"),
@@ -363,7 +363,7 @@ def ranks(folder: Path) -> Lines:
 
 def _rank_row(row: Row) -> list[str]:
     return [
-        row["title"],
+        row["title"].removeprefix("gapless, "),
         str(row["gpus"]),
         f"{row['tokens_per_second']['median']:,.0f}",
         _spread(row["ms_per_step"], "{:.2f}"),

@@ -253,7 +253,8 @@ def _missing(name: str) -> str:
 
 def _table(part: Part, entries: list[Entry]) -> list[str]:
     places = {
-        f"{entry['hardware']}, {entry['versions']}, commit {entry['commit']}, {entry['date']}."
+        f"{entry['hardware']}, {entry['versions'].partition(',')[0]}, commit {entry['commit']}, "
+        f"{entry['date']}."
         for entry in entries
     }
     rows = [f"| {' | '.join(part.cells(entry))} |" for entry in entries]
