@@ -9,7 +9,12 @@ from gapless.cli.decode_options import add_device_option
 from gapless.cli.extras import require_extra
 from gapless.cli.output import print_result
 from gapless.cli.parser import file_or_folder, flag, number, one_of, whole_number
-from gapless.cli.setting_options import COMPARE_SETTINGS, add_setting_options, given_settings
+from gapless.cli.setting_options import (
+    COMPARE_SETTINGS,
+    add_setting_options,
+    given_settings,
+    warn_of_removed,
+)
 from gapless.cli.written_files import require_writable, write_whole
 from gapless.compare.ranking import DEFAULT_WEIGHTS, make_weights
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
@@ -249,6 +254,7 @@ def _config(asked: CompareSettings, *, config: Path | None, given: dict[str, Any
     # One layout of batches for all plans: the one that can be captured. Compiled layers round
     # differently, so they are for all plans or for none.
     flags["plan"] = "captured"
+    warn_of_removed(config)
     made = make_config(flags, file=config)
     return made if made.compile else replace(made, compile=False)
 

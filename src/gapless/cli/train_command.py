@@ -21,7 +21,7 @@ from gapless.cli.ranks import (
     speaks_for_all,
     tell_of_leaving,
 )
-from gapless.cli.setting_options import add_setting_options, given_settings
+from gapless.cli.setting_options import add_setting_options, given_settings, warn_of_removed
 from gapless.cli.signals import Signals
 from gapless.cli.written_files import require_writable, write_whole
 from gapless.errors import LanguageError, RunFolderError, UserError
@@ -214,6 +214,7 @@ def _start(
     flags = given_settings(options)
     given = {**flags, "config": options.config, "resume": options.resume}
     check_alike(ranks, given, device=device)
+    made_by_first(ranks, lambda: warn_of_removed(options.config))
     resume = made_by_first(ranks, lambda: _run_to_resume(options))
     return _trainer(flags, options.config, resume, observer, ranks=ranks, device=device)
 
@@ -334,6 +335,7 @@ def _dry_run(options: Namespace) -> int:
     from gapless.nmt.run.summary import describe_data, describe_scoring
     from gapless.ranks.launch import read_launch
 
+    warn_of_removed(options.config)
     world = read_launch(os.environ).world
     chosen = _asking(
         lambda flags: _choose_run(flags, options.config, world=world),

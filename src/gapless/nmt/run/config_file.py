@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from gapless.errors import UserError
+from gapless.nmt.run.removed_settings import REMOVED
 
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def to_yaml(config: DataclassInstance) -> str:
 
 
 def read_settings(file: Path, settings: type[DataclassInstance]) -> dict[str, Any]:
-    """Return the settings in a file, checked for their names and types.
+    """Return the settings in a file, checked for their names and types, without those that were removed.
 
     Args:
         file: written by `to_yaml`, or by hand.
@@ -48,6 +49,32 @@ def read_settings(file: Path, settings: type[DataclassInstance]) -> dict[str, An
 
     Raises:
         UserError: the file cannot be read, or has an unknown setting or one of another type.
+    """
+    values, text = values_in(file)
+    known = {item.name for item in fields(settings)}
+    names, written = _read_scalars(text)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UserError(
+            f"config {file} sets {', '.join(twice)} more than once; keep one line of each"
+        )
+    unknown = sorted(set(map(str, values)) - known - REMOVED.keys())
+    if unknown:
+        named = ", ".join(f"{name}{_meant_by(name, known)}" for name in unknown)
+        raise UserError(f"config {file} has unknown settings {named}; correct or remove them")
+    hints = get_type_hints(settings)
+    return {
+        name: _typed(value, written.get(name), hints[name], f"{name} in {file}")
+        for name, value in values.items()
+        if name in known
+    }
+
+
+def values_in(file: Path) -> tuple[dict[str, Any], str]:
+    """Return what a file of settings says, as YAML reads it, and its text.
+
+    Raises:
+        UserError: the file cannot be read, or holds no settings.
     """
     import yaml
 
@@ -64,24 +91,32 @@ def read_settings(file: Path, settings: type[DataclassInstance]) -> dict[str, An
         # Such as a date without such a day: yaml lets these errors of Python through.
         reason = " ".join(str(error).split())
         raise UserError(f"config {file} is not YAML: {reason}") from error
-    known = {item.name for item in fields(settings)}
     if not isinstance(values, dict):
         raise UserError(f"config {file} holds no settings, expected lines such as lr: 0.001")
-    names, written = _read_scalars(text)
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UserError(
-            f"config {file} sets {', '.join(twice)} more than once; keep one line of each"
-        )
-    unknown = sorted(set(map(str, values)) - known)
-    if unknown:
-        named = ", ".join(f"{name}{_meant_by(name, known)}" for name in unknown)
-        raise UserError(f"config {file} has unknown settings {named}; correct or remove them")
-    hints = get_type_hints(settings)
-    return {
-        name: _typed(value, written.get(name), hints[name], f"{name} in {file}")
-        for name, value in values.items()
-    }
+    return values, text
+
+
+def check_removed(file: Path, *, advice: str) -> list[str]:
+    """Return a line about the settings of a file that were removed; none if it has none.
+
+    Args:
+        file: with settings.
+        advice: what a user can do about one that asks for something that is gone.
+
+    Raises:
+        UserError: a removed setting has another value than its old default, or the file cannot be read.
+    """
+    values, _ = values_in(file)
+    found = [name for name in REMOVED if name in values]
+    for name in found:
+        if values[name] != REMOVED[name].default:
+            raise UserError(
+                f"{name} is {shown(values[name])} in {file}, but this setting was removed: "
+                f"{REMOVED[name].now}; {advice}"
+            )
+    if not found:
+        return []
+    return [f"{file} has settings that were removed ({', '.join(found)}); they are ignored"]
 
 
 @contextmanager
@@ -115,6 +150,13 @@ def _with_file(message: str, file: Path, names: Sequence[str]) -> str:
         return f"{name}{value} in {file}"
 
     return re.sub(r"`(?P<name>\w+)(?P<value>=[^`]*|)`", in_file, message)
+
+
+def shown(value: Any) -> str:
+    """Return a setting as a file has it."""
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _meant_by(name: str, known: Collection[str]) -> str:

@@ -26,7 +26,7 @@ from gapless.nmt.run.checkpoints import (
     state_store,
 )
 from gapless.nmt.run.config import make_config
-from gapless.nmt.run.config_file import to_yaml
+from gapless.nmt.run.config_file import shown, to_yaml
 from gapless.nmt.run.metrics_file import METRICS, MetricsFile, go_back
 from gapless.nmt.run.shell_name import shell_name
 from gapless.nmt.run.sides import SIDES
@@ -444,17 +444,11 @@ def _what_differs(file: Path, saved: Path) -> str:
     except UserError:
         return ""
     differing = [
-        f"{name} {_shown(now[name])} instead of {_shown(before[name])}"
+        f"{name} {shown(now[name])} instead of {shown(before[name])}"
         for name in now
         if now[name] != before[name]
     ]
     return f": it says {', '.join(differing)}" if differing else ""
-
-
-def _shown(value: object) -> str:
-    return (
-        "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
 
 
 def damaged_files(path: Path) -> list[str]:

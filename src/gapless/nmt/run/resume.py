@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gapless.errors import UserError
 from gapless.nmt.data.languages import find_language, matching_name
+from gapless.nmt.run.config_file import shown
 from gapless.nmt.run.resolved import Resolved
 from gapless.nmt.run.update_size import accumulated
 
@@ -95,7 +96,7 @@ def changed_settings(config: TrainConfig, begun: TrainConfig) -> list[str]:
         begun: of the run before.
     """
     return [
-        f"{item.name} {_shown(before)} -> {_shown(now)}"
+        f"{item.name} {shown(before)} -> {shown(now)}"
         for item in fields(config)
         if item.name not in _OF_ONE_PROCESS
         and (now := getattr(config, item.name)) != (before := getattr(begun, item.name))
@@ -147,12 +148,6 @@ def _is_same_side(asked: str, before: str, *, language: str | None) -> bool:
 
 def _changed(name: str, asked: Any, begun: Mapping[str, Any]) -> UserError:
     return UserError(
-        f"`{name}` is {_shown(asked)}, but the run began with {_shown(begun[name])}, "
+        f"`{name}` is {shown(asked)}, but the run began with {shown(begun[name])}, "
         "which must stay the same; leave it out, or start a new run"
     )
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)

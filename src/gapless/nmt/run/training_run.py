@@ -19,6 +19,7 @@ from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run.build import build_step, num_workers, training_sampler
 from gapless.nmt.run.checkpoints import check_averaged, load_state, set_weights
 from gapless.nmt.run.config import AUTO
+from gapless.nmt.run.config_file import check_removed
 from gapless.nmt.run.disk_space import check_disk_space
 from gapless.nmt.run.first_rank import made_by_first
 from gapless.nmt.run.first_weights import read_first_weights
@@ -30,6 +31,7 @@ from gapless.nmt.run.folder import (
     choose_run_dir,
     files_of_run,
     read_config,
+    settings_file,
     write_files,
 )
 from gapless.nmt.run.position import Position
@@ -530,6 +532,7 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
             f"`init_from` is {config.init_from}, but a resumed run goes on with its own weights; leave it "
             "out, or begin a new run"
         )
+    notes += check_removed(settings_file(run_dir), advice="start a new run")
     notes += changed_files(run_dir) + changed_numerics(state["numerics"])
     notes += changed_world(state["layout"], world=world)
     # States of older runs do not say what the sides were called.
