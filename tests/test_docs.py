@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -27,6 +30,9 @@ PAGES = [
     *sorted((ROOT / "docs" / "recipes").glob("*.md")),
     *sorted((ROOT / "docs" / "zh").glob("*.md")),
 ]
+
+MOST_WORDS_OF_README = 1_500
+MOST_WORDS_OF_DOCS = 54_000
 
 _FENCED = re.compile(r"^```.*?$(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CODE_SPAN = re.compile(r"`([^`\n]+)`")
@@ -221,21 +227,46 @@ def test_every_make_target_that_a_page_shows_exists(page):
     assert shown - targets == set()
 
 
-@pages(README, DESIGN)
-def test_the_rooms_of_a_page_are_those_of_the_source(page):
-    """README's tree and the map's table list every file and folder of the package, once."""
+def test_the_rooms_of_the_map_are_those_of_the_source():
+    """The map's table lists every file and folder of the package, once."""
     there = {
         path.name.removesuffix(".py")
         for path in SRC.iterdir()
         if not path.name.startswith("_") and (path.is_dir() or path.suffix == ".py")
     }
-    text = page.read_text(encoding="utf-8")
-    if page == README:
-        (tree,) = re.findall(r"^src/gapless/\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-        listed = re.findall(r"^ {2}([\w./]+(?: {2}[\w.]+\.py)?) ", tree, re.MULTILINE)
-    else:
-        (table,) = re.findall(r"^\| room \|.*?\n\n", text, re.MULTILINE | re.DOTALL)
-        listed = re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE)
+    text = DESIGN.read_text(encoding="utf-8")
+    (table,) = re.findall(r"^\| room \|.*?\n\n", text, re.MULTILINE | re.DOTALL)
+    listed = re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE)
     names = [name for item in listed for name in re.findall(r"\w+(?=/|\.py)", item)]
 
     assert sorted(names) == sorted(there)
+
+
+def test_the_documentation_stays_short():
+    """README is read in one sitting, and `docs` holds one current page a subject."""
+    read = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]
+
+    assert len(README.read_text(encoding="utf-8").split()) <= MOST_WORDS_OF_README
+    assert sum(len(text.split()) for text in read) <= MOST_WORDS_OF_DOCS
+
+
+def test_the_loop_of_the_readme_runs(tmp_path):
+    """The first block of Python is a whole script: copied as it is, it trains, here on a CPU."""
+    (script, *_) = re.findall(
+        r"^```python$(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    (tmp_path / "loop.py").write_text(script, encoding="utf-8")
+
+    done = subprocess.run(
+        [sys.executable, "loop.py"],
+        cwd=tmp_path,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    first, second, mean, report = done.stdout.splitlines()
+    assert (first[:18], second[:18]) == ("StepValues(step=49", "StepValues(step=99")
+    assert mean.startswith("mean 0.")
+    assert "a CPU runs its work itself" in report
