@@ -15,7 +15,7 @@ from pathlib import Path
 import torch._dynamo  # what every fork needs, which optimizers would load in each
 import torch.utils.data  # noqa: F401
 
-from doctor.labels import CORPUS
+from doctor.labels import scripts
 
 
 def runs(path: Path) -> bool:
@@ -40,7 +40,7 @@ def _run(path: Path) -> int:
 def main() -> int:
     """Print the names of the cases that fail; return their number."""
     wanted = sys.argv[1:]
-    paths = [path for path in sorted(CORPUS.glob("*.py")) if not path.name.startswith("_")]
+    paths = [path for path in sorted(scripts().glob("*.py")) if not path.name.startswith("_")]
     paths = [path for path in paths if not wanted or path.stem in wanted]
     failed = [path.name for path in paths if not runs(path)]
     print(f"{len(paths)} cases ran; failed: {failed}")

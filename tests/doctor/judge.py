@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from doctor.labels import CORPUS, Case, Wait, all_cases
+from doctor.labels import Case, Wait, all_cases
 from gapless.doctor.causes import CODE_OF
 
 
@@ -244,8 +244,8 @@ def _name(wait: Wait) -> str:
 
 
 def _group(case: Case, wait: Wait) -> str:
-    if case.path.parent != CORPUS:
-        return case.path.parent.name
+    if case.apart:
+        return case.apart
     return {"main": "main thread", "autograd": "autograd", "other": "other threads"}[wait.thread]
 
 
@@ -454,8 +454,8 @@ def main() -> int:
     parser.add_argument("--fresh", action="store_true", help="run what was right as well")
     parser.add_argument("--static", action="store_true", help="judge the look at the syntax tree")
     chosen = parser.parse_args()
-    apart = [CORPUS / "frameworks"] if chosen.frameworks or chosen.only else []
-    cases = [case for case in all_cases() if case.path.parent in (CORPUS, *apart)]
+    apart = ["frameworks"] if chosen.frameworks or chosen.only else []
+    cases = [case for case in all_cases() if case.apart in ("", *apart)]
     cases = [case for case in cases if chosen.only in case.name]
     if chosen.static:
         results = look_at_syntax(cases)

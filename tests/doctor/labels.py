@@ -1,17 +1,25 @@
-"""Read the labels of a case of the corpus: which of its lines wait, which only look so."""
+"""Write the cases of the corpus, and read their labels: which lines wait, which only look so."""
 
 from __future__ import annotations
 
 import ast
+import atexit
+import functools
 import io
+import os
 import re
+import shutil
+import tempfile
 import tokenize
+import tomllib
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
 
 CORPUS = Path(__file__).parent / "corpus"
+# Counted apart.
+APART = ("frameworks", "planted")
 THREADS = ("main", "autograd", "other")
 VERDICTS = ("surely", "maybe", "no")
 
@@ -96,9 +104,15 @@ class Case:
     has_optimizer: bool
 
     @property
+    def apart(self) -> str:
+        """The folder of cases that are counted apart; empty for all others."""
+        folder = self.path.parent.name
+        return folder if folder in APART else ""
+
+    @property
     def name(self) -> str:
-        """The path below the corpus, without its suffix."""
-        return str(self.path.relative_to(CORPUS).with_suffix(""))
+        """Its name in the table; with its folder where it is counted apart."""
+        return f"{self.apart}/{self.path.stem}" if self.apart else self.path.stem
 
     @property
     def is_blocking(self) -> bool:
@@ -106,10 +120,31 @@ class Case:
         return any(wait.is_wait and wait.least > 0 for wait in self.waits)
 
 
-def all_cases(folder: Path = CORPUS) -> list[Case]:
-    """Return the cases below a folder; files whose name begins with an underscore are helpers."""
-    paths = sorted(path for path in folder.rglob("*.py") if not path.name.startswith("_"))
-    return [read_case(path) for path in paths]
+@functools.cache
+def scripts() -> Path:
+    """Write the cases of the table to a folder, which goes with this process; return it."""
+    folder = Path(tempfile.mkdtemp(prefix="corpus-"))
+    atexit.register(_remove, folder, os.getpid())
+    table = tomllib.loads((CORPUS / "cases.toml").read_text(encoding="utf-8"))
+    for case in (*table["helper"], *table["case"]):
+        code = case["code"].replace("SETUP_BY_NAME\n", table["setup_by_name"])
+        code = code.replace("SETUP\n", table["setup"])
+        path = folder / f"{case['name']}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f'"""{case["why"]}"""\n\n{code}', encoding="utf-8")
+    return folder
+
+
+def _remove(folder: Path, owner: int) -> None:
+    # Not by a process that a case has forked.
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def all_cases() -> list[Case]:
+    """Return those of the table, then the planted ones; a name with an underscore is a helper's."""
+    paths = [*sorted(scripts().rglob("*.py")), *sorted((CORPUS / "planted").glob("*.py"))]
+    return [read_case(path) for path in paths if not path.name.startswith("_")]
 
 
 def read_case(path: Path) -> Case:

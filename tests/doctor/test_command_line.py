@@ -117,7 +117,7 @@ def test_a_run_is_as_promised(run, tmp_path, launcher):
     check_run(run, tmp_path, launcher, real="needs" not in run)
 
 
-ANEW = ["report_to_standard_error", "stop_after_the_window", "private", "torchrun"]
+ANEW = ["report_to_standard_error", "torchrun"]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from doctor.labels import CORPUS, all_cases, read_case
+from doctor.labels import all_cases, read_case
 from doctor.truth import blocking_calls, judge, read_trace, run_all, say
 
 
@@ -43,7 +43,7 @@ def test_every_case_runs_on_the_cpu():
 @pytest.mark.slow
 def test_labels_are_what_the_profiler_says(tmp_path):
     """Every labelled line has its blocking calls, and no other line has any."""
-    cases = [case for case in all_cases() if case.path.parent == CORPUS]
+    cases = [case for case in all_cases() if not case.apart]
 
     results = run_all(cases, tmp_path / "truth.json", jobs=min(12, os.cpu_count() or 1))
 
@@ -133,11 +133,6 @@ def case(tmp_path):
     path = tmp_path / "case.py"
     path.write_text(CASE)
     return read_case(path)
-
-
-@pytest.fixture(autouse=True)
-def corpus_is_there(monkeypatch, tmp_path):
-    monkeypatch.setattr("doctor.labels.CORPUS", tmp_path)
 
 
 def test_a_copy_and_its_wait_are_one_wait():

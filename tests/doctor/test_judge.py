@@ -30,9 +30,7 @@ HELPER = "def keep(x):\n    return x.cpu()  # waits: cpu, in other\n"
 
 
 @pytest.fixture
-def case(tmp_path, monkeypatch):
-    monkeypatch.setattr("doctor.labels.CORPUS", tmp_path)
-    monkeypatch.setattr("doctor.judge.CORPUS", tmp_path)
+def case(tmp_path):
     (tmp_path / "_helper.py").write_text(HELPER)
     (tmp_path / "case.py").write_text(SCRIPT)
     return read_case(tmp_path / "case.py")
@@ -216,7 +214,7 @@ def test_mistakes_and_counts_are_said(case):
 @pytest.mark.timeout(900)
 def test_the_doctor_finds_every_wait_of_the_corpus(tmp_path):
     """With its line, thread and count, and reports no line that does not wait."""
-    cases = [case for case in all_cases() if case.path.parent.name != "planted"]
+    cases = [case for case in all_cases() if case.apart != "planted"]
 
     results = run_all(cases, tmp_path / "judge.json", jobs=min(12, os.cpu_count() or 1), truth={})
 

@@ -22,7 +22,7 @@ from torch.cuda import _gpu_trace
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
-from doctor.labels import CORPUS, read_case
+from doctor.labels import read_case, scripts
 from gapless.device import cuda_sites
 from gapless.doctor import explicit_waits, host_costs, placement, sites as sites_module
 from gapless.doctor.done_once import split_done_once
@@ -76,7 +76,7 @@ def says_that_it_waits():
 
 def run_case(name, monkeypatch):
     """Return the case and how often each of its lines was noted, by cause, in a step."""
-    path = CORPUS / f"{name}.py"
+    path = scripts() / f"{name}.py"
     monkeypatch.setenv("CASE_STEPS", str(NUM_STEPS))
     monkeypatch.setattr(sys, "argv", [str(path)])
     monkeypatch.syspath_prepend(str(path.parent))
@@ -100,23 +100,34 @@ def run_case(name, monkeypatch):
 
 
 QUICK = (
-    *("amp_scaler_unfused", "any_all_in", "callbacks_of_a_trainer", "clip_error_if_nonfinite"),
-    *("distributions_validate", "executed_source", "fstring_postfix", "loop_over_tensor"),
-    *("multi_line_expression", "percent_format", "print_vector_each_step", "state_dict_to_cpu"),
-    *("tensor_subclass", "value_in_tensor"),
+    "amp_scaler_unfused",
+    "any_all_in",
+    "clip_error_if_nonfinite",
+    "distributions_validate",
+    "executed_source",
+    "loop_over_tensor",
+    "state_dict_to_cpu",
+    "tensor_subclass",
+    "value_in_tensor",
 )
 ALL = (
-    *("accumulation", "adafactor_reads", "any_of_parameters", "assert_finite"),
-    *("batch_norm_cumulative", "comprehension_items", "exit_stack"),
-    *("curriculum_by_loss", "custom_function_backward", "early_stopping_compare"),
-    *("float_in_dataclass", "gan_two_optimizers", "gradient_norm_by_hand"),
-    *("greedy_decode_all_done", "hook_of_a_hook", "int_of_count", "json_default", "lambda_hook"),
-    *("lbfgs_closure", "logger_thread", "match_statement", "module_hooks"),
-    *("nan_guard", "optimizer_hooks", "plateau_scheduler"),
-    *("post_accumulate_hook", "properties_that_read", "repr_in_messages"),
-    *("readers_from_functools", "single_dispatch", "tensor_hook_nan", "token_accuracy_in_model"),
-    *("tolist_predictions", "transformer_mask_detection", "try_except_finally"),
-    *("wandb_like_run", "while_not_converged", "wrapped_optimizers"),
+    "adafactor_reads",
+    "assert_finite",
+    "exit_stack",
+    "custom_function_backward",
+    "float_in_dataclass",
+    "gan_two_optimizers",
+    "greedy_decode_all_done",
+    "json_default",
+    "lambda_hook",
+    "logger_thread",
+    "match_statement",
+    "module_hooks",
+    "nan_guard",
+    "properties_that_read",
+    "repr_in_messages",
+    "tensor_hook_nan",
+    "tolist_predictions",
 )
 # What only torch's warnings on a GPU tell, or only a GPU does.
 NEEDS_A_GPU = ("shape", "copy", "new tensor", "cpu index", "equal", "linalg", "device", "stream")
