@@ -95,5 +95,7 @@ def test_the_command_measures_a_variant_of_a_script(tmp_path):
     )  # fmt: skip
 
     assert done.stdout == plain.stdout
-    trials = json.loads(report.read_text())["trials"]
+    session = json.loads(report.read_text())
+    trials = session["trials"]
+    assert any(note.startswith("Variants were measured") for note in session["notes"])
     assert [(trial["name"], trial["refusal"]) for trial in trials] == [("captured in place", "")]

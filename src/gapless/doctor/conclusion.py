@@ -47,8 +47,11 @@ def conclude(watch: Watch, *, command: Sequence[str]) -> Session:
 
     found = diagnose(_watched(watch))
     findings, notes = found.findings, list(found.notes)
-    if watch.turns is not None:
-        notes.append(_TRAINED_ON if watch.turns.trials else _NONE_MENDS)
+    trials = watch.turns.trials if watch.turns is not None else ()
+    if any(trial.baseline is not None for trial in trials):
+        notes.append(_TRAINED_ON)
+    elif watch.turns is not None and not trials:
+        notes.append(_NONE_MENDS)
     if not watch.has_gpu:
         notes.append(
             "No GPU was used, so nothing was measured on one. What is said to be surely or maybe a "
@@ -63,7 +66,7 @@ def conclude(watch: Watch, *, command: Sequence[str]) -> Session:
         findings=findings,
         verdict=found.verdict,
         notes=tuple(notes),
-        trials=watch.turns.trials if watch.turns is not None else (),
+        trials=trials,
         timeline=found.timeline,
     )
 
