@@ -25,8 +25,8 @@ def rows():
     """Return point, what gapless does and tests of each row of the page."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines if line.startswith("|")]
-    of_points = [[cell.strip() for cell in row] for row in cells if len(row) == 4]
-    return [tuple(row[1:]) for row in of_points if row[0] in ("✓", "") and row[1] != "to check"]
+    of_points = [tuple(cell.strip() for cell in row) for row in cells if len(row) == 3]
+    return [row for row in of_points if row[0] not in {"to check", "---"}]
 
 
 def names_in(file):
