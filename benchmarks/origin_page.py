@@ -72,7 +72,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "some": "Measured so far: {}. Not yet: {}.",
         "all": "",
         "folded": "{} claims, none of them measured yet on this workload.",
-        "table": "| plan | the origin's name | same bits | waits a batch | CPU, of one core | GPU: NVML | "
+        "table": "| plan ({}) | the origin's name | same bits | waits a batch | CPU, of one core | GPU: NVML | "
         "GPU: kernels | 1,000 batches, s | MiB | times `blocking` |",
         "yes": "yes",
         "no": "NO",
@@ -101,7 +101,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "some": "下面的表中，已测量的是 {}，尚未测量的是 {}。",
         "all": "下面的方案和说法都已测量：{}。",
         "folded": "{} 条说法，都尚未在这个工作负载上测量。",
-        "table": "| 方案 | 原文的名字 | 逐位相同 | 每 batch 等待次数 | CPU，单核 | GPU：NVML | GPU：kernel | "
+        "table": "| 方案（{}） | 原文的名字 | 逐位相同 | 每 batch 等待次数 | CPU，单核 | GPU：NVML | GPU：kernel | "
         "1000 个 batch，秒 | MiB | 相对优化前 |",
         "yes": "是",
         "no": "否",
@@ -180,9 +180,8 @@ def _page(files: Files) -> Iterator[str]:
     for line in state_lines(files, "en"):
         yield from ("", f"**{line}**")
     yield from introduction
-    for name in _shown(files):
-        yield from ("", f"## The plans, {name}", "")
-        yield from plans_lines(files.get(name), "en", name)
+    yield from ("", "## The plans", "")
+    yield from plans_lines(files, "en")
     yield from ("", "## The claims", "")
     yield from _CLAIMS_TEXT.splitlines()
     yield ""
@@ -248,24 +247,38 @@ def state_lines(files: Files, language: Language) -> Iterator[str]:
         yield words["all"].format(comma.join(measured))
 
 
-def plans_lines(found: Mapping[str, Any] | None, language: Language, name: str) -> Iterator[str]:
-    """Return the table of the plans of one file, with its conditions."""
+def plans_lines(files: Files, language: Language) -> Iterator[str]:
+    """Return the table of the plans, a figure for each precision, with its conditions and notes."""
     words = _WORDS[language]
-    if found is None or not found.get("rows"):
-        yield words["how"].format(_COMMAND.format(name))
+    measured = {name: files[name] for name in _shown(files) if files.get(name, {}).get("rows")}
+    for name in _shown(files):
+        text = (
+            _conditions(files[name]["facts"], words)
+            if name in measured
+            else words["how"].format(_COMMAND.format(name))
+        )
+        yield f"* {name}: {text}"
+    if not measured:
         return
-    yield _conditions(found["facts"], words)
     yield ""
-    yield words["table"]
+    yield words["table"].format(", ".join(measured))
     yield "|---|---|---|--:|--:|--:|--:|--:|--:|--:|"
-    first = next((row for row in found["rows"] if row["plan"] == "blocking"), None)
-    for row in found["rows"]:
-        yield f"| {' | '.join(_cells(row, first, language))} |"
-    yield from _summary(found["rows"], first, words)
-    notes = list(_notes(found, words))
-    if notes:
-        yield ""
-        yield from notes
+    found = [{row["plan"]: row for row in one["rows"]} for one in measured.values()]
+    for plan in dict.fromkeys(plan for rows in found for plan in rows):
+        cells = [_cells(rows.get(plan), rows.get("blocking"), language) for rows in found]
+        told = [_joined(one) for one in zip(*cells, strict=True)]
+        name = ORIGINS_NAMES[language].get(plan, words["ours"])
+        yield f"| `{plan}` | {name} | {' | '.join(told)} |"
+    for name, one in measured.items():
+        rows = one["rows"]
+        first = next((row for row in rows if row["plan"] == "blocking"), None)
+        for note in [*_summary(rows, first, words), *_notes(one, words)]:
+            yield from ("", f"{name}: {note}")
+
+
+def _joined(figures: tuple[str, ...]) -> str:
+    """Return a figure for each precision; one where all are the same."""
+    return figures[0] if len(set(figures)) == 1 else ", ".join(figures)
 
 
 def _conditions(facts: Mapping[str, Any], words: dict[str, str]) -> str:
@@ -294,27 +307,28 @@ def _summary(
         all=best,
         all_x=ms["blocking"] / ms[best],
     )
-    yield ""
     yield f"{before} {fastest}"
 
 
 def _cells(
-    row: Mapping[str, Any], first: Mapping[str, Any] | None, language: Language
-) -> Iterator[str]:
+    row: Mapping[str, Any] | None, first: Mapping[str, Any] | None, language: Language
+) -> list[str]:
     words = _WORDS[language]
     na = words["na"]
+    if row is None:
+        return [na] * 8
     same = {True: words["yes"], False: words["no"], None: words["unknown"]}
     ms, busy, peak = row["ms_per_step"]["median"], row["busy_share"], row["peak_memory_bytes"]
-    yield f"`{row['plan']}`"
-    yield ORIGINS_NAMES[language].get(row["plan"], words["ours"])
-    yield same[row["identical"]]
-    yield f"{row['waits_per_step']:.2f}"
-    yield _percent(row.get("own_cpu_percent"), na)
-    yield _percent(row["nvml_percent"], na)
-    yield na if busy is None else f"{100.0 * busy:.0f}%"
-    yield f"{ms:.2f}"
-    yield na if not peak else f"{peak / 2**20:,.0f}"
-    yield na if first is None else f"{first['ms_per_step']['median'] / ms:.2f}x"
+    return [
+        same[row["identical"]],
+        f"{row['waits_per_step']:.2f}",
+        _percent(row.get("own_cpu_percent"), na),
+        _percent(row["nvml_percent"], na),
+        na if busy is None else f"{100.0 * busy:.0f}%",
+        f"{ms:.2f}",
+        na if not peak else f"{peak / 2**20:,.0f}",
+        na if first is None else f"{first['ms_per_step']['median'] / ms:.2f}x",
+    ]
 
 
 def _percent(value: float | None, na: str) -> str:
@@ -496,10 +510,7 @@ def _part(name: str, files: Files) -> Iterator[str]:
     if name == "state":
         yield from state_lines(files, "zh")
     elif name == "plans":
-        for number, precision in enumerate(_shown(files)):
-            yield from ("",) if number else ()
-            yield from (f"**{precision}**", "")
-            yield from plans_lines(files.get(precision), "zh", precision)
+        yield from plans_lines(files, "zh")
     elif name == "verdicts":
         yield from verdict_lines(files, "zh")
     elif name == "claims":
