@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from doctor.any_session import sessions
+from gapless.records.comparison import Spread
 from gapless.records.session_difference import SessionDifference
+from gapless.report.difference_text import verdict_of
 from made_up_session import ITEM, LOADER, PRINT, UNKNOWN, made_up_session
 
 
@@ -146,3 +149,16 @@ def test_the_speedup_is_clear_only_where_the_times_lie_apart():
     assert found.is_clear
     assert not SessionDifference.of(session, session).is_clear
     assert SessionDifference.of(session, replace(mended, steps=None)).speedup is None
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)])
+def test_a_clock_that_stood_still_gives_no_speedup(before, after):
+    """A step of no time cannot be compared, and its text says nothing of times."""
+    sessions = [
+        replace(session(), steps=replace(session().steps, wall_ms=Spread.of([ms])))
+        for ms in (before, after)
+    ]
+    found = SessionDifference.of(*sessions)
+
+    assert found.speedup is None
+    assert verdict_of(found) == "Times of steps are not known of both runs."

@@ -63,8 +63,9 @@ class SessionDifference:
         """Time of a step before over that after; None where one of them is not known."""
         if self.before.steps is None or self.after.steps is None:
             return None
-        now = self.after.steps.wall_ms.median
-        return self.before.steps.wall_ms.median / now if now else None
+        before, now = self.before.steps.wall_ms.median, self.after.steps.wall_ms.median
+        # A clock that stood still says nothing: neither time can be divided by the other.
+        return before / now if before and now else None
 
     @property
     def is_clear(self) -> bool:
