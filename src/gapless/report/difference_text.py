@@ -5,15 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from gapless.report.session_text import (
-    Page,
-    count,
-    milliseconds,
-    place_of,
-    ranged,
-    shown,
-)
-from gapless.report.text import columns as aligned, counted
+from gapless.report.session_text import Page, place_of, shown
+from gapless.report.text import columns as aligned, count, counted, known, milliseconds, ranged
 
 
 if TYPE_CHECKING:
@@ -26,7 +19,7 @@ if TYPE_CHECKING:
 _BOLD, _DIM = "1", "2"
 
 # Costs of a step, with what they are.
-_PARTS = (
+PARTS = (
     ("data_ms", "the host waits for the loader"),
     ("wait_ms", "the host waits for the device"),
     ("launch_ms", "the host queues work"),
@@ -98,16 +91,12 @@ def _say_steps(page: Page, difference: SessionDifference) -> None:
 
 def _known_parts(before: StepTimes, after: StepTimes) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for name, meaning in _PARTS:
+    for name, meaning in PARTS:
         figures = [getattr(before, name), getattr(after, name)]
-        write = milliseconds if name.endswith("_ms") else _count
+        write = milliseconds if name.endswith("_ms") else count
         if figures != [None, None]:
-            rows.append((meaning, *map(write, figures)))
+            rows.append((meaning, *(known(figure, write) for figure in figures)))
     return rows
-
-
-def _count(value: float | None) -> str:
-    return "-" if value is None else count(value)
 
 
 def _say_alone(page: Page, title: str, findings: Sequence[Finding]) -> None:

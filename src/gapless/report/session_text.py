@@ -5,13 +5,24 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from gapless.report.text import counted, cut, display_width, wrapped
+from gapless.report.text import (
+    MISSING,
+    columns as aligned,
+    count,
+    counted,
+    cut,
+    display_width,
+    known,
+    milliseconds,
+    percent,
+    ranged,
+    wrapped,
+)
 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gapless.records.comparison import Spread
     from gapless.records.finding import Finding, Session, StepTimes, Trial
 
 
@@ -107,34 +118,6 @@ def fitted(text: str, columns: int) -> str:
     return text if display_width(text) <= columns else f"{cut(text, columns - 3)}..."
 
 
-def milliseconds(value: float | None) -> str:
-    """Return a time in ms; "-" where it was not measured."""
-    if value is None:
-        return "-"
-    return (
-        f"{value:,.0f}" if value >= 1000.0 else f"{value:.1f}" if value >= 10.0 else f"{value:.2f}"
-    )
-
-
-def count(value: float) -> str:
-    """Return how often something is in a step, which may be a mean."""
-    return f"{value:,.0f}" if value >= 100.0 or value == round(value) else f"{value:.2g}"
-
-
-def percent(share: float) -> str:
-    """Return a share, 0 to 1, as a whole percentage."""
-    return "< 1 %" if 0.0 < share < 0.005 else f"{share * 100.0:.0f} %"
-
-
-def ranged(spread: Spread) -> str:
-    """Return the median of a figure, and between what it lies."""
-    if len(spread.rounds) < 2:
-        return milliseconds(spread.median)
-    return (
-        f"{milliseconds(spread.median)} ({milliseconds(spread.min)} to {milliseconds(spread.max)})"
-    )
-
-
 def place_of(finding: Finding) -> str:
     """Return the line of a finding as editors write it, with its function."""
     site = finding.site
@@ -217,13 +200,13 @@ def _say_findings(page: Page, session: Session, limit: int | None) -> None:
     table = _Table(findings)
     for line in table.legend():
         page.say(line, indent=2)
-    page.say_as_it_is(table.head(), style=_DIM)
+    page.say_as_it_is(table.head, style=_DIM)
     first_with: dict[str, int] = {}
     shown_ones = findings if limit is None else findings[:limit]
     for number, finding in enumerate(shown_ones, start=1):
         if number > 1:
             page.say("")
-        _say_row(page, table.row(number, finding), finding)
+        _say_row(page, table.rows[number - 1], finding)
         _say_about(page, finding)
         _say_mend(page, finding, first_with.setdefault(finding.mend, number), number)
     if left := findings[len(shown_ones) :]:
@@ -243,26 +226,25 @@ def _together(findings: Sequence[Finding]) -> str:
 
 
 class _Table:
-    """Figures of findings in columns; a column in which nothing is known is left out."""
+    """Figures of findings in columns; a column in which nothing is known is left out.
+
+    Attributes:
+        head: the names of the columns.
+        rows: the figures of each finding, with its code.
+    """
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         cells = [_figures(finding) for finding in findings]
-        self._names = [name for name in cells[0] if any(row[name] != "-" for row in cells)]
-        self._widths = {
-            name: max(display_width(name), *(len(row[name]) for row in cells))
-            for name in self._names
-        }
-        self._number_width = len(str(len(findings)))
+        self._names = [name for name in cells[0] if any(row[name] != MISSING for row in cells)]
         self._certainties = {finding.certainty for finding in findings}
-
-    def head(self) -> str:
-        """Return the names of the columns."""
-        return self._line("", {name: name for name in self._names})
-
-    def row(self, number: int, finding: Finding) -> str:
-        """Return the figures of one finding, with its code."""
-        mark = " maybe" if finding.certainty == "maybe" else ""
-        return f"{self._line(str(number), _figures(finding))}  {finding.code}{mark}"
+        numbered = [
+            (str(number), *(row[name] for name in self._names))
+            for number, row in enumerate(cells, start=1)
+        ]
+        self.head, *lines = aligned([("", *self._names), *numbered], num_left=0)
+        self.rows = [
+            f"{line}  {_code(finding)}" for line, finding in zip(lines, findings, strict=True)
+        ]
 
     def legend(self) -> list[str]:
         """Return what the columns mean."""
@@ -278,9 +260,9 @@ class _Table:
             said.append("maybe: the syntax does not show whether the value is on the GPU.")
         return [line for line in said if line]
 
-    def _line(self, number: str, cells: dict[str, str]) -> str:
-        parts = [f"{cells[name]:>{self._widths[name]}}" for name in self._names]
-        return "  ".join([number.rjust(self._number_width), *parts])
+
+def _code(finding: Finding) -> str:
+    return f"{finding.code} maybe" if finding.certainty == "maybe" else finding.code
 
 
 def _figures(finding: Finding) -> dict[str, str]:
@@ -288,8 +270,8 @@ def _figures(finding: Finding) -> dict[str, str]:
         "waited ms": milliseconds(finding.waited_ms),
         "idle ms": milliseconds(finding.exposed_ms),
         "gain ms": milliseconds(finding.gain_ms),
-        "of a step": "-" if finding.share is None else _at_most(finding.share),
-        "count": count(finding.per_step) if finding.per_step else "-",
+        "of a step": known(finding.share, _at_most),
+        "count": count(finding.per_step) if finding.per_step else MISSING,
     }
 
 

@@ -7,18 +7,70 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from gapless.records.comparison import Spread
 
 
-def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return rows as lines: first column to the left, the others to the right."""
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+# Stands where a figure was not measured.
+MISSING = "-"
+
+
+def columns(rows: Sequence[tuple[str, ...]], *, num_left: int = 1) -> list[str]:
+    """Return rows as lines, columns two spaces apart.
+
+    Args:
+        rows: with as many cells each.
+        num_left: columns that stand to the left; all others stand to the right.
+    """
+    widths = [max(map(display_width, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        cells = [
+            _filled(cell, width, is_left=n < num_left)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def _filled(cell: str, width: int, *, is_left: bool) -> str:
+    space = " " * (width - display_width(cell))
+    return cell + space if is_left else space + cell
+
+
+def known(value: float | None, write: Callable[..., str]) -> str:
+    """Return a figure as `write` has it; "-" where it was not measured."""
+    return MISSING if value is None else write(value)
+
+
+def milliseconds(value: float | None) -> str:
+    """Return a time in ms; "-" where it was not measured."""
+    if value is None:
+        return MISSING
+    if value >= 1000.0:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10.0 else f"{value:.2f}"
+
+
+def count(value: float) -> str:
+    """Return how often something is in a step, which may be a mean."""
+    # From 99.5 on two digits would be written as 1e+02.
+    return f"{value:,.0f}" if value >= 10.0 or value == round(value) else f"{value:.2g}"
+
+
+def percent(share: float) -> str:
+    """Return a share, 0 to 1, as a whole percentage."""
+    return "< 1 %" if 0.0 < share < 0.005 else f"{share * 100.0:.0f} %"
+
+
+def ranged(spread: Spread) -> str:
+    """Return the median of a figure, and between what it lies."""
+    if len(spread.rounds) < 2:
+        return milliseconds(spread.median)
+    return (
+        f"{milliseconds(spread.median)} ({milliseconds(spread.min)} to {milliseconds(spread.max)})"
+    )
 
 
 def share(value: float | None) -> str:
