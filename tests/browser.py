@@ -87,13 +87,13 @@ class Browser:
         return json.loads(message)
 
     @contextlib.contextmanager
-    def tab(self, path, *, width=1280, height=900, dark=False, media="", calm=False):
-        """Open a file in a tab of its own, ready when its script says so."""
+    def tab(self, path, *, width=1280, height=900, dark=False, media=""):
+        """Open a file in a tab of its own."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         try:
             session = self.call("Target.attachToTarget", targetId=target, flatten=True)
             tab = Tab(self, session["sessionId"])
-            tab.prepare(width=width, height=height, dark=dark, media=media, calm=calm)
+            tab.prepare(width=width, height=height, dark=dark, media=media)
             tab.open(path)
             yield tab
         finally:
@@ -121,7 +121,7 @@ class Tab:
     def call(self, method, **parameters):
         return self._browser.call(method, self._session, **parameters)
 
-    def prepare(self, *, width, height, dark, media, calm):
+    def prepare(self, *, width, height, dark, media):
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         self.call(
@@ -131,17 +131,16 @@ class Tab:
             deviceScaleFactor=1,
             mobile=False,
         )
-        features = [
-            {"name": "prefers-color-scheme", "value": "dark" if dark else "light"},
-            {"name": "prefers-reduced-motion", "value": "reduce" if calm else "no-preference"},
-        ]
+        features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", media=media, features=features)
 
     def open(self, path):
         self.call("Page.navigate", url=path.as_uri())
-        self.wait_for(
-            "document.readyState === 'complete' && document.documentElement.dataset.ready"
-        )
+        until = monotonic() + LIMIT_SECONDS
+        while not self.js(
+            f"location.href === {json.dumps(path.as_uri())} && document.readyState === 'complete'"
+        ):
+            assert monotonic() < until, path
 
     def js(self, expression):
         """Return the value of an expression on the page."""
@@ -151,45 +150,11 @@ class Tab:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def wait_for(self, expression):
-        """Wait until an expression is true."""
-        until = monotonic() + LIMIT_SECONDS
-        while not self.js(expression):
-            assert monotonic() < until, expression
-
-    def settle(self):
-        """Wait until what was changed is drawn."""
-        self.js("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-
-    def key(self, key, *, code=0, text=None):
-        """Press a key and let it go."""
-        shared = {"key": key, "windowsVirtualKeyCode": code or _CODES.get(key, 0)}
-        typed = {"text": text or (key if len(key) == 1 else _TEXTS.get(key))}
-        down = {name: value for name, value in typed.items() if value}
-        self.call("Input.dispatchKeyEvent", type="keyDown", **shared, **down)
-        self.call("Input.dispatchKeyEvent", type="keyUp", **shared)
-        self.settle()
-
-    def mouse(self, kind, x, y, **more):
-        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
-
-    def click(self, selector):
-        """Click into the middle of an element."""
-        x, y = self.middle(selector)
-        for kind in ("mousePressed", "mouseReleased"):
-            self.mouse(kind, x, y, button="left", clickCount=1)
-        self.settle()
-
-    def middle(self, selector):
-        box = self.box(selector)
-        return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-
-    def box(self, selector):
-        return self.js(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
-            " e.scrollIntoView({block: 'center', behavior: 'instant'});"
-            " return e.getBoundingClientRect().toJSON(); })()"
-        )
+    def press_tab(self):
+        """Press the key that moves the focus, and let it go."""
+        key = {"key": "Tab", "windowsVirtualKeyCode": 9}
+        self.call("Input.dispatchKeyEvent", type="rawKeyDown", **key)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **key)
 
     def screenshot(self):
         """Return what is shown as PNG."""
@@ -203,10 +168,3 @@ class Tab:
             for event in self._browser.events
             if event.get("sessionId") == self._session and event["method"] in methods
         ]
-
-
-_CODES = {
-    "Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "End": 35, "Home": 36,
-    "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40,
-}  # fmt: skip
-_TEXTS = {"Enter": "\r"}

@@ -59,7 +59,6 @@ def _measure(chosen):
         at_once=chosen.at_once,
         is_small=chosen.small,
         folder=Path(tempfile.mkdtemp(prefix="doctor-logs-")),
-        session=chosen.session,
         judged=chosen.judged,
     )
     is_fine = True
@@ -99,9 +98,6 @@ def _parser():
     parser.add_argument("--commit", help="where git cannot tell it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="to append to")
     parser.add_argument("--judged", type=Path, metavar="FILE", help="what doctor.judge wrote")
-    parser.add_argument(
-        "--session", type=Path, metavar="FILE", help="a saved session, for its page"
-    )
     parser.add_argument("--small", action="store_true", help="on a CPU: does it all run?")
     parser.add_argument(
         "--page", nargs=2, type=Path, metavar=("JSON", "PAGE"), help="write the page"

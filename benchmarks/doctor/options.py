@@ -21,7 +21,6 @@ class Options:
         at_once: scripts that are set up side by side.
         is_small: whether sizes are for a CPU, to see that it runs.
         folder: for what processes print.
-        session: file of a saved session, for the size of its page.
         judged: what `doctor.judge` wrote.
     """
 
@@ -31,7 +30,6 @@ class Options:
     at_once: int
     is_small: bool
     folder: Path
-    session: Path | None
     judged: Path | None
 
     def chosen(self, names: list[str]) -> list[str]:

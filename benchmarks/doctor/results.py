@@ -116,18 +116,6 @@ def _published(entry: Entry) -> tuple[str, ...]:
     )
 
 
-def _page_size(entry: Entry) -> tuple[str, ...]:
-    return (
-        entry["name"],
-        str(entry["num_steps"]),
-        "all" if entry["is_whole"] else "the first",
-        f"{entry['bytes'] / 1e6:.2f}",
-        _ms(entry["render_s"]),
-        _ms(entry["open_s"]),
-        _right(entry),
-    )
-
-
 def _static(entry: Entry) -> tuple[str, ...]:
     return (
         entry["name"],
@@ -206,13 +194,6 @@ PARTS = {
             "measured",
         ),
         cells=_published,
-    ),
-    "page": Part(
-        module="page_size",
-        title="The report for a browser",
-        about="Right: at most 5 MB, and shown by headless Chromium within 2 s, its start apart.",
-        head=("session", "steps", "drawn", "MB", "s to write", "s to open", "right"),
-        cells=_page_size,
     ),
     "static": Part(
         module="static_look",

@@ -32,7 +32,6 @@ def options(folder, **more):
         "at_once": 1,
         "is_small": True,
         "folder": folder,
-        "session": None,
         "judged": None,
     }
     return Options(**chosen | more)
@@ -259,7 +258,7 @@ def test_the_page_has_the_last_entry_of_each_case(tmp_path):
     assert "| one core | 300,001 | 9 | 8.00 | 9.00 | yes |" in text
     assert "11.00" not in text
     assert "H200, torch 2.13, commit abc, 2026-11-23." in text
-    assert text.count("Not measured yet: `PYTHONPATH=src python3 -m benchmarks.doctor --only") == 6
+    assert text.count("Not measured yet: `PYTHONPATH=src python3 -m benchmarks.doctor --only") == 5
 
 
 def test_the_corpus_stands_in_the_page_as_it_was_judged(tmp_path):

@@ -133,18 +133,24 @@ def test_the_demo_is_compared_in_a_process_of_its_own(process, terminal, tmp_pat
 @pytest.mark.slow
 def test_the_files_workload_under_every_plan(compare):
     """Without --plans all plans are compared, and the file has the terminal's figures."""
-    files = ["--json", "out.json", "--html", "page.html"]
+    files = ["--json", "out.json", "--html", "page.html", "--perfetto", "t.json"]
     outcome = compare("--workload", "c.py:make", *QUICK, *files)
 
-    assert (outcome.code, outcome.err, outcome.new_files) == (0, "", ["out.json", "page.html"])
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.new_files == ["out.json", "page.html", "t.json"]
     # Without a terminal there are lines instead of a bar.
     assert "same bits? a plain loop, first run  1/4\n" in outcome.progress
     assert "warm-up of gapless" in outcome.progress
     assert outcome.out.rstrip().endswith(
-        "written to out.json\nwritten to page.html; open it in a browser"
+        "written to out.json\nwritten to page.html; open it in a browser\n"
+        "written to t.json; open it at ui.perfetto.dev"
     )
     page = Path("page.html").read_text(encoding="utf-8")
-    assert [plan for plan in PLANS if f'"title":"{plan}"' not in page] == []
+    assert [plan for plan in PLANS if f'<th scope="row">{plan}</th>' not in page] == []
+    assert "<code>t.json</code>" in page
+    events = json.loads(Path("t.json").read_text())["traceEvents"]
+    processes = [one["args"]["name"] for one in events if one["name"] == "process_name"]
+    assert processes[::2] == [f"{plan}: host" for plan in PLANS]
     found = json.loads(Path("out.json").read_text())
     assert [row["plan"] for row in found["rows"]] == list(PLANS)
     assert (found["unit"], found["device"], found["is_accelerator"]) == ("rows", "cpu", False)
@@ -290,6 +296,8 @@ def test_bits_are_compared_on_batches_of_one_process(tiny_data):
         (["--json", "."], ["--json . is a folder"]),
         (["--html", "absent/a.html"], ["--html absent/a.html lies in absent", "not exist"]),
         (["--html", "a", "--json", "a"], ["--json and --html both name a"]),
+        (["--perfetto", "a", "--html", "a"], ["--html and --perfetto both name a"]),
+        (["--perfetto", "absent/a"], ["--perfetto absent/a lies in absent", "not exist"]),
         (["--json", "absent/out.json"], ["--json absent/out.json lies in absent", "not exist"]),
         (["--device", "tpu"], ["unknown device 'tpu'"]),
         (["--precision", "fp16"], ["fp16 needs a GPU"]),

@@ -78,21 +78,21 @@ class Importer:
 
 
 @given(timelines, st.lists(findings, max_size=6))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_of_any_timeline_nothing_is_dropped(timeline, found):
     """All spans, gaps and steps are there; arrows lead from waits to what they exposed."""
     steps = tuple(sorted(timeline.step_starts_us))
     end_us = max([timeline.end_us, *steps])
     gaps = _apart(timeline.gaps)
     timeline = replace(timeline, gaps=gaps, step_starts_us=steps, end_us=end_us)
-    trace = Importer(perfetto_json(timeline, found))
+    trace = Importer(perfetto_json((timeline, found)))
 
     assert trace.dropped == []
     num_spans = sum(len(lane.spans) for lane in timeline.lanes)
     num_others = len(timeline.gaps) + len(timeline.step_starts_us)
     assert sum(map(len, trace.slices.values())) == num_spans + num_others
     for wait, gap in trace.arrows:
-        assert trace.threads[wait["tid"]][0] == "host"
+        assert trace.threads[wait["tid"]][0].endswith("host")
         assert gap["cat"] == "idle"
         assert wait.get("args") == gap.get("args")
 
@@ -115,7 +115,7 @@ def test_a_time_that_is_cut_loses_no_nanosecond(time):
 
 def test_a_made_up_run_has_its_processes_threads_and_names():
     """Host threads and streams are tracks of two processes."""
-    trace = Importer(perfetto_json(made_up_timeline(num_steps=3), FINDINGS))
+    trace = Importer(perfetto_json((made_up_timeline(num_steps=3), FINDINGS)))
 
     assert trace.dropped == []
     assert list(trace.threads.values())[:4] == [
@@ -134,7 +134,7 @@ def test_a_made_up_run_has_its_processes_threads_and_names():
 def test_arrows_lead_from_each_wait_to_the_gap_that_it_exposed():
     """The finding is named at both ends, with its cause and its mend."""
     timeline = made_up_timeline(num_steps=3)
-    trace = Importer(perfetto_json(timeline, FINDINGS))
+    trace = Importer(perfetto_json((timeline, FINDINGS)))
 
     assert len(trace.arrows) == sum(gap.finding is not None for gap in timeline.gaps) > 0
     wait, gap = trace.arrows[0]
@@ -153,7 +153,7 @@ def test_spans_that_overlap_in_a_lane_get_a_track_more():
         Span(name="behind", kind="kernel", start_us=10.0, end_us=20.0),
     )
     lane = Lane(name="stream 7", is_device=True, spans=spans)
-    trace = Importer(perfetto_json(Timeline(lanes=(lane,), end_us=20.0)))
+    trace = Importer(perfetto_json((Timeline(lanes=(lane,), end_us=20.0), ())))
 
     assert trace.dropped == []
     first, second = (trace.slices["device", name] for name in ("stream 7", "stream 7 (2)"))
@@ -168,7 +168,7 @@ def test_spans_that_begin_together_lie_in_each_other():
         for name, end in (("b", 2.0), ("a", 3.0))
     )
     lane = Lane(name="main thread", is_device=False, spans=spans)
-    trace = Importer(perfetto_json(Timeline(lanes=(lane,), end_us=3.0)))
+    trace = Importer(perfetto_json((Timeline(lanes=(lane,), end_us=3.0), ())))
 
     assert [one["name"] for one in trace.slices["host", "main thread"]] == ["a", "b"]
 
@@ -181,7 +181,7 @@ def test_a_wait_that_began_when_the_gap_was_over_did_not_expose_it():
     )
     gap = Gap(start_us=4.0, end_us=9.0, cause="host wait", finding=0)
     lane = Lane(name="main thread", is_device=False, spans=waits)
-    trace = Importer(perfetto_json(Timeline(lanes=(lane,), gaps=(gap,), end_us=10.0), FINDINGS))
+    trace = Importer(perfetto_json((Timeline(lanes=(lane,), gaps=(gap,), end_us=10.0), FINDINGS)))
 
     assert [wait["name"] for wait, _ in trace.arrows] == ["first"]
 
@@ -191,7 +191,21 @@ def test_a_wait_that_began_after_its_gap_has_an_arrow_all_the_same():
     wait = Span(name="item", kind="wait", start_us=5.0, end_us=8.0, finding=0)
     gap = Gap(start_us=4.0, end_us=9.0, cause="host wait", finding=0)
     lane = Lane(name="main thread", is_device=False, spans=(wait,))
-    trace = Importer(perfetto_json(Timeline(lanes=(lane,), gaps=(gap,), end_us=9.0), FINDINGS))
+    trace = Importer(perfetto_json((Timeline(lanes=(lane,), gaps=(gap,), end_us=9.0), FINDINGS)))
 
     ((one, other),) = trace.arrows
     assert (one["name"], other["name"]) == ("item", "idle: host wait")
+
+
+def test_several_runs_stand_apart_in_one_trace():
+    """Each has its processes under its name, and arrows that stay in it: before and after, or plans."""
+    runs = [(made_up_timeline(num_steps=2, kernels=30, title=name), FINDINGS) for name in "ab"]
+    trace = Importer(perfetto_json(*runs))
+
+    assert trace.dropped == []
+    assert list(trace.processes.values()) == ["a: host", "a: device", "b: host", "b: device"]
+    leads = {
+        (trace.threads[wait["tid"]][0], trace.threads[gap["tid"]][0]) for wait, gap in trace.arrows
+    }
+    assert leads == {("a: host", "a: device"), ("b: host", "b: device")}
+    assert json.loads(perfetto_json())["traceEvents"] == []

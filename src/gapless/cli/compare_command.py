@@ -81,11 +81,12 @@ def add_options(parser: Parser) -> None:
     report.add_argument(
         "--json", type=file_or_folder, metavar="FILE", help="file for all figures; a row a plan"
     )
+    report.add_argument("--html", type=file_or_folder, metavar="FILE", help="page for a browser")
     report.add_argument(
-        "--html",
+        "--perfetto",
         type=file_or_folder,
         metavar="FILE",
-        help="page for a browser, with a timeline of each plan; takes a few more steps of each",
+        help="timelines of all plans for ui.perfetto.dev; takes a few more steps of each",
     )
     device = add_device_option(parser)
     device.add_argument(
@@ -132,13 +133,10 @@ def run(options: Namespace) -> int:
     from gapless.report.comparison_json import comparison_json
     from gapless.report.comparison_text import comparison_text
     from gapless.report.html.comparison_page import comparison_page
+    from gapless.report.perfetto import perfetto_json
 
     asked = _settings(options, find_device(options.device))
-    for flag_name in ("json", "html"):
-        if (path := getattr(options, flag_name)) is not None:
-            require_writable(path, f"--{flag_name}")
-    if options.html is not None and options.html == options.json:
-        raise UserError(f"--json and --html both name {options.html}; name two files")
+    _check_files(options)
     # Before a workload's file can use the device: cuBLAS reads its setting at its first call.
     set_run_numerics(asked.run, compares=bool(asked.rounds.verify_steps))
     given = given_settings(options, COMPARE_SETTINGS)
@@ -150,9 +148,30 @@ def run(options: Namespace) -> int:
         write_whole(options.json, comparison_json(report).encode())
         print_result(f"written to {options.json}")
     if options.html is not None:
-        write_whole(options.html, comparison_page(report).encode())
+        timeline_file = "" if options.perfetto is None else options.perfetto.name
+        page = comparison_page(report, timeline_file=timeline_file)
+        write_whole(options.html, page.encode())
         print_result(f"written to {options.html}; open it in a browser")
+    if options.perfetto is not None:
+        write_whole(
+            options.perfetto, perfetto_json(*((one, ()) for one in report.timelines)).encode()
+        )
+        print_result(f"written to {options.perfetto}; open it at ui.perfetto.dev")
     return 0 if report.holds else 1
+
+
+def _check_files(options: Namespace) -> None:
+    """Refuse files that cannot be written, and one that is named twice."""
+    flags_of: dict[Path, str] = {}
+    for name in ("json", "html", "perfetto"):
+        path = getattr(options, name)
+        if path is None:
+            continue
+        flag = f"--{name}"
+        require_writable(path, flag)
+        if path in flags_of:
+            raise UserError(f"{flags_of[path]} and {flag} both name {path}; name two files")
+        flags_of[path] = flag
 
 
 def _precision_of(config: Path | None) -> str:
@@ -177,7 +196,7 @@ def _settings(options: Namespace, device: Device) -> CompareSettings:
         weights=make_weights(_weights(options.weight or [])),
         # Rounds that were asked for are taken however long they last.
         seconds=None if is_asked or device.is_accelerator else _CPU_SECONDS,
-        timelines=options.html is not None,
+        timelines=options.perfetto is not None,
     )
 
 

@@ -62,7 +62,6 @@ EXCLUDES = (
     ("--diff", "--stop-after"),
     ("--diff", "--save"),
     ("--diff", "-m"),
-    ("--diff", "--perfetto"),
     ("--try", "--stop-after"),
 )
 

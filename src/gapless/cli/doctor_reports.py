@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -86,9 +87,9 @@ class Reports:
             # Also where it could not be written: what was seen is not lost.
             self._text = _formatted(session, form, to_file=False)
         self._put("save", lambda: session_json(session))
-        self._put("html", lambda: _page(session))
-        timeline = session.timeline or Timeline(lanes=(), end_us=0.0)
-        self._put("perfetto", lambda: perfetto_json(timeline, session.findings))
+        self._put("perfetto", lambda: perfetto_json((_timeline(session), session.findings)))
+        timeline_file = self._paths["perfetto"].name if "perfetto" in self._paths else ""
+        self._put("html", lambda: _page(session, timeline_file))
 
     def _put(self, name: str, make: Callable[[], str]) -> bool:
         """Write a report if it is asked for, whatever became of the others; return whether it was."""
@@ -103,10 +104,15 @@ class Reports:
         return True
 
 
-def _page(session: Session) -> str:
+def _page(session: Session, timeline_file: str) -> str:
     from gapless.report.html.session_page import session_page
 
-    return session_page(session)
+    return session_page(session, timeline_file=timeline_file)
+
+
+def _timeline(session: Session, *, title: str = "") -> Timeline:
+    timeline = session.timeline or Timeline(lanes=(), end_us=0.0)
+    return replace(timeline, title=title)
 
 
 def _formatted(session: Session, form: str, *, to_file: bool) -> str:
@@ -171,6 +177,10 @@ def write_difference(options: Namespace) -> tuple[Finding, ...]:
         from gapless.report.html.difference_page import difference_page
 
         write_report(Path(options.html), difference_page(difference))
+    if options.perfetto is not None:
+        runs = (("before", before), ("after", after))
+        drawn = [(_timeline(run, title=name), run.findings) for name, run in runs]
+        write_report(Path(options.perfetto), perfetto_json(*drawn))
     text = _difference(difference, options.format, to_file=options.out is not None)
     if options.out is None:
         print_result(text.rstrip("\n"))

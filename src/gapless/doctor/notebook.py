@@ -12,6 +12,7 @@ from gapless.doctor.conclusion import conclude
 from gapless.doctor.watching import Watch
 from gapless.errors import UserError
 from gapless.report.html.session_page import session_page
+from gapless.report.perfetto import perfetto_json
 from gapless.report.session_text import session_text
 
 
@@ -59,6 +60,19 @@ class Watched:
             OSError: the file cannot be written.
         """
         Path(path).write_text(session_page(self._ended()), encoding="utf-8")
+
+    def save_perfetto(self, path: str | Path) -> None:
+        """Write the timeline, which ui.perfetto.dev opens.
+
+        Raises:
+            UserError: the body has not ended, or there is no timeline: it needs a device.
+            OSError: the file cannot be written.
+        """
+        session = self._ended()
+        if session.timeline is None:
+            raise UserError("there is no timeline: it needs a device and torch's profiler")
+        text = perfetto_json((session.timeline, session.findings))
+        Path(path).write_text(text, encoding="utf-8")
 
     def _ended(self) -> Session:
         if self.session is None:

@@ -10,7 +10,7 @@ from gapless.report.text import columns, counted, megabytes, share
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gapless.records.comparison import ComparisonReport, PlanRow
+    from gapless.records.comparison import ComparisonReport
 
 
 _NONE = "n/a"
@@ -71,21 +71,21 @@ def _device_part(report: ComparisonReport) -> Iterator[str]:
         yield "busy: time in kernels, from a trace; gap: the rest of the step; NVML: as nvidia-smi shows"
     else:
         yield from NO_GAPS
+    yield from notes_of(report)
+
+
+def notes_of(report: ComparisonReport) -> Iterator[str]:
+    """Yield what a reader of the figures has to know, a sentence each."""
     for row in report.rows:
-        yield from _about(row)
+        if row.diagnosis:
+            yield row.diagnosis
+        if row.capture is not None and row.capture["refusal"]:
+            graphs = counted(row.capture["num_graphs"], "graph")
+            yield f"{row.plan}: {graphs} captured, then no more: {row.capture['refusal']}"
+        if row.late_captures:
+            graphs = counted(row.late_captures, "graph")
+            yield f"{row.plan}: {graphs} captured within timed rounds; take more warm-up rounds"
     yield from report.notes
-
-
-def _about(row: PlanRow) -> Iterator[str]:
-    """Say what a reader of this row's figures has to know."""
-    if row.diagnosis:
-        yield row.diagnosis
-    if row.capture is not None and row.capture["refusal"]:
-        graphs = counted(row.capture["num_graphs"], "graph")
-        yield f"{row.plan}: {graphs} captured, then no more: {row.capture['refusal']}"
-    if row.late_captures:
-        graphs = counted(row.late_captures, "graph")
-        yield f"{row.plan}: {graphs} captured within timed rounds; take more warm-up rounds"
 
 
 def _device_rows(report: ComparisonReport) -> list[tuple[str, ...]]:

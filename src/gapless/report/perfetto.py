@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any
 
 
@@ -22,40 +22,53 @@ if TYPE_CHECKING:
     from gapless.records.timeline import Gap, Lane, Span, Timeline
 
 
-_HOST, _DEVICE = 1, 2
-
 _Event = dict[str, Any]
 
 
-def perfetto_json(timeline: Timeline, findings: Sequence[Finding] = ()) -> str:
-    """Return a timeline as a trace that ui.perfetto.dev opens.
+def perfetto_json(*runs: tuple[Timeline, Sequence[Finding]]) -> str:
+    """Return timelines as a trace that ui.perfetto.dev opens.
 
-    The host is one process and the device another. Each thread and each stream is a track, and so are
-    the steps and the idle time of the device. An arrow leads from a wait to the idle time that it has
-    exposed.
+    The host of a timeline is one process and its device another. Each thread and each stream is a track,
+    and so are the steps and the idle time of the device. An arrow leads from a wait to the idle time that
+    it has exposed.
 
     Args:
-        timeline: what was measured.
-        findings: those that its spans and gaps belong to, by their place.
+        runs: timelines, each with the findings that its spans and gaps belong to, by their place.
     """
-    labels = [_about(finding) for finding in findings]
-    host = [
-        _Track(_HOST, "steps", _steps(timeline)),
-        *_tracks(_HOST, [lane for lane in timeline.lanes if not lane.is_device], labels),
-    ]
-    idle = _Track(_DEVICE, "idle", _idle(timeline.gaps, labels))
-    streams = _tracks(_DEVICE, [lane for lane in timeline.lanes if lane.is_device], labels)
-    _join([one for track in host for one in track.slices], idle.slices)
-    events = [
-        _meta("process_name", _HOST, {"name": "host"}),
-        _meta("process_name", _DEVICE, {"name": "device"}),
-    ]
-    # Perfetto knows threads by their number alone, and takes number 0 and that of the process to be
-    # special.
-    for tid, track in enumerate([*host, idle, *streams], start=11):
+    events: list[_Event] = []
+    tracks: list[_Track] = []
+    arrows = count(1)
+    for number, (timeline, findings) in enumerate(runs):
+        host, device = 2 * number + 1, 2 * number + 2
+        before = f"{_written(timeline.title)}: " if timeline.title else ""
+        events.append(_meta("process_name", host, {"name": f"{before}host"}))
+        events.append(_meta("process_name", device, {"name": f"{before}device"}))
+        tracks += _tracks_of(timeline, findings, host=host, device=device, arrows=arrows)
+    # Perfetto knows threads by their number alone, and takes number 0 and those of processes to be special.
+    for tid, track in enumerate(tracks, start=2 * len(runs) + 1):
         events += track.events(tid)
     values = {"displayTimeUnit": "ms", "otherData": {"made by": "gapless"}, "traceEvents": events}
     return json.dumps(values, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _tracks_of(
+    timeline: Timeline,
+    findings: Sequence[Finding],
+    *,
+    host: int,
+    device: int,
+    arrows: Iterator[int],
+) -> list[_Track]:
+    """Return the tracks of a timeline, those of the host first, joined by arrows."""
+    labels = [_about(finding) for finding in findings]
+    threads = [
+        _Track(host, "steps", _steps(timeline)),
+        *_tracks(host, [lane for lane in timeline.lanes if not lane.is_device], labels),
+    ]
+    idle = _Track(device, "idle", _idle(timeline.gaps, labels))
+    streams = _tracks(device, [lane for lane in timeline.lanes if lane.is_device], labels)
+    _join([one for track in threads for one in track.slices], idle.slices, arrows)
+    return [*threads, idle, *streams]
 
 
 @dataclass
@@ -156,16 +169,16 @@ def _takes(ends: list[int], one: _Slice) -> bool:
     return not ends or one.end <= ends[-1]
 
 
-def _join(spans: Iterable[_Slice], gaps: Iterable[_Slice]) -> None:
+def _join(spans: Iterable[_Slice], gaps: Iterable[_Slice], arrows: Iterator[int]) -> None:
     """Lay an arrow to each gap from the last span of its finding that began before the gap's end."""
     by_finding: dict[int | None, list[_Slice]] = {}
     for one in sorted(spans, key=lambda one: one.start):
         if one.end > one.start:
             by_finding.setdefault(one.finding, []).append(one)
-    for number, gap in enumerate(gaps, start=1):
+    for gap in gaps:
         before = [one for one in by_finding.get(gap.finding, ()) if one.start < gap.end]
         if gap.finding is not None and before and gap.end > gap.start:
-            wait = before[-1]
+            wait, number = before[-1], next(arrows)
             wait.arrows += (("s", number, wait.start),)
             gap.arrows += (("f", number, max(gap.start, wait.start)),)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gapless.report.html.figures import milliseconds, percent, with_unit
-from gapless.report.html.markup import Html, element, joined
+from gapless.report.html.markup import Html, element
+from gapless.report.text import milliseconds, share
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,12 +19,12 @@ class Part:
 
     Attributes:
         name: of it.
-        kind: decides its colour: a kind of spans, "idle" or "other".
+        colour: its class in the style sheet, such as "wait" or "idle".
         ms: its length.
     """
 
     name: str
-    kind: str
+    colour: str
     ms: float
 
 
@@ -46,59 +46,64 @@ class Bar:
         return sum(part.ms for part in self.parts)
 
 
-def bars(found: Sequence[Bar]) -> Html:
-    """Return bars under each other on one axis, each with its figures under it."""
+def bars(found: Sequence[Bar], *, has_figures: bool = True) -> Html:
+    """Return bars under each other on one axis.
+
+    Args:
+        found: the bars; parts of no length are left out.
+        has_figures: whether each bar has the figures of its parts under it; else the colours are named
+            once under all bars, for where a table has the figures.
+    """
     longest = max((bar.ms for bar in found), default=0.0) or 1.0
-    return element("div", *(_bar(bar, longest) for bar in found), class_="bars")
+    drawn = [_bar(bar, longest, has_figures=has_figures) for bar in found]
+    names = {part.name: part for bar in found for part in bar.parts if part.ms > 0.0}
+    legend = None if has_figures else _legend(_name(part) for part in names.values())
+    return element("div", _PATTERN, *drawn, legend, class_="bars")
 
 
-def _bar(bar: Bar, longest: float) -> Html:
+def _bar(bar: Bar, longest: float, *, has_figures: bool) -> Html:
     drawn, left = [], 0.0
-    for part in bar.parts:
+    parts = [part for part in bar.parts if part.ms > 0.0]
+    for part in parts:
         width = 100.0 * part.ms / longest
-        drawn.append(_piece(part.kind, left, width))
-        if part.kind == "idle":
+        drawn.append(_piece(part.colour, left, width))
+        if part.colour == "idle":
             drawn.append(_piece("hatch", left, width, fill="url(#hatch)"))
         left += width
-    label = f"{bar.title}: " + ", ".join(
-        f"{part.name} {with_unit(milliseconds(part.ms), 'ms')}" for part in bar.parts
+    said = ", ".join(f"{part.name} {milliseconds(part.ms)} ms" for part in parts)
+    picture = element(
+        "svg", element("title", f"{bar.title}: {said}"), *drawn, role="img", class_="bar"
     )
-    picture = element("svg", _HATCH, *drawn, role="img", aria_label=label, class_="bar")
-    legend = element("ul", *(_entry(part, bar.ms) for part in bar.parts), class_="legend")
-    total = element("span", with_unit(milliseconds(bar.ms), "ms"), class_="total")
-    title = element("h3", bar.title, " ", total)
-    return element("div", title, picture, legend)
+    total = element("span", f"{milliseconds(bar.ms)} ms", class_="remark")
+    figures = _legend(_figures(part, bar.ms) for part in parts) if has_figures else None
+    return element("div", element("h3", bar.title, " ", total), picture, figures)
 
 
-def _piece(kind: str, left: float, width: float, *, fill: str | None = None) -> Html:
+def _piece(colour: str, left: float, width: float, *, fill: str | None = None) -> Html:
     place = {"x": f"{left:.3f}%", "y": "0", "width": f"{width:.3f}%", "height": "100%"}
-    return element("rect", class_=f"part {kind}", fill=fill, **place)
+    return element("rect", class_=f"part {colour}", fill=fill, **place)
 
 
-def _entry(part: Part, total: float) -> Html:
-    share = percent(part.ms / total if total else 0.0)
-    return element(
-        "li",
-        element("span", class_=f"swatch {part.kind}", aria_hidden="true"),
-        element("span", part.name),
-        " ",
-        element("b", with_unit(milliseconds(part.ms), "ms")),
-        " ",
-        element("span", share, class_="remark"),
-    )
+def _figures(part: Part, total: float) -> Html:
+    figure = element("b", f"{milliseconds(part.ms)} ms")
+    return element("li", _swatch(part), part.name, " ", figure, " ", share(part.ms / total))
+
+
+def _name(part: Part) -> Html:
+    return element("li", _swatch(part), part.name)
+
+
+def _swatch(part: Part) -> Html:
+    return element("span", class_=f"swatch {part.colour}", aria_hidden="true")
+
+
+def _legend(entries: Iterable[Html]) -> Html:
+    return element("ul", *entries, class_="legend")
 
 
 # Diagonal stripes: what is idle is told apart by more than its colour.
-_HATCH = Html(
-    '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
-    'patternTransform="rotate(45)"><rect class="stripe" width="2" height="6"></rect></pattern></defs>'
+_PATTERN = Html(
+    '<svg class="unseen" aria-hidden="true"><pattern id="hatch" width="6" height="6" '
+    'patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<rect class="stripe" width="2" height="6"></rect></pattern></svg>'
 )
-
-
-def swatches(kinds: Sequence[tuple[str, str]]) -> Html:
-    """Return a legend of colours: kind and name."""
-    entries = joined(
-        element("li", element("span", class_=f"swatch {kind}", aria_hidden="true"), name)
-        for kind, name in kinds
-    )
-    return element("ul", entries, class_="legend")

@@ -1,4 +1,4 @@
-"""Curves over batches or epochs, as drawings of a page."""
+"""Curves over batches or epochs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_POINTS = 400
 _MOST_DOTS = 30
 
 # Colour and dashes of the first curves.
-_STYLES = ("", "second", "third")
+_STYLES = ("first", "second", "third")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +72,18 @@ def chart(
     shape = [element("path", class_="band", d=place.band(band))] if len(band) > 1 else []
     paths = []
     for curve, style in zip(drawn, _STYLES, strict=False):
-        paths.append(element("path", class_=f"curve {style}".strip(), d=place.curve(curve.points)))
+        paths.append(element("path", class_=f"curve {style}", d=place.curve(curve.points)))
         if len(curve.points) <= _MOST_DOTS:
             dots = place.dots(curve.points)
             paths.append(element("path", class_=f"curve {style} dots", d=dots))
     picture = element(
-        "svg", *lines, *shape, *paths, viewBox="0 0 100 100", preserveAspectRatio="none",
-        role="img", aria_label=_told(title, drawn, x_name, text),
-    )  # fmt: skip
+        "svg",
+        element("title", _summary(title, drawn, x_name, text)),
+        *(*lines, *shape, *paths),
+        viewBox="0 0 100 100",
+        preserveAspectRatio="none",
+        role="img",
+    )
     plot = element(
         "div",
         element("div", *(element("span", text(tick)) for tick in reversed(ticks)), class_="ticks"),
@@ -166,17 +170,17 @@ def _legend(curves: Sequence[Curve]) -> Html:
     entries = [
         element(
             "li",
-            element(
-                "span", class_=f"swatch {f'curve-{style}' if style else 'kernel'}", aria_hidden="true"
-            ),
+            element("span", class_=f"swatch {style}", aria_hidden="true"),
             curve.name,
         )
         for curve, style in zip(curves, _STYLES, strict=False)
-    ]  # fmt: skip
+    ]
     return element("ul", *entries, class_="legend")
 
 
-def _told(title: str, curves: Sequence[Curve], x_name: str, text: Callable[[float], str]) -> str:
+def _summary(
+    title: str, curves: Sequence[Curve], x_name: str, text: Callable[[float], str]
+) -> str:
     parts = [
         f"{curve.name} from {text(curve.points[0][1])} at {x_name} {curve.points[0][0]:,.0f} "
         f"to {text(curve.points[-1][1])} at {x_name} {curve.points[-1][0]:,.0f}"

@@ -1,170 +1,148 @@
-"""The page of `gapless compare`: plans side by side, and their timelines under each other."""
+"""The page of `gapless compare`: plans side by side, and which to take."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from gapless.report.comparison_text import NO_GAPS
-from gapless.report.html.figures import count, milliseconds, percent, size, with_unit
-from gapless.report.html.markup import Html, element
-from gapless.report.html.packed_timeline import packed
-from gapless.report.html.page import bullet_list, facts, header, page, section, tiles
-from gapless.report.html.table import Cell, Column, Row, table, text_cell
-from gapless.report.html.timeline_widget import cut_to_fit, timelines_widget
+from gapless.report.comparison_text import NO_GAPS, notes_of
+from gapless.report.html.bars import Bar, Part, bars
+from gapless.report.html.page import notes, page, section, timeline_note
+from gapless.report.html.table import Column, table
+from gapless.report.text import count, known, megabytes, milliseconds, share
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gapless.records.comparison import ComparisonReport, PlanRow
-
-    # A column, and its cell in the row of a plan.
-    _Drawn: TypeAlias = tuple[Column, Callable[[PlanRow], Cell]]
+    from gapless.report.html.markup import Html
 
 
 _SAME = {True: "yes", False: "NO", None: "not known"}
 
 
-def comparison_page(report: ComparisonReport) -> str:
+def comparison_page(report: ComparisonReport, *, timeline_file: str = "") -> str:
     """Return a comparison as a page for a browser: one file that loads nothing.
 
     Args:
-        report: of the comparison; its timelines are drawn under each other on one axis.
+        report: of the comparison.
+        timeline_file: name of the file that the timelines were written to; empty for none.
     """
-    drawn, cut = cut_to_fit(report.timelines)
-    notes = [*report.notes, *(row.diagnosis for row in report.rows if row.diagnosis), *cut]
-    if not report.is_accelerator:
-        notes = [" ".join(NO_GAPS), *notes]
+    found = report.recommendation
+    on_a_cpu = [] if report.is_accelerator else [" ".join(NO_GAPS)]
     return page(
-        f"gapless compare: {report.workload}",
-        header(
-            "gapless compare",
-            report.workload,
-            element("p", _verdict(report), class_="verdict"),
-            _facts(report),
+        "gapless compare",
+        report.workload,
+        notes(
+            "Why",
+            [*found.reasons, *(f"not {plan}: it {why}" for plan, why in found.excluded.items())],
         ),
-        tiles(_tiles(report)),
-        _recommendation(report),
         _plans(report),
-        None if not drawn else section("Timelines", timelines_widget(drawn), about=_about(report)),
-        section("Notes", bullet_list(notes)) if notes else None,
-        data={"timelines": [packed(timeline) for timeline in drawn], "rows": []},
+        _device(report),
+        timeline_note(timeline_file),
+        notes("Notes", [*on_a_cpu, *notes_of(report)]),
+        verdict=f"Recommended: {found.plan}" if found.plan else "No plan is recommended.",
+        facts=_facts(report),
     )
 
 
-def _verdict(report: ComparisonReport) -> str:
-    plan = report.recommendation.plan
-    return f"Recommended: {plan}" if plan else "No plan is recommended."
-
-
-def _facts(report: ComparisonReport) -> Html:
+def _facts(report: ComparisonReport) -> list[tuple[str, str]]:
     settings = report.settings
     rounds = report.rows[0].ms_per_step.rounds
     order = "plans in turns" if report.in_turns else "each plan by itself"
-    commit = "" if report.commit is None else report.commit[:12]
-    return facts(
-        [
-            ("device", f"{report.device} ({report.hardware})"),
-            ("rounds", f"{len(rounds)} of {settings['steps']} steps, {order}"),
-            ("precision", str(settings.get("precision", ""))),
-            ("torch", report.torch),
-            ("commit", commit),
-        ]
-    )
-
-
-def _tiles(report: ComparisonReport) -> list[tuple[str, str, str]]:
-    fastest = min(report.rows, key=lambda row: row.ms_per_step.median)
-    slowest = max(report.rows, key=lambda row: row.ms_per_step.median)
-    found = [
-        _tile("fastest", fastest.ms_per_step.median, fastest.plan),
-        _tile("slowest", slowest.ms_per_step.median, slowest.plan),
+    return [
+        ("device", f"{report.device} ({report.hardware})"),
+        ("rounds", f"{len(rounds)} of {settings['steps']} steps, {order}"),
+        ("precision", str(settings.get("precision", ""))),
+        ("torch", report.torch),
+        ("commit", (report.commit or "")[:12]),
     ]
-    busiest = max(report.rows, key=lambda row: row.busy_share or 0.0)
-    if busiest.busy_share is not None:
-        found.append(("most busy device", percent(busiest.busy_share), busiest.plan))
-    fewest = min(report.rows, key=lambda row: row.waits_per_step)
-    found.append(("fewest host waits", count(fewest.waits_per_step), f"a step, {fewest.plan}"))
-    return found
-
-
-def _tile(name: str, ms: float, plan: str) -> tuple[str, str, str]:
-    return name, with_unit(milliseconds(ms), "ms"), f"a step, {plan}"
-
-
-def _recommendation(report: ComparisonReport) -> Html:
-    found = report.recommendation
-    excluded = [f"Not {plan}: it {reason}" for plan, reason in found.excluded.items()]
-    return section("Why", bullet_list([*found.reasons, *excluded]))
-
-
-def _about(report: ComparisonReport) -> str:
-    steps = max(len(timeline.step_starts_us) for timeline in report.timelines)
-    told = f"{steps} steps of each plan, taken after the timed rounds, on one axis."
-    if report.is_accelerator:
-        return f"{told} They were traced, which slows the host down."
-    return f"{told} A CPU does the work within the steps of the host."
-
-
-# --- the table ---
 
 
 def _plans(report: ComparisonReport) -> Html:
-    columns = _columns(report)
     best = report.recommendation.plan
-    rows = [
-        Row(
-            cells=[text_cell(row.plan), *(cell(row) for _, cell in columns)],
-            is_marked=row.plan == best,
-        )
-        for row in report.rows
-    ]
-    titles = [Column(title="plan"), *(column for column, _ in columns)]
-    return section("Plans", table("Plans", titles, rows), about="Medians over the rounds.")
+    marked = next((row for row in report.rows if row.plan == best), None)
+    drawn = [Bar(title=row.plan, parts=_parts(row)) for row in report.rows]
+    return section(
+        "Plans",
+        table("Plans", [_PLAN, *_host_columns(report)], report.rows, marked=marked),
+        bars(drawn, has_figures=False),
+        about="Medians over the rounds.",
+    )
 
 
-def _columns(report: ComparisonReport) -> list[_Drawn]:
-    unit = report.unit.removeprefix("target ")
+def _device(report: ComparisonReport) -> Html | None:
+    if not report.is_accelerator:
+        return None
+    return section(
+        "Device",
+        table("Device", [_PLAN, *_DEVICE_COLUMNS], report.rows),
+        about="Busy: time in kernels, from a trace. Gap: the rest of the step. NVML: as nvidia-smi shows.",
+    )
+
+
+def _figure(
+    title: str, value: Callable[[PlanRow], float | None], write: Callable[..., str], unit: str = ""
+) -> Column[PlanRow]:
+    return Column(title=title, unit=unit, cell=lambda row: known(value(row), write))
+
+
+def _time(title: str, value: Callable[[PlanRow], float | None]) -> Column[PlanRow]:
+    return _figure(title, value, milliseconds, "ms a step")
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0f}%"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _host_columns(report: ComparisonReport) -> list[Column[PlanRow]]:
+    scores = report.recommendation.scores if report.is_accelerator else {}
     is_exact = report.settings.get("tolerance") is None
-    found: list[_Drawn] = [
-        (
-            Column(title="same bits" if is_exact else "same"),
-            lambda row: text_cell(_SAME[row.identical]),
+    unit = report.unit.removeprefix("target ")
+    return [
+        Column(
+            title="same bits" if is_exact else "same",
+            cell=lambda row: _SAME[row.identical],
+            is_number=False,
         ),
-        _times("time", lambda row: row.ms_per_step.median),
-        _shares("spread", lambda row: row.ms_per_step.relative),
-        _counts("speed", f"{unit}/s", lambda row: row.throughput),
-        _counts("host waits", "a step", lambda row: row.waits_per_step),
-        _times("waited", lambda row: row.waited_ms_per_step),
-        _times("waits for data", lambda row: row.data_wait_ms_per_step),
-        _times("launch", lambda row: row.launch_ms_per_step),
+        _time("time", lambda row: row.ms_per_step.median),
+        _figure("spread", _spread, share),
+        _figure("speed", lambda row: row.throughput, count, f"{unit}/s"),
+        _figure("host waits", lambda row: row.waits_per_step, "{:.2f}".format, "a step"),
+        _time("waited", lambda row: row.waited_ms_per_step),
+        _time("data wait", lambda row: row.data_wait_ms_per_step),
+        _time("launch", lambda row: row.launch_ms_per_step),
+        _figure("host CPU", lambda row: row.host_cpu_percent, _percent),
+        _figure("score", lambda row: scores.get(row.plan), "{:.2f}".format),
     ]
-    if report.is_accelerator:
-        found += [
-            _times("busy", lambda row: row.busy_ms_per_step),
-            _shares("gap", lambda row: row.gap_share),
-            _counts("kernels", "a step", lambda row: row.kernels_per_step),
-            _sizes("peak memory", lambda row: row.peak_memory_bytes),
-            _sizes("held memory", lambda row: row.held_memory_bytes),
-        ]
-    return found
 
 
-def _times(title: str, value: Callable[[PlanRow], float | None]) -> _Drawn:
-    column = Column(title=title, unit="ms a step", is_number=True)
-    return column, lambda row: Cell(text=milliseconds(value(row)), value=value(row))
+def _spread(row: PlanRow) -> float | None:
+    return row.ms_per_step.relative if len(row.ms_per_step.rounds) > 1 else None
 
 
-def _shares(title: str, value: Callable[[PlanRow], float | None]) -> _Drawn:
-    column = Column(title=title, is_number=True)
-    return column, lambda row: Cell(text=percent(value(row)), value=value(row))
+_PLAN: Column[PlanRow] = Column(title="plan", cell=lambda row: row.plan, is_number=False)
+_DEVICE_COLUMNS = (
+    _time("busy", lambda row: row.busy_ms_per_step),
+    _figure("gap", lambda row: row.gap_share, share),
+    _figure("NVML", lambda row: row.nvml_percent, _percent),
+    _figure("kernels", lambda row: row.kernels_per_step, count, "a step"),
+    _figure("peak memory", lambda row: row.peak_memory_bytes, megabytes),
+    _figure("held memory", lambda row: row.held_memory_bytes, megabytes),
+    _figure("capture", lambda row: row.capture_seconds, _seconds, "s"),
+    _figure("compile", lambda row: row.compile_seconds, _seconds, "s"),
+)
 
 
-def _counts(title: str, unit: str, value: Callable[[PlanRow], float | None]) -> _Drawn:
-    column = Column(title=title, unit=unit, is_number=True)
-    return column, lambda row: Cell(text=count(value(row)), value=value(row))
-
-
-def _sizes(title: str, value: Callable[[PlanRow], int | None]) -> _Drawn:
-    column = Column(title=title, unit="MiB", is_number=True)
-    return column, lambda row: Cell(text=size(value(row)), value=value(row))
+def _parts(row: PlanRow) -> list[Part]:
+    ms = row.ms_per_step.median
+    if row.gap_share is None:
+        return [Part(name="a step", colour="busy", ms=ms)]
+    return [
+        Part(name="the device is busy", colour="busy", ms=ms * (1.0 - row.gap_share)),
+        Part(name="the device is idle", colour="idle", ms=ms * row.gap_share),
+    ]

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gapless.report.difference_text import verdict_of
+from gapless.report.difference_text import PARTS, verdict_of
 from gapless.report.html.bars import bars
-from gapless.report.html.figures import MISSING, change, count, milliseconds, percent, with_unit
 from gapless.report.html.markup import Html, element, joined
-from gapless.report.html.packed_timeline import packed
-from gapless.report.html.page import header, page, section, tiles
-from gapless.report.html.session_page import (
-    label_of,
-    notes_section,
-    place_of,
-    session_facts,
-    step_bars,
-)
-from gapless.report.html.table import Cell, Column, Row, table, text_cell
-from gapless.report.html.timeline_widget import cut_to_fit, timelines_widget
+from gapless.report.html.page import notes, page, section
+from gapless.report.html.session_page import finding_lines, mend, place_of, step_bars
+from gapless.report.html.table import Column, table
+from gapless.report.text import MISSING, count, known, milliseconds, ranged, share
 
 
 if TYPE_CHECKING:
@@ -27,21 +19,108 @@ if TYPE_CHECKING:
 
     from gapless.records.finding import Finding, Session, StepTimes
     from gapless.records.session_difference import SessionDifference
-    from gapless.records.timeline import Timeline
 
 
-_COLUMNS = (
-    Column(title="code"),
-    Column(title="what became of it"),
-    Column(title="line"),
-    Column(title="call"),
-    Column(title="exposed", unit="ms before", is_number=True),
-    Column(title="exposed", unit="ms after", is_number=True),
-    Column(title="waited", unit="ms before", is_number=True),
-    Column(title="waited", unit="ms after", is_number=True),
-    Column(title="a step", unit="before", is_number=True),
-    Column(title="a step", unit="after", is_number=True),
-)
+def difference_page(difference: SessionDifference) -> str:
+    """Return what changed between two sessions as a page for a browser: one file that loads nothing."""
+    before, after = difference.before, difference.after
+    said = [
+        f"{name}: {note}"
+        for name, one in (("before", before), ("after", after))
+        for note in one.notes
+    ]
+    return page(
+        "gapless doctor, before and after",
+        " ".join(after.command),
+        *_steps(before.steps, after.steps),
+        _findings(_fates(difference)),
+        notes("Notes", said),
+        verdict=verdict_of(difference),
+        facts=_facts(before, after),
+    )
+
+
+def _facts(before: Session, after: Session) -> list[tuple[str, str]]:
+    """Return what the runs have in common, and both values of what differs."""
+
+    def value(of: Callable[[Session], str]) -> str:
+        was, now = of(before), of(after)
+        return now if was == now else f"{was or MISSING} before, {now or MISSING} after"
+
+    def versions(session: Session) -> str:
+        return ", ".join(f"{name} {version}" for name, version in session.versions.items())
+
+    return [
+        ("script", value(lambda session: " ".join(session.command))),
+        ("device", value(lambda session: session.device)),
+        ("a step is", value(lambda session: session.step)),
+        ("versions", value(versions)),
+    ]
+
+
+# --- the time of a step ---
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """A figure of a run, before and after."""
+
+    name: str
+    before: str
+    after: str
+    change: str = MISSING
+
+
+def _steps(before: StepTimes | None, after: StepTimes | None) -> list[Html]:
+    if before is None or after is None:
+        return []
+    columns: list[Column[_Figure]] = [
+        Column(title="a step", cell=lambda one: one.name, is_number=False),
+        Column(title="before", cell=lambda one: one.before),
+        Column(title="after", cell=lambda one: one.after),
+        Column(title="change", cell=lambda one: one.change),
+    ]
+    drawn = [*step_bars(before, title="before"), *step_bars(after, title="after")]
+    return [
+        section("The step", table("The step", columns, _figures(before, after))),
+        section("Where a step's time goes", bars(drawn, has_figures=False)),
+    ]
+
+
+def _figures(before: StepTimes, after: StepTimes) -> list[_Figure]:
+    def figure(
+        name: str, was: float | None, now: float | None, write: Callable[..., str]
+    ) -> _Figure:
+        change = MISSING if write is share else _change(was, now)
+        return _Figure(name, known(was, write), known(now, write), change)
+
+    def part(name: str, meaning: str) -> _Figure:
+        is_time = name.endswith("_ms")
+        return figure(
+            f"{meaning}, ms" if is_time else meaning,
+            getattr(before, name),
+            getattr(after, name),
+            milliseconds if is_time else count,
+        )
+
+    was, now = before.wall_ms, after.wall_ms
+    found = [
+        _Figure("steps watched", count(before.num_steps), count(after.num_steps)),
+        _Figure("time, ms", ranged(was), ranged(now), _change(was.median, now.median)),
+        figure("device busy", before.busy_share, after.busy_share, share),
+        *(part(name, meaning) for name, meaning in PARTS),
+    ]
+    return [one for one in found if (one.before, one.after) != (MISSING, MISSING)]
+
+
+def _change(before: float | None, after: float | None) -> str:
+    """Return by how much a figure changed, as a percentage with a sign."""
+    if before is None or after is None or not before:
+        return MISSING
+    return f"{(after / before - 1.0) * 100.0:+.1f} %"
+
+
+# --- findings ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,96 +138,6 @@ class _Fate:
         return found
 
 
-def difference_page(difference: SessionDifference) -> str:
-    """Return what changed between two sessions as a page for a browser: one file that loads nothing.
-
-    Args:
-        difference: of the two; their timelines are drawn under each other on one axis.
-    """
-    sessions = {"before": difference.before, "after": difference.after}
-    fates = _fates(difference)
-    whole = [
-        replace(session.timeline, title=name)
-        for name, session in sessions.items()
-        if session.timeline is not None
-    ]
-    drawn, cut = cut_to_fit(whole)
-    name = " ".join(difference.after.command)
-    return page(
-        f"gapless doctor, before and after: {name}",
-        header(
-            "gapless doctor, before and after",
-            element("code", name),
-            element("p", verdict_of(difference), class_="verdict"),
-            *(_run(name, session) for name, session in sessions.items()),
-        ),
-        _times(difference.before.steps, difference.after.steps),
-        _timelines(drawn),
-        _findings(fates),
-        notes_section([*_notes(sessions), *cut]),
-        data={
-            "timelines": [
-                packed(timeline, rows=_rows(sessions[timeline.title].findings, fates))
-                for timeline in drawn
-            ],
-            "rows": [label_of(fate.shown) for fate in fates],
-        },
-    )
-
-
-def _run(name: str, session: Session) -> Html:
-    return joined([element("h3", name), session_facts(session)])
-
-
-def _notes(sessions: dict[str, Session]) -> list[str]:
-    return [f"{name}: {note}" for name, session in sessions.items() for note in session.notes]
-
-
-# --- figures of a step ---
-
-
-def _times(before: StepTimes | None, after: StepTimes | None) -> Html | None:
-    if before is None or after is None:
-        return None
-    drawn = [*step_bars(before, title="before"), *step_bars(after, title="after")]
-    return joined(
-        [
-            tiles(_tiles(before, after)),
-            section("Where a step's time goes", bars(drawn), name="step"),
-        ]
-    )
-
-
-def _tiles(before: StepTimes, after: StepTimes) -> list[tuple[str, str, str]]:
-    def tile(
-        name: str, value: Callable[[StepTimes], float | None], text: Callable[[float | None], str]
-    ) -> tuple[str, str, str]:
-        was, now = value(before), value(after)
-        by = "" if text is percent else f", {change(was, now)}"
-        return name, text(now), f"before {text(was)}{by}"
-
-    def in_ms(value: float | None) -> str:
-        return with_unit(milliseconds(value), "ms")
-
-    found = [
-        tile("a step", lambda steps: steps.wall_ms.median, in_ms),
-        tile("device busy", lambda steps: steps.busy_share, percent),
-        tile("device idle", lambda steps: steps.idle_ms, in_ms),
-        tile("host waits", lambda steps: steps.wait_ms, in_ms),
-        tile("launches", lambda steps: steps.num_launches, count),
-    ]
-    return [one for one in found if one[1] != MISSING]
-
-
-def _timelines(drawn: Sequence[Timeline]) -> Html | None:
-    if not drawn:
-        return None
-    return section("Timelines", timelines_widget(drawn), about="Both runs on one axis.")
-
-
-# --- findings ---
-
-
 def _fates(difference: SessionDifference) -> list[_Fate]:
     """Return what became of every finding; the same in the order of the first session, last."""
     changed = {id(before) for before, _ in difference.changed}
@@ -163,54 +152,39 @@ def _fates(difference: SessionDifference) -> list[_Fate]:
     ]
 
 
-def _rows(findings: Sequence[Finding], fates: Sequence[_Fate]) -> list[int | None]:
-    """Return for each finding of a session the number of its row."""
-    numbers = {
-        id(finding): number
-        for number, fate in enumerate(fates)
-        for finding in (fate.before, fate.after)
-        if finding is not None
-    }
-    return [numbers.get(id(finding)) for finding in findings]
-
-
 def _findings(fates: Sequence[_Fate]) -> Html:
     if not fates:
         return section("Findings", element("p", "Neither run has any."))
-    rows = [_row(fate, number) for number, fate in enumerate(fates)]
+    columns: list[Column[_Fate]] = [
+        Column(title="code", cell=lambda fate: fate.shown.code, is_number=False),
+        Column(title="what became of it", cell=lambda fate: fate.word, is_number=False),
+        Column(title="line", cell=_line, is_number=False),
+        Column(title="call", cell=lambda fate: element("code", fate.shown.call), is_number=False),
+        *_both("idle", "ms", lambda one: milliseconds(one.exposed_ms)),
+        *_both("waited", "ms", lambda one: milliseconds(one.waited_ms)),
+        *_both("a step", "count", lambda one: count(one.per_step)),
+    ]
     return section(
         "Findings",
-        table("Findings", _COLUMNS, rows),
-        about="Times are those of a step. Choose a code to see its spans in the timelines.",
+        table("Findings", columns, fates, details=_details),
+        about="Times are those of a step.",
     )
 
 
-def _row(fate: _Fate, number: int) -> Row:
-    finding = fate.shown
+def _line(fate: _Fate) -> Html:
+    return element("code", place_of(fate.shown))
 
-    def cell(name: str, of: Finding | None, text: Callable[[float | None], str]) -> Cell:
-        value = None if of is None else getattr(of, name)
-        return Cell(text=text(value), value=value)
 
-    figures = [
-        cell(name, of, text)
-        for name, text in (("exposed_ms", milliseconds), ("waited_ms", milliseconds), ("per_step", count))
-        for of in (fate.before, fate.after)
-    ]  # fmt: skip
-    source = "" if finding.site is None else finding.site.source
-    details = [
-        element("p", element("code", source, class_="source")) if source else None,
-        element("p", finding.cause),
+def _both(title: str, unit: str, write: Callable[[Finding], str]) -> list[Column[_Fate]]:
+    def of(one: Finding | None) -> str:
+        return MISSING if one is None else write(one)
+
+    return [
+        Column(title=title, unit=f"{unit} before", cell=lambda fate: of(fate.before)),
+        Column(title=title, unit=f"{unit} after", cell=lambda fate: of(fate.after)),
     ]
-    return Row(
-        cells=[
-            text_cell(finding.code),
-            text_cell(fate.word),
-            Cell(text=element("code", place_of(finding)), value=place_of(finding)),
-            Cell(text=element("code", finding.call), value=finding.call),
-            *figures,
-        ],
-        details=joined(details),
-        number=number,
-        name=label_of(finding),
-    )
+
+
+def _details(fate: _Fate) -> Html:
+    lines = finding_lines(fate.shown)
+    return joined(lines if fate.after is None else [*lines, mend(fate.shown)])

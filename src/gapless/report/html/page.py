@@ -1,12 +1,11 @@
-"""A whole page: what it says, how it looks, and what its script draws, in one file."""
+"""A whole page in one file, and the parts that every page is made of."""
 
 from __future__ import annotations
 
-import json
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gapless.report.html.markup import Html, element, joined
+from gapless.report.html.markup import Html, element
 
 
 if TYPE_CHECKING:
@@ -15,19 +14,25 @@ if TYPE_CHECKING:
     from gapless.report.html.markup import Child
 
 
-# Nothing may be loaded or sent, whatever a page holds.
-_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-)
+# Nothing may be loaded, sent or run, whatever a page holds.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def page(title: str, *sections: Child, data: dict[str, Any] | None = None) -> str:
+def page(
+    kind: str,
+    title: str,
+    *sections: Child,
+    verdict: str = "",
+    facts: Sequence[tuple[str, str]] = (),
+) -> str:
     """Return a page as the text of an HTML file.
 
     Args:
-        title: of the window.
-        sections: what stands on it.
-        data: what its script draws.
+        kind: of report, such as "gapless doctor".
+        title: what it is of, such as the command of a script.
+        sections: what stands under the heading; None is left out.
+        verdict: the result in a sentence; empty for none.
+        facts: names with their values; those without a value are left out.
     """
     head = element(
         "head",
@@ -36,89 +41,73 @@ def page(title: str, *sections: Child, data: dict[str, Any] | None = None) -> st
         element("meta", name="color-scheme", content="light dark"),
         element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
         element("link", rel="icon", href="data:,"),
-        element("title", title),
-        element("style", Html(_asset("page.css"))),
+        element("title", f"{kind}: {title}"),
+        element("style", Html(_style())),
     )
-    body = element(
-        "body",
-        element("main", *sections),
-        element("script", _json(data or {}), type="application/json", id="data"),
-        element("script", Html(_asset("page.js"))),
+    header = element(
+        "header",
+        element("p", kind, class_="kind"),
+        element("h1", title),
+        element("p", verdict, class_="verdict") if verdict else None,
+        _facts(facts),
     )
+    body = element("body", element("main", header, *sections))
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
-def section(title: str, *children: Child, about: Child = None, name: str = "") -> Html:
-    """Return a part of a page under a heading.
+def section(title: str, *children: Child, about: Child = None) -> Html:
+    """Return a part of a page under a heading; its id is the title in small letters.
 
     Args:
         title: of the part.
         children: what stands in it.
         about: a sentence under the heading.
-        name: of the part, for links and tests; empty: its title in small letters.
     """
-    key = name or title.lower().replace(" ", "-")
+    name = title.lower().replace(" ", "-")
     return element(
         "section",
-        element("h2", title, id=f"{key}-title"),
+        element("h2", title, id=f"{name}-title"),
         None if about is None else element("p", about, class_="about"),
         *children,
-        id=key,
-        aria_labelledby=f"{key}-title",
+        id=name,
+        aria_labelledby=f"{name}-title",
     )
 
 
-def facts(pairs: Sequence[tuple[str, str]]) -> Html:
-    """Return a line of small facts, each under its name."""
-    return element(
-        "dl",
-        *(
-            element("div", element("dt", name), element("dd", value))
-            for name, value in pairs
-            if value
-        ),
-        class_="facts",
-    )
+def notes(title: str, lines: Sequence[str]) -> Html | None:
+    """Return sentences as a list under a heading; None where there are none."""
+    if not lines:
+        return None
+    return section(title, element("ul", *(element("li", line) for line in lines)))
 
 
-def tiles(figures: Sequence[tuple[str, str, str]]) -> Html:
-    """Return the figures that matter most, large: name, figure with its unit, and a remark."""
-    return element(
-        "dl",
-        *(
-            element(
-                "div",
-                element("dt", name),
-                element("dd", value, class_="figure"),
-                element("dd", remark, class_="remark") if remark else None,
-            )
-            for name, value, remark in figures
-        ),
-        class_="tiles",
-    )
-
-
-def header(kind: str, title: Child, *children: Child) -> Html:
-    """Return the head of a page.
+def timeline_note(file: str) -> Html:
+    """Return where the timeline lies and how it is opened.
 
     Args:
-        kind: of report, such as "gapless doctor".
-        title: what it is of.
-        children: what stands under the title.
+        file: name of the file for Perfetto; empty where none was written.
     """
-    return element("header", element("p", kind, class_="kind"), element("h1", title), *children)
+    if not file:
+        said = "No timeline was written; --perfetto FILE writes one, for ui.perfetto.dev."
+        return section("Timeline", element("p", said))
+    return section(
+        "Timeline",
+        element(
+            "p",
+            "It lies in ",
+            element("code", file),
+            ". Open ui.perfetto.dev in a browser, choose “Open trace file” and take that file: it is read "
+            "in the browser and sent nowhere.",
+        ),
+    )
 
 
-def bullet_list(lines: Sequence[str]) -> Html:
-    """Return lines as a list."""
-    return element("ul", joined(element("li", line) for line in lines))
+def _facts(pairs: Sequence[tuple[str, str]]) -> Html | None:
+    found = [
+        element("div", element("dt", name), element("dd", value)) for name, value in pairs if value
+    ]
+    return element("dl", *found) if found else None
 
 
-def _asset(name: str) -> str:
-    return files("gapless.report.html").joinpath(name).read_text(encoding="utf-8")
-
-
-def _json(data: dict[str, Any]) -> Html:
-    # A "<" could end the element that holds it.
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return Html(text.replace("<", "\\u003c"))
+def _style() -> str:
+    return files("gapless.report.html").joinpath("page.css").read_text(encoding="utf-8")

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gapless.report.html.bars import Bar, Part, bars
-from gapless.report.html.figures import MISSING, count, milliseconds, percent, with_unit
 from gapless.report.html.markup import Html, element, joined
-from gapless.report.html.packed_timeline import packed
-from gapless.report.html.page import bullet_list, facts, header, page, section, tiles
-from gapless.report.html.table import Cell, Column, Row, table, text_cell
-from gapless.report.html.timeline_widget import cut_to_fit, longest_gaps, timelines_widget
+from gapless.report.html.page import notes, page, section, timeline_note
+from gapless.report.html.table import Column, table
+from gapless.report.text import MISSING, count, known, milliseconds, ranged, share
 
 
 if TYPE_CHECKING:
@@ -18,105 +16,55 @@ if TYPE_CHECKING:
 
     from gapless.records.comparison import Spread
     from gapless.records.finding import Finding, Session, StepTimes, Trial
-    from gapless.records.timeline import Timeline
+    from gapless.records.timeline import Gap, Timeline
+    from gapless.report.html.markup import Child
 
 
-_COLUMNS = (
-    Column(title="code", about="The kind of finding; `gapless explain CODE` says more."),
-    Column(title="line"),
-    Column(title="call"),
-    Column(title="thread"),
-    Column(title="count", unit="a step", is_number=True),
-    Column(
-        title="waited", unit="ms a step", is_number=True, about="How long the host stood still."
-    ),
-    Column(
-        title="exposed",
-        unit="ms a step",
-        is_number=True,
-        about="Idle time of the device that goes back to it: at most this much can be won.",
-    ),
-    Column(title="share", unit="of the step", is_number=True),
-    Column(title="certainty"),
-)
+# Gaps in the table of the longest.
+_MOST_GAPS = 8
 
 
-def session_page(session: Session) -> str:
+def session_page(session: Session, *, timeline_file: str = "") -> str:
     """Return the report of a session as a page for a browser: one file that loads nothing.
 
     Args:
         session: what was seen of one run of a script.
+        timeline_file: name of the file that its timeline was written to; empty for none.
     """
-    name = " ".join(session.command)
-    drawn, cut = cut_to_fit([] if session.timeline is None else [session.timeline])
-    labels = [label_of(finding) for finding in session.findings]
     return page(
-        f"gapless doctor: {name}",
-        header(
-            "gapless doctor",
-            element("code", name),
-            element("p", session.verdict, class_="verdict") if session.verdict else None,
-            session_facts(session),
-        ),
-        None if session.steps is None else tiles(_tiles(session.steps)),
+        "gapless doctor",
+        " ".join(session.command),
         None if session.steps is None else _breakdown(session.steps),
-        _timeline(drawn, labels),
-        _findings(session),
-        trials_section(session.trials),
-        notes_section([*session.notes, *cut]),
-        data={
-            "timelines": [packed(one, rows=range(len(labels))) for one in drawn],
-            "rows": labels,
-        },
+        _findings(session.findings),
+        _timeline(session, timeline_file),
+        _trials(session.trials),
+        notes("Notes", session.notes),
+        verdict=session.verdict,
+        facts=_facts(session),
     )
 
 
-def session_facts(session: Session) -> Html:
-    """Return where and with what a session ran."""
-    versions = ", ".join(f"{name} {version}" for name, version in session.versions.items())
-    return facts(
-        [
-            ("device", session.device),
-            ("processes", count(session.num_ranks) if session.num_ranks > 1 else ""),
-            ("a step is", session.step),
-            ("steps watched", "" if session.steps is None else count(session.steps.num_steps)),
-            ("versions", versions),
+def _facts(session: Session) -> list[tuple[str, str]]:
+    steps = session.steps
+    found = [
+        ("device", session.device),
+        ("processes", count(session.num_ranks) if session.num_ranks > 1 else ""),
+        ("a step is", session.step),
+    ]
+    if steps is not None:
+        mean = f", {milliseconds(steps.mean_ms)} on average" if steps.is_skewed else ""
+        busy, launches = steps.busy_share, steps.num_launches
+        found += [
+            ("steps watched", count(steps.num_steps)),
+            ("a step takes", f"{ranged(steps.wall_ms)} ms{mean}"),
+            ("device busy", "" if busy is None else share(busy)),
+            ("launches a step", "" if launches is None else count(launches)),
         ]
-    )
+    versions = ", ".join(f"{name} {version}" for name, version in session.versions.items())
+    return [*found, ("versions", versions)]
 
 
-def place_of(finding: Finding) -> str:
-    """Return the line of a finding as people write it."""
-    return "no line known" if finding.site is None else str(finding.site)
-
-
-def label_of(finding: Finding) -> str:
-    """Return the code and the line of a finding."""
-    return f"{finding.code} {place_of(finding)}"
-
-
-# --- figures of a step ---
-
-
-def _tiles(steps: StepTimes) -> list[tuple[str, str, str]]:
-    wall = steps.wall_ms
-    spread = "" if len(wall.rounds) < 2 else f"half of them {_range(wall)}"
-    if steps.is_skewed:
-        spread = f"{with_unit(milliseconds(steps.mean_ms), 'ms')} on average; {spread}"
-    found = [("a step", with_unit(milliseconds(wall.median), "ms"), spread)]
-    if steps.busy_share is not None:
-        found.append(("device busy", percent(steps.busy_share), "some stream has work"))
-    if steps.idle_ms is not None:
-        found.append(("device idle", with_unit(milliseconds(steps.idle_ms), "ms"), "a step"))
-    if steps.wait_ms is not None:
-        found.append(("host waits", with_unit(milliseconds(steps.wait_ms), "ms"), "a step"))
-    if steps.num_launches is not None:
-        found.append(("launches", count(steps.num_launches), "a step"))
-    return found
-
-
-def _range(spread: Spread) -> str:
-    return f"{milliseconds(spread.q1)} to {with_unit(milliseconds(spread.q3), 'ms')}"
+# --- the time of a step ---
 
 
 def step_bars(steps: StepTimes, *, title: str = "") -> list[Bar]:
@@ -127,24 +75,22 @@ def step_bars(steps: StepTimes, *, title: str = "") -> list[Bar]:
         title: what stands before the bars' own; empty: nothing.
     """
     before = f"{title}, " if title else ""
-    known = [
-        Part(name="waits for data", kind="data", ms=steps.data_ms or 0.0),
-        Part(name="waits for the device", kind="wait", ms=steps.wait_ms or 0.0),
-        Part(name="queues work", kind="launch", ms=steps.launch_ms or 0.0),
+    host = [
+        Part(name="waits for data", colour="data", ms=steps.data_ms or 0.0),
+        Part(name="waits for the device", colour="wait", ms=steps.wait_ms or 0.0),
+        Part(name="queues work", colour="launch", ms=steps.launch_ms or 0.0),
     ]
-    rest = max(0.0, steps.mean_ms - sum(part.ms for part in known))
-    host = [*known, Part(name="other host code", kind="host-code", ms=rest)]
-    found = [Bar(title=f"{before}host", parts=[part for part in host if part.ms > 0.0])]
+    rest = max(0.0, steps.mean_ms - sum(part.ms for part in host))
+    host.append(Part(name="other host code", colour="other", ms=rest))
+    found = [Bar(title=f"{before}host", parts=host)]
     if steps.busy_ms is not None and steps.idle_ms is not None:
         compute = steps.busy_ms if steps.compute_ms is None else steps.compute_ms
         device = [
-            Part(name="computes", kind="kernel", ms=compute),
-            Part(name="only copies", kind="copy", ms=max(0.0, steps.busy_ms - compute)),
-            Part(name="idle", kind="idle", ms=steps.idle_ms),
+            Part(name="computes", colour="busy", ms=compute),
+            Part(name="only copies", colour="copy", ms=max(0.0, steps.busy_ms - compute)),
+            Part(name="idle", colour="idle", ms=steps.idle_ms),
         ]
-        found.append(
-            Bar(title=f"{before}device", parts=[part for part in device if part.ms > 0.0])
-        )
+        found.append(Bar(title=f"{before}device", parts=device))
     return found
 
 
@@ -152,156 +98,168 @@ def _breakdown(steps: StepTimes) -> Html:
     found = step_bars(steps)
     about = "Host and device work side by side: each of the bars is one step."
     return section(
-        "Where a step's time goes",
-        bars(found),
-        about=about if len(found) > 1 else None,
-        name="step",
-    )
-
-
-# --- the timeline ---
-
-
-def _timeline(drawn: Sequence[Timeline], labels: Sequence[str]) -> Html:
-    if not drawn:
-        note = "There is no timeline: it needs a device and torch's profiler."
-        return section("Timeline", element("p", note))
-    return section(
-        "Timeline",
-        timelines_widget(drawn),
-        longest_gaps(drawn[0], place=0, labels=labels),
-        about="Threads of the host above, streams of the device below. A line joins each wait with "
-        "the gap that it exposed.",
+        "Where a step's time goes", bars(found), about=about if len(found) > 1 else None
     )
 
 
 # --- findings ---
 
 
-def _findings(session: Session) -> Html:
-    if not session.findings:
+def place_of(finding: Finding) -> str:
+    """Return the line of a finding as people write it."""
+    return "no line known" if finding.site is None else str(finding.site)
+
+
+_FINDING_COLUMNS: tuple[Column[Finding], ...] = (
+    Column(title="code", cell=lambda one: one.code, is_number=False),
+    Column(title="line", cell=lambda one: element("code", place_of(one)), is_number=False),
+    Column(title="waited", unit="ms a step", cell=lambda one: milliseconds(one.waited_ms)),
+    Column(title="idle", unit="ms a step", cell=lambda one: milliseconds(one.exposed_ms)),
+    Column(title="gain", unit="ms a step", cell=lambda one: milliseconds(one.gain_ms)),
+    Column(title="idle", unit="of the step", cell=lambda one: known(one.share, share)),
+    Column(title="count", unit="a step", cell=lambda one: count(one.per_step)),
+    Column(title="call", cell=lambda one: element("code", one.call), is_number=False),
+    Column(title="certainty", cell=lambda one: one.certainty, is_number=False),
+)
+
+
+def _findings(findings: Sequence[Finding]) -> Html:
+    if not findings:
         return section("Findings", element("p", "Nothing was found that makes the host wait."))
-    rows = [_row(found, number) for number, found in enumerate(session.findings)]
-    return section(
-        "Findings",
-        table("Findings", _COLUMNS, rows),
-        about="Exposed is idle time of the device that goes back to the line, and an upper bound of "
-        "what mending it can gain. Choose a code to see its spans in the timeline.",
-    )
+    first_with: dict[str, Finding] = {}
+    for one in findings:
+        first_with.setdefault(one.mend, one)
+    names = {id(one): f"finding-{n}" for n, one in enumerate(findings, start=1)}
 
+    def details(one: Finding) -> Html:
+        first = first_with[one.mend]
+        said = mend(one) if one is first else _as_for(first, name=names[id(first)])
+        return element("div", *finding_lines(one), said, id=names[id(one)])
 
-def _row(finding: Finding, number: int) -> Row:
-    rank = "" if finding.rank is None else f", rank {finding.rank}"
-    cells = [
-        text_cell(finding.code),
-        Cell(text=element("code", place_of(finding)), value=place_of(finding)),
-        Cell(text=element("code", finding.call), value=finding.call),
-        text_cell(f"{finding.thread}{rank}"),
-        Cell(text=count(finding.per_step), value=finding.per_step),
-        Cell(text=milliseconds(finding.waited_ms), value=finding.waited_ms),
-        Cell(text=milliseconds(finding.exposed_ms), value=finding.exposed_ms),
-        Cell(text=percent(finding.share), value=finding.share),
-        text_cell(finding.certainty),
+    meanings = [
+        "Costliest first. Waited: the host stood still. Idle: the device had no work because of it; no mend "
+        "can gain more."
     ]
-    return Row(
-        cells=cells,
-        details=_details(finding, is_open=not number),
-        number=number,
-        name=label_of(finding),
-    )
+    if any(one.gain_ms is not None for one in findings):
+        meanings.append("Gain: predicted if this alone is mended.")
+    drawn = table("Findings", _FINDING_COLUMNS, findings, details=details)
+    return section("Findings", drawn, about=" ".join(meanings))
 
 
-def _details(finding: Finding, *, is_open: bool) -> Html:
+def finding_lines(finding: Finding) -> list[Html]:
+    """Return the source of a finding, where else it belongs to, and what happens there."""
     source = finding.site.source if finding.site else ""
-    forward = finding.forward
+    where = [] if finding.thread == "main" else [f"on thread {finding.thread}"]
+    if finding.forward is not None:
+        text = f": {finding.forward.source}" if finding.forward.source else ""
+        where.append(f"in the backward pass of {finding.forward}{text}")
+    if finding.rank is not None:
+        where.append(f"in process {finding.rank}")
+    lines: list[Child] = [element("code", source) if source else None, ", ".join(where) or None]
+    return [element("p", line) for line in (*lines, finding.cause) if line is not None]
+
+
+def mend(finding: Finding) -> Html:
+    """Return what to write instead: a sentence, and the lines under it as code."""
+    sentence, _, code = finding.mend.partition("\n")
     return joined(
         [
-            element("p", element("code", source, class_="source")) if source else None,
-            element("p", finding.cause),
-            None if forward is None else _forward(str(forward), forward.source),
-            element(
-                "details",
-                element("summary", "how to mend it"),
-                mend_text(finding.mend),
-                open=is_open,
-            ),
-        ]
-    )
-
-
-def _forward(place: str, source: str) -> Html:
-    return element(
-        "p",
-        "It is the backward pass of ",
-        element("code", place),
-        joined([": ", element("code", source)]) if source else "",
-    )
-
-
-def mend_text(mend: str) -> Html:
-    """Return what to write instead: its first line as a sentence, the lines under it as code."""
-    sentence, _, code = mend.partition("\n")
-    return joined(
-        [
-            element("p", sentence),
+            element("p", element("b", "Instead: "), sentence),
             element("pre", element("code", code.strip("\n"))) if code.strip() else None,
         ]
     )
 
 
-# --- trials and notes ---
+def _as_for(first: Finding, *, name: str) -> Html:
+    link = element("a", f"{first.code} {place_of(first)}", href=f"#{name}")
+    return element("p", element("b", "Instead: "), "as for ", link)
 
 
-def trials_section(trials: Sequence[Trial]) -> Html | None:
-    """Return a table of the variants that were measured; None where there are none."""
+# --- the timeline ---
+
+
+def _timeline(session: Session, file: str) -> Html:
+    timeline = session.timeline
+    if timeline is None:
+        note = "There is none: it needs a device and torch's profiler."
+        return section("Timeline", element("p", note))
+    return joined([_longest_gaps(timeline, session.findings), timeline_note(file)])
+
+
+def _longest_gaps(timeline: Timeline, findings: Sequence[Finding]) -> Html | None:
+    """Return a table of the longest gaps; None where there is none."""
+
+    def step(gap: Gap) -> str:
+        # Counted from 0, as in the file for Perfetto; before the first there is none.
+        number = sum(start <= gap.start_us for start in timeline.step_starts_us) - 1
+        return count(number) if number >= 0 else MISSING
+
+    def finding(gap: Gap) -> str:
+        if gap.finding is None or gap.finding >= len(findings):
+            return MISSING
+        return f"{findings[gap.finding].code} {place_of(findings[gap.finding])}"
+
+    columns: list[Column[Gap]] = [
+        Column(
+            title="length",
+            unit="ms",
+            cell=lambda gap: milliseconds((gap.end_us - gap.start_us) / 1000.0),
+        ),
+        Column(title="begins", unit="ms", cell=lambda gap: f"{gap.start_us / 1000.0:,.3f}"),
+        Column(title="step", cell=step),
+        Column(title="cause", cell=lambda gap: gap.cause, is_number=False),
+        Column(title="finding", cell=finding, is_number=False),
+    ]
+    longest = sorted(timeline.gaps, key=lambda gap: gap.start_us - gap.end_us)[:_MOST_GAPS]
+    if not longest:
+        return None
+    return section(
+        "Longest gaps",
+        table("Longest gaps", columns, longest),
+        about="No stream of the device had work. Begins: from the beginning of the timeline.",
+    )
+
+
+# --- trials ---
+
+
+def _trials(trials: Sequence[Trial]) -> Html | None:
     if not trials:
         return None
-    columns = [
-        Column(title="variant"),
-        Column(title="gain", unit="times as fast", is_number=True),
-        Column(title="steps/s", unit="median", is_number=True),
-        Column(title="middle half", unit="steps/s"),
-        Column(title="as written", unit="steps/s", is_number=True),
-        Column(title="middle half", unit="steps/s"),
-        Column(title="windows", is_number=True),
+    columns: list[Column[Trial]] = [
+        Column(title="variant", cell=lambda one: one.name, is_number=False),
+        Column(title="gain", unit="times as fast", cell=lambda one: known(one.gain, _times)),
+        Column(title="steps/s", unit="variant", cell=lambda one: _speed(one.steps_per_second)),
+        Column(title="steps/s", unit="as written", cell=lambda one: _speed(one.baseline)),
+        Column(title="windows", cell=lambda one: _num_windows(one.steps_per_second)),
+        Column(title="clear", cell=_clear, is_number=False),
     ]
     return section(
         "Trials",
-        table("Trials", columns, [_trial(trial) for trial in trials]),
-        about="Each variant was measured against the script as it is written, in turns.",
+        table("Trials", columns, trials, details=_trial_lines),
+        about="Each variant was measured in turns with the script as written. Clear: the middle halves of the "
+        "two lie apart.",
     )
 
 
-def _trial(trial: Trial) -> Row:
-    gain, after, before = trial.gain, trial.steps_per_second, trial.baseline
-    windows = None if after is None else len(after.rounds)
-    details = [
-        element("p", trial.change),
-        element("p", f"Not measured: {trial.refusal}") if trial.refusal else None,
-    ]
-    return Row(
-        cells=[
-            text_cell(trial.name),
-            Cell(text=MISSING if gain is None else f"{gain:.2f}", value=gain),
-            *_speed(after),
-            *_speed(before),
-            Cell(text=count(windows), value=windows),
-        ],
-        details=joined(details),
-        is_marked=bool(after and before and gain and gain > 1.0 and not after.overlaps(before)),
-    )
+def _times(gain: float) -> str:
+    return f"{gain:.2f}"
 
 
-def _speed(spread: Spread | None) -> list[Cell]:
-    if spread is None:
-        return [Cell(text=MISSING), Cell(text=MISSING)]
-    half = f"{milliseconds(spread.q1)} to {milliseconds(spread.q3)}"
-    return [
-        Cell(text=milliseconds(spread.median), value=spread.median),
-        Cell(text=half, value=spread.q1),
-    ]
+def _speed(spread: Spread | None) -> str:
+    return MISSING if spread is None else ranged(spread)
 
 
-def notes_section(notes: Sequence[str]) -> Html | None:
-    """Return what a reader has to know; None where there is nothing."""
-    return section("Notes", bullet_list(notes)) if notes else None
+def _num_windows(spread: Spread | None) -> str:
+    return MISSING if spread is None else count(len(spread.rounds))
+
+
+def _clear(trial: Trial) -> str:
+    if trial.steps_per_second is None or trial.baseline is None:
+        return MISSING
+    return "no" if trial.steps_per_second.overlaps(trial.baseline) else "yes"
+
+
+def _trial_lines(trial: Trial) -> Html:
+    refusal = [f"Not measured: {trial.refusal}"] if trial.refusal else []
+    return joined(element("p", line) for line in (trial.change, *trial.details, *refusal))

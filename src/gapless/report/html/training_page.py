@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gapless.report.html.bars import Bar, Part, bars
 from gapless.report.html.charts import Curve, chart, thinned
-from gapless.report.html.figures import MISSING, count, milliseconds, percent, size, with_unit
 from gapless.report.html.markup import Html, element
-from gapless.report.html.page import facts, header, page, section, tiles
-from gapless.report.html.table import Cell, Column, Row, table, text_cell
-from gapless.report.text import short_number
+from gapless.report.html.page import page, section
+from gapless.report.html.table import Column, table
+from gapless.report.text import MISSING, count, known, megabytes, milliseconds, share, short_number
 
 
 if TYPE_CHECKING:
@@ -18,9 +17,8 @@ if TYPE_CHECKING:
 
     from gapless.records.run_history import RunHistory
 
-    # Figures of an epoch, and a column of their table.
+    # Figures of an epoch.
     _Figures: TypeAlias = Mapping[str, Any]
-    _Drawn: TypeAlias = tuple[Column, Callable[[_Figures], Cell]]
 
 
 def training_page(history: RunHistory, *, title: str, about: Mapping[str, str]) -> str:
@@ -32,37 +30,34 @@ def training_page(history: RunHistory, *, title: str, about: Mapping[str, str]) 
         about: what is in force in it, each under its name.
     """
     return page(
-        f"gapless train: {title}",
-        header("gapless train", title, facts(list(about.items()))),
-        tiles(_tiles(history)),
+        "gapless train",
+        title,
         _curves(history),
         _time(history.epochs),
         _epochs(history.epochs),
         _waits(history.epochs),
-        data={"timelines": [], "rows": []},
+        verdict=_verdict(history),
+        facts=list(about.items()),
     )
 
 
-def _tiles(history: RunHistory) -> list[tuple[str, str, str]]:
+def _verdict(history: RunHistory) -> str:
+    """Return the result of a run in a sentence."""
     if not history.epochs:
-        return [("batches", count(len(history.losses)), "no epoch has ended")]
+        return f"No epoch has ended; {len(history.losses):,} batches."
     last = history.epochs[-1]
-    found = [("loss", _loss(last.get("loss")), f"mean of epoch {last['step']}")]
+    said = [f"Loss {_loss(last.get('loss'))} in epoch {last['step']}"]
     if history.test is not None and history.test.get("bleu") is not None:
-        found.append(("BLEU", f"{history.test['bleu']:.2f}", "of the final model, test"))
+        said.append(f"BLEU {_bleu(history.test['bleu'])} of the final model on the test set")
     elif last.get("val_bleu") is not None:
-        found.append(("BLEU", f"{last['val_bleu']:.2f}", "validation"))
+        said.append(f"BLEU {_bleu(last['val_bleu'])} of the validation")
+    # The first epoch compiles and captures.
     steady = history.epochs[1:] or history.epochs
     tokens = sum(row["tokens_per_second"] * row["wall_ms"] for row in steady)
-    seconds = sum(row["wall_ms"] for row in steady)
-    speed = short_number(tokens / seconds) if seconds else MISSING
-    found.append(("speed", with_unit(speed, "tok/s"), "target tokens, without the first epoch"))
-    batches = sum(row["num_batches"] for row in history.epochs)
-    waits = sum(row["num_waits"] for row in history.epochs)
-    found.append(("host waits", f"{waits / max(1, batches):.3f}", "a batch"))
-    if last.get("busy_share") is not None:
-        found.append(("device busy", percent(last["busy_share"]), f"of epoch {last['step']}"))
-    return found
+    if ms := sum(row["wall_ms"] for row in steady):
+        without = " without the first epoch" if len(history.epochs) > 1 else ""
+        said.append(f"{short_number(tokens / ms)} target tokens a second{without}")
+    return f"{'; '.join(said)}."
 
 
 # --- curves ---
@@ -93,7 +88,7 @@ def _curves(history: RunHistory) -> Html | None:
             "BLEU of validations",
             [Curve(name="BLEU", points=_points(epochs, "val_bleu"))],
             x_name="epoch",
-            text=lambda value: f"{value:g}",
+            text="{:g}".format,
         ),
         chart(
             "Speed, target tokens a second",
@@ -112,7 +107,7 @@ def _curves(history: RunHistory) -> Html | None:
                 Curve(name="in steps", points=_points(epochs, "launch_ms", a_batch=True)),
             ],
             x_name="epoch",
-            text=lambda value: f"{value:g}",
+            text="{:g}".format,
             y_least=0.0,
         ),
         chart(
@@ -122,7 +117,7 @@ def _curves(history: RunHistory) -> Html | None:
                 Curve(name="gap between steps", points=_points(epochs, "gap_share", times=100.0)),
             ],
             x_name="epoch",
-            text=lambda value: f"{value:g}",
+            text="{:g}".format,
             y_least=0.0,
         ),
     ]
@@ -143,7 +138,11 @@ def _points(
 
 
 def _loss(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.4g}"
+    return known(value, "{:.4g}".format)
+
+
+def _bleu(value: float) -> str:
+    return f"{value:.2f}"
 
 
 # --- where the time went ---
@@ -158,23 +157,22 @@ def _time(rows: Sequence[_Figures]) -> Html | None:
         return sum(float(row[name] or 0.0) for row in rows) / batches
 
     known = [
-        Part(name="waits for data", kind="data", ms=mean("data_wait_ms")),
-        Part(name="waits for the device", kind="wait", ms=mean("wait_ms")),
-        Part(name="in steps", kind="launch", ms=mean("launch_ms")),
+        Part(name="waits for data", colour="data", ms=mean("data_wait_ms")),
+        Part(name="waits for the device", colour="wait", ms=mean("wait_ms")),
+        Part(name="in steps", colour="launch", ms=mean("launch_ms")),
     ]
     rest = max(0.0, mean("wall_ms") - sum(part.ms for part in known))
-    drawn = [Bar(title="host", parts=[*known, Part(name="other", kind="host-code", ms=rest)])]
+    drawn = [Bar(title="host", parts=[*known, Part(name="other", colour="other", ms=rest)])]
     if any(row.get("gap_ms") is not None for row in rows):
         parts = [
-            Part(name="runs steps", kind="kernel", ms=mean("busy_ms")),
-            Part(name="gap between steps", kind="idle", ms=mean("gap_ms")),
+            Part(name="runs steps", colour="busy", ms=mean("busy_ms")),
+            Part(name="gap between steps", colour="idle", ms=mean("gap_ms")),
         ]
         drawn.append(Bar(title="device", parts=parts))
     return section(
         "Where a batch's time goes",
         bars(drawn),
         about="Means over all epochs. In steps the host queues the device's work; a CPU does it there.",
-        name="time",
     )
 
 
@@ -184,41 +182,36 @@ def _time(rows: Sequence[_Figures]) -> Html | None:
 def _epochs(rows: Sequence[_Figures]) -> Html | None:
     if not rows:
         return None
-    columns = [
-        drawn for drawn in _columns() if any(drawn[1](row).value is not None for row in rows)
-    ]
-    lines = [Row(cells=[cell(row) for _, cell in columns]) for row in rows]
-    return section("Epochs", table("Epochs", [column for column, _ in columns], lines))
 
-
-def _columns() -> list[_Drawn]:
     def figure(
-        title: str, name: str, text: Callable[[Any], str], unit: str = "", *, a_batch: bool = False
-    ) -> _Drawn:
-        def cell(row: _Figures) -> Cell:
+        title: str, name: str, write: Callable[..., str], unit: str = ""
+    ) -> Column[_Figures]:
+        return Column(title=title, unit=unit, cell=lambda row: known(row.get(name), write))
+
+    def a_batch(title: str, name: str, write: Callable[..., str], unit: str) -> Column[_Figures]:
+        def cell(row: _Figures) -> str:
             value = row.get(name)
-            if value is not None and a_batch:
-                value /= max(1, row["num_batches"])
-            return Cell(text=MISSING if value is None else text(value), value=value)
+            return MISSING if value is None else write(value / max(1, row["num_batches"]))
 
-        return Column(title=title, unit=unit, is_number=True), cell
+        return Column(title=title, unit=unit, cell=cell)
 
-    return [
+    columns = [
         figure("epoch", "step", count),
         figure("loss", "loss", _loss),
         figure("loss", "val_loss", _loss, "validation"),
-        figure("BLEU", "val_bleu", lambda value: f"{value:.2f}", "validation"),
+        figure("BLEU", "val_bleu", _bleu, "validation"),
         figure("speed", "tokens_per_second", count, "tokens/s"),
         figure("batches", "num_batches", count),
-        figure("time", "wall_ms", milliseconds, "ms a batch", a_batch=True),
-        figure("in steps", "launch_ms", milliseconds, "ms a batch", a_batch=True),
-        figure("waits for data", "data_wait_ms", milliseconds, "ms a batch", a_batch=True),
-        figure("host waits", "num_waits", lambda value: f"{value:.3f}", "a batch", a_batch=True),
-        figure("waited", "wait_ms", milliseconds, "ms a batch", a_batch=True),
-        figure("busy", "busy_share", percent),
-        figure("gap", "gap_share", percent),
-        figure("peak memory", "peak_memory_bytes", size, "MiB"),
+        a_batch("time", "wall_ms", milliseconds, "ms a batch"),
+        a_batch("in steps", "launch_ms", milliseconds, "ms a batch"),
+        a_batch("data wait", "data_wait_ms", milliseconds, "ms a batch"),
+        a_batch("host waits", "num_waits", "{:.3f}".format, "a batch"),
+        a_batch("waited", "wait_ms", milliseconds, "ms a batch"),
+        figure("busy", "busy_share", share),
+        figure("gap", "gap_share", share),
+        figure("peak memory", "peak_memory_bytes", megabytes),
     ]
+    return section("Epochs", table("Epochs", columns, rows))
 
 
 def _waits(rows: Sequence[_Figures]) -> Html | None:
@@ -230,21 +223,10 @@ def _waits(rows: Sequence[_Figures]) -> Html | None:
             totals[reason] = (number + wait["count"], ms + wait["ms"])
     if not totals:
         return None
-    columns = [
-        Column(title="reason"),
-        Column(title="count", is_number=True),
-        Column(title="time", unit="ms", is_number=True),
-        Column(title="time", unit="ms a batch", is_number=True),
+    columns: list[Column[tuple[str, tuple[int, float]]]] = [
+        Column(title="reason", cell=lambda row: row[0], is_number=False),
+        Column(title="count", cell=lambda row: f"{row[1][0]:,}"),
+        Column(title="time", unit="ms", cell=lambda row: f"{row[1][1]:,.1f}"),
+        Column(title="time", unit="ms a batch", cell=lambda row: f"{row[1][1] / batches:.3f}"),
     ]
-    lines = [
-        Row(
-            cells=[
-                text_cell(reason),
-                Cell(text=count(number), value=number),
-                Cell(text=f"{ms:,.1f}", value=ms),
-                Cell(text=f"{ms / batches:.3f}", value=ms / batches),
-            ]
-        )
-        for reason, (number, ms) in totals.items()
-    ]
-    return section("Host waits", table("Host waits", columns, lines), name="waits")
+    return section("Host waits", table("Host waits", columns, list(totals.items())))
