@@ -13,7 +13,7 @@ import torch
 from gapless.device import cuda_waits
 from gapless.device.blocking_copies import MAX_INLINE_COPY_BYTES
 from gapless.device.capture_edges import capture_edges
-from gapless.device.cuda_graph import CudaCapture, CudaGraph
+from gapless.device.cuda_graph import CudaCapture, CudaGraph, forget_errors
 from gapless.device.instruments.kernel_trace import trace_kernels
 from gapless.device.instruments.nvml import Nvml
 
@@ -250,18 +250,22 @@ class CudaDevice:
             generators=generators,
         )
         _free_idle_memory(self.torch_device)
-        with self.use_stream(stream), capture_edges(keeps_casts=keeps_casts):
-            capture.begin()
-            try:
-                # Torch refuses a read of a value before CUDA sees it; in CUDA it would spoil the
-                # capture.
-                with self.forbid_waits():
-                    work(capture.cut)
-            except BaseException:
-                # The error of the work, rather than the later one that the capture cannot end.
-                capture.abandon()
-                raise
-            return capture.finish()
+        try:
+            with self.use_stream(stream), capture_edges(keeps_casts=keeps_casts):
+                capture.begin()
+                try:
+                    # Torch refuses a read of a value before CUDA sees it; in CUDA it would spoil
+                    # the capture. (It refuses waits of a user's other threads as well.)
+                    with self.forbid_waits():
+                        work(capture.cut)
+                except BaseException:
+                    # The error of the work, rather than the later one that the capture cannot end.
+                    capture.abandon()
+                    raise
+                return capture.finish()
+        except BaseException:
+            forget_errors(self.torch_device)
+            raise
 
     def delay(self, stream: torch.cuda.Stream, ms: float) -> None:
         """Keep `stream` busy for about `ms` milliseconds.

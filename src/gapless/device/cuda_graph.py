@@ -26,6 +26,10 @@ _FAILED: list[torch.cuda.CUDAGraph] = []
 _SPOILED_POOLS: set[Any] = set()
 
 
+# Seen: one, of the thread of backward passes; the thread that captures may have one too.
+_MOST_ERRORS = 4
+
+
 class CudaGraph:
     """Captured work in segments, and what is called between them.
 
@@ -184,6 +188,7 @@ class CudaCapture:
             torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
             torch._C._cuda_releasePool(self._device.index, self._pool)
         self._pool = _new_pool()
+        forget_errors(self._device)
         number = torch.zeros((), device=self._device)
         with torch.cuda.graph(self._new_graph(), capture_error_mode="thread_local"):
             number.add_(1)
@@ -193,6 +198,20 @@ class CudaCapture:
         for generator in self._generators:
             graph.register_generator_state(generator)
         return graph
+
+
+def forget_errors(device: torch.device) -> None:
+    """Let what has failed in a capture raise nothing in the work that comes after it.
+
+    A thread keeps the error of a CUDA call until somebody asks for it, and torch asks after the next
+    kernel. So a backward pass that failed in a capture, on torch's thread, would raise once more in
+    the next backward pass.
+    """
+    for _ in range(_MOST_ERRORS):
+        with suppress(RuntimeError), torch.inference_mode(mode=False), torch.enable_grad():
+            weight = torch.ones((), device=device, requires_grad=True)
+            torch.autograd.grad(weight * weight, weight)
+            return
 
 
 def _new_pool() -> Any:

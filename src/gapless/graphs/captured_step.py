@@ -219,6 +219,7 @@ class CapturedStep:
         self._host_watch = HostWatch(
             step,
             on_device=lambda tensor: not device.needs_copy(tensor),
+            device=device.torch_device,
             torch_random=device.random_state() is not None,
         )
         self._updates = Updates(device, rates=rates, may_cut=may_cut)

@@ -23,6 +23,7 @@ import sys
 import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ import torch
 from torch import nn
 from torch.utils.weak import TensorWeakRef
 
+from gapless.device.backward_thread import call_on_backward_thread, has_kernels_of_its_own
 from gapless.device.stream_types import STREAM_TYPES
 from gapless.graphs.c_calls import SUSPECTS, effect_of, is_in_memory
 from gapless.graphs.code_kinds import (
@@ -153,6 +155,7 @@ class HostWatch:
     Args:
         step: the step itself.
         on_device: whether a tensor is on the device; all others are on the host.
+        device: where the step runs; None if its backward passes run on the thread that calls it.
         torch_random: watch the host generator of torch; off where the device uses it as well.
     """
 
@@ -161,9 +164,11 @@ class HostWatch:
         step: object,
         *,
         on_device: Callable[[torch.Tensor], bool],
+        device: torch.device | None = None,
         torch_random: bool = True,
     ) -> None:
         self._step = step
+        self._device = device
         self._on_device = on_device
         self._torch_random = torch_random
         self._executed: dict[int, Executed] = {}
@@ -174,6 +179,19 @@ class HostWatch:
         # By kind of arguments: what its runs have filled, and the plain values they have left.
         self._filled: dict[Any, set[Any]] = {}
         self._left: dict[Any, dict[Any, Any]] = {}
+
+    @contextmanager
+    def _backward_passes_seen(self, profile: _Profile) -> Iterator[None]:
+        """Let a profile see hooks and backward functions, which a GPU has on a thread of torch's."""
+        if self._device is None or not has_kernels_of_its_own(self._device):
+            with torch.autograd.set_multithreading_enabled(False):
+                yield
+            return
+        call_on_backward_thread(partial(sys.setprofile, profile.note), self._device)
+        try:
+            yield
+        finally:
+            call_on_backward_thread(partial(sys.setprofile, None), self._device)
 
     @contextmanager
     def watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[HostRun]:
@@ -193,11 +211,10 @@ class HostWatch:
         states = RandomStates(torchs=self._torch_random)
         num_known = len(self._executed)
         profile = _Profile(self._executed, self._num_runs, batch=skip)
-        # Otherwise torch calls hooks and backward functions of a GPU on a thread of its own.
         with (
             # Before the profiler, which would see what a collection runs.
             _collector_paused(),
-            torch.autograd.set_multithreading_enabled(False),
+            self._backward_passes_seen(profile),
             profile.running(),
         ):
             yield run
@@ -728,7 +745,7 @@ class _Profile:
         if paused is not None:
             paused.disable()
             self._other = None
-        sys.setprofile(self._note)
+        sys.setprofile(self.note)
         try:
             yield
         finally:
@@ -746,7 +763,8 @@ class _Profile:
                 if key not in made:
                     observed.given.add(key)
 
-    def _note(self, frame: FrameType, event: str, arg: Any) -> None:
+    def note(self, frame: FrameType, event: str, arg: Any) -> None:
+        """Take what Python tells a profile function."""
         if not self.runs_compiled or _set_eval_frame is None:
             self._note_event(frame, event, arg)
             return
@@ -978,4 +996,4 @@ def _collector_paused() -> Iterator[None]:
 
 if hasattr(_eval_frame, "skip_code"):
     # The profiler's own code is called while compiled code runs.
-    _eval_frame.skip_code(_Profile._note.__code__)
+    _eval_frame.skip_code(_Profile.note.__code__)
