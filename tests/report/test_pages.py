@@ -21,7 +21,7 @@ from gapless.report.html.bars import Bar, Part, bars
 from gapless.report.html.charts import Curve, chart, thinned
 from gapless.report.html.comparison_page import comparison_page
 from gapless.report.html.difference_page import difference_page
-from gapless.report.html.markup import joined
+from gapless.report.html.markup import element, joined
 from gapless.report.html.session_page import session_page, step_bars
 from gapless.report.html.training_page import training_page
 from gapless.report.text import short_number
@@ -245,7 +245,7 @@ def test_the_step_of_two_runs_stands_side_by_side():
 
 NOTHING = Session(command=("a.py",), device="cpu", versions={})
 RAN = {"steps_per_second": Spread.of([2.0]), "baseline": Spread.of([2.0])}
-EPOCHS = (made_up_epoch(1), made_up_epoch(2, val_loss=3.1, val_bleu=12.5))
+EPOCHS = (made_up_epoch(1, tokens_per_second=100.0), made_up_epoch(2, val_loss=3.1, val_bleu=12.5))
 BARE = [made_up_epoch(n, busy_share=None, gap_share=None, gap_ms=None) for n in (1, 2)]
 ON_A_CPU = {"gap_share": None, "nvml_percent": None, "busy_ms_per_step": None}
 CPU_ROWS = tuple(replace(row, **ON_A_CPU) for row in made_up_rows())
@@ -331,13 +331,19 @@ CPU_ROWS = tuple(replace(row, **ON_A_CPU) for row in made_up_rows())
         (run_page(*EPOCHS), ["BLEU 12.50 of the validation"], []),
         (run_page(*BARE), [], ["Utilisation", "BLEU", "gap between steps"]),
         (run_page(losses=()), ["No epoch has ended; 0 batches."], ["Epochs", "Course"]),
-        (run_page(EPOCHS[0]), ["10k target tokens a second."], ["without the first"]),
+        (run_page(EPOCHS[0]), ["100 target tokens a second."], ["without the first"]),
         (
             diff_page(of(ITEM, device="A"), of(ITEM, COPY, device="B")),
             ["A before, B after", "before: One blocking call", "Let the loader pin"],
             ["Neither run"],
         ),
         (diff_page(NOTHING, NOTHING), ["Neither run has any."], ["The step"]),
+    ],
+    ids=[
+        "findings", "the same mend", "gain", "where else", "verdict and facts",
+        "nothing", "timeline in a file", "no timeline file", "trials", "plans",
+        "plans on a cpu", "no plan wins", "a run", "a validation", "a run on a cpu",
+        "no epoch", "one epoch", "two devices", "two of nothing",
     ],
 )  # fmt: skip
 def test_a_page_says_what_is_known_and_no_more(text, said, unsaid):
@@ -466,8 +472,12 @@ def test_a_chart_has_its_axes_its_curves_and_their_range():
 
 
 def test_html_is_not_escaped_again():
-    """Text is, between elements."""
-    assert joined(["<", joined(["&"]), None]) == "&lt;&amp;"
+    """Text is, between elements and in attributes; of those, some have no value or are left out."""
+    drawn = element(
+        "i", joined(["&", None]), "<", class_='"', aria_label="a", hidden=True, id=None
+    )
+
+    assert drawn == '<i class="&quot;" aria-label="a" hidden>&amp;&lt;</i>'
 
 
 # ------------------------------------------------------------------------------------- notebooks

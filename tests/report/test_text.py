@@ -6,11 +6,14 @@ import pytest
 
 from gapless.report.text import (
     columns,
+    count,
     counted,
     cut,
     display_width,
     duration,
     megabytes,
+    milliseconds,
+    percent,
     share,
     short_number,
     time_left,
@@ -19,8 +22,26 @@ from gapless.report.text import (
 
 
 def test_rows_are_left_and_right_aligned():
-    """The first column stands to the left, all others to the right."""
-    assert columns([("a", "1"), ("bbb", "22")]) == ["a     1", "bbb  22"]
+    """The first column stands to the left, all others to the right; Chinese takes two columns."""
+    rows = [("a", "1"), ("bbb", "22"), ("中文", "三")]
+
+    assert columns(rows) == ["a      1", "bbb   22", "中文  三"]
+    assert columns(rows[:2], num_left=0) == ["  a   1", "bbb  22"]
+
+
+@pytest.mark.parametrize(
+    ("write", "value", "text"),
+    [
+        *((milliseconds, *row) for row in ((None, "-"), (0.004, "0.00"), (9.994, "9.99"))),
+        *((milliseconds, *row) for row in ((12.34, "12.3"), (1234.5, "1,234"))),
+        *((count, *row) for row in ((3.0, "3"), (0.02, "0.02"), (2.55, "2.5"), (99.6, "100"))),
+        *((count, *row) for row in ((37.2, "37"), (1234.5, "1,234"))),
+        *((percent, *row) for row in ((0.0, "0 %"), (0.004, "< 1 %"), (0.126, "13 %"))),
+    ],
+)
+def test_figures_have_the_digits_that_count(write, value, text):
+    """What was not measured is a dash, and what is small is not nothing."""
+    assert write(value) == text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The timeline of recorded steps, small enough for a page. No torch."""
+"""The timeline of recorded steps, small enough for a file that a browser opens. No torch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def draw(
 ) -> Timeline:
     """Return the timeline of a stretch of a trace.
 
-    Neighbours of one lane that a page could not show apart become one span; waits, and the gaps that
+    Neighbours of one lane that a screen could not show apart become one span; waits, and the gaps that
     they expose, stay as they are.
 
     Args:

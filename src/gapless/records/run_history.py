@@ -18,13 +18,11 @@ class RunHistory:
     Attributes:
         losses: of every batch in order; None where one was not finite.
         epochs: figures of each epoch; `step` is its number.
-        validations: figures of validations inside epochs; `step` is the number of updates.
         test: figures of the final model; None before it was scored.
     """
 
     losses: tuple[float | None, ...] = ()
     epochs: tuple[dict[str, Any], ...] = ()
-    validations: tuple[dict[str, Any], ...] = ()
     test: dict[str, Any] | None = None
 
     @classmethod
@@ -40,6 +38,5 @@ class RunHistory:
         return cls(
             losses=tuple(row.get("loss") for row in rows.get("train", [])),
             epochs=tuple(rows.get("epoch", [])),
-            validations=tuple(rows.get("validation", [])),
             test=rows["test"][-1] if "test" in rows else None,
         )
