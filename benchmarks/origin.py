@@ -28,7 +28,7 @@ from benchmarks.facts import place_and_time
 from benchmarks.origin_page import write_page
 from benchmarks.peers.cases import TINY, base32
 from benchmarks.processes import fork_loader_workers, replace_text
-from gapless.cli.step_lines import StepLines
+from gapless.cli.progress import Steps
 from gapless.cli.translation_workload import in_one_process, translation_workload
 from gapless.compare.bench import run_bench
 from gapless.compare.compare_plans import REFERENCE, compare_bits
@@ -141,7 +141,7 @@ class _Run:
     def __init__(self, options: argparse.Namespace) -> None:
         self._small = options.small
         self._device: Device = find_device(options.device)
-        self._lines = StepLines()
+        self._lines = Steps("done")
         self._seconds: float = options.seconds
         plans = COMPARED if options.only is None else tuple(options.only.split(","))
         steps = options.steps or (6 if self._small else 50)
@@ -212,6 +212,7 @@ class _Run:
 
         def store(verdict: Verdict) -> None:
             ours = verdict.ours
+            self._lines.clear()
             print(f"{ours.plan}: {'bit-identical' if verdict.holds else 'DIFFERENT'}", flush=True)
             if ours.plan in PLANS:
                 # Bits of steps that were to be replays, and none was, say nothing of the plan.

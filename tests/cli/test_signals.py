@@ -63,7 +63,7 @@ def signal_after_a_batch(monkeypatch, handlers):
             if len(seen) == 1:
                 os.kill(os.getpid(), number)
 
-        monkeypatch.setattr(progress.PlainObserver, "batch_queued", batch_queued)
+        monkeypatch.setattr(progress.TrainingProgress, "batch_queued", batch_queued)
         return seen
 
     return send

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import re
+
+from tqdm import tqdm
 
 from gapless.records.epoch_record import Progress
 from gapless.records.training import RunProgress
-from gapless.report.progress_text import EpochTitle, bar_text, progress_bar, progress_line
+from gapless.report.progress_text import EpochTitle, progress_bar, progress_line
 
 
 RUN = RunProgress(num_updates=500, total_updates=4000, learning_rate=7.34e-4, seconds_left=754.0)
@@ -26,7 +28,7 @@ def bar(columns, *, epoch=3, of=40, made=None, run=RUN, validation=None):
     title = EpochTitle(
         number=epoch, num_epochs=of, num_batches=100, num_done=0, first_read=10, earlier_loss=None
     )
-    return progress_bar(
+    line = progress_bar(
         title,
         made or progress(),
         run,
@@ -34,6 +36,7 @@ def bar(columns, *, epoch=3, of=40, made=None, run=RUN, validation=None):
         validation={"val_bleu": 23.45, "val_loss": 2.0} if validation is None else validation,
         columns=columns,
     )
+    return tqdm.format_meter(50, 100, 10.0, ncols=columns, ascii="-=", bar_format=line)
 
 
 def test_a_terminal_of_80_columns_shows_all_that_was_asked_for():
@@ -65,7 +68,8 @@ def test_a_wide_terminal_shows_more():
     """Batches, waits and the gap, behind the figures that matter more."""
     shown = bar(200, made=progress(gap_share=0.125))
 
-    assert shown.startswith(f"epoch 3/40 {'=' * 20}{'-' * 20}  batch 50/100  loss 2.31")
+    assert re.match(r"epoch 3/40 =+-+  batch 50/100  loss 2\.31", shown)
+    assert len(shown) == 200
     assert "  0.00 waits/batch  gap 12.5%  BLEU 23.4  ETA 12:34" in shown
 
 
@@ -89,7 +93,7 @@ def test_an_epoch_that_goes_on_has_the_batches_before():
     )
     shown = progress_bar(title, progress(batch=20), RUN, seconds=10.0, validation={}, columns=120)
 
-    assert "=" * 11 + "-" * 11 + "  batch 50/100  " in shown
+    assert "epoch 3/40 {bar}  batch 50/100  " in shown
 
 
 def test_what_is_not_known_yet_is_not_shown():
@@ -97,7 +101,7 @@ def test_what_is_not_known_yet_is_not_shown():
     made = progress(loss=None, mean_loss=None, weight=0.0)
     shown = bar(77, made=made, run=NOT_BEGUN, validation={})
 
-    assert shown == f"epoch 3/40 {'=' * 12}{'-' * 13}  batch 50/100  loss after batch 10  lr 0"
+    assert re.fullmatch(r"epoch 3/40 =+-+  batch 50/100  loss after batch 10  lr 0", shown)
 
 
 def test_the_loss_before_the_epoch_stays_until_there_is_a_newer_one():
@@ -127,12 +131,3 @@ def test_a_line_of_a_file_holds_everything():
         "epoch 3/40  batch 50/100  loss 2.31  mean 2.46  lr 7.3e-4  82k tok/s  "
         "0.00 waits/batch  gap 50.0%  ETA 12:34"
     )
-
-
-@pytest.mark.parametrize(
-    ("done", "of", "columns", "drawn"),
-    [(0, 4, 4, "----"), (2, 4, 4, "==--"), (9, 4, 4, "===="), (0, 0, 2, "--"), (1, 2, -1, "")],
-)
-def test_a_bar_is_as_wide_as_it_was_asked_to_be(done, of, columns, drawn):
-    """Also when more was done than was expected, and where there is no room."""
-    assert drawn == bar_text(done, of=of, columns=columns)

@@ -311,18 +311,18 @@ def _facts(asked: CompareSettings, work: _Work) -> list[str]:
 
 def _run(asked: CompareSettings, work: _Work) -> ComparisonReport:
     """Print every verdict as soon as it is known; return the report."""
-    from gapless.cli.steps_shown import steps_shown
+    from gapless.cli.progress import Steps
     from gapless.cli.user_workload import users_errors
     from gapless.compare.compare_plans import run_comparison
     from gapless.report.verification_text import verdict_lines
 
-    bar = steps_shown("done")
+    bar = Steps("done")
 
     def progress(title: str, done: int, total: int) -> None:
         bar.show(title, done, of=total)
 
     def verdict(found: Verdict) -> None:
-        bar.close()
+        bar.clear()
         print_result("\n".join(verdict_lines(found)))
 
     try:
@@ -337,4 +337,4 @@ def _run(asked: CompareSettings, work: _Work) -> ComparisonReport:
                 on_verdict=verdict,
             )
     finally:
-        bar.close()
+        bar.clear()

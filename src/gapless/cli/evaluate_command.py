@@ -16,7 +16,7 @@ from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
 from gapless.cli.output import is_unicode, print_result, print_wrapped, warn
 from gapless.cli.parser import file_or_folder, one_of
-from gapless.cli.steps_shown import Translating
+from gapless.cli.progress import Translating
 from gapless.errors import DataError, LanguageError, UserError
 
 

@@ -13,6 +13,7 @@ PACKAGES = {
         *("numpy", "sentencepiece", "sacrebleu", "safetensors", "yaml", "tensorboard"),
         *("langcodes", "language_data"),
     ),
+    "cli": ("tqdm", "shtab"),
 }
 
 

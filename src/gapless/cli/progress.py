@@ -1,73 +1,184 @@
-"""Progress of a training run: a bar on a terminal, plain lines on a pipe."""
+"""How far work is: a bar of tqdm's on a terminal, else a plain line every few seconds.
+
+Bars are drawn on standard error, and only when something is told: no thread draws, and nothing waits for a
+device.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
-from gapless.cli.bar import BAR_SECONDS, Bar, StepBar, Timer
-from gapless.cli.output import as_flags, draws_bars, say_wrapped, warn
+from gapless.cli.output import (
+    as_flags,
+    draws_bars,
+    fitting,
+    say_wrapped,
+    terminal_columns,
+    warn,
+    write,
+)
 from gapless.report.epoch_text import epoch_line, waits_table
 from gapless.report.progress_text import EpochTitle, progress_bar, progress_line
+from gapless.report.text import duration
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from tqdm import tqdm
+
     from gapless.records.epoch_record import Progress
     from gapless.records.training import RunProgress, TrainingEpoch
 
 
-# Between two lines of a file: rarely enough that days of training can be read.
-_LINE_SECONDS = (10.0, 60.0)
+BAR_SECONDS = 0.2
+
+# Between two lines. Those of a run become rarer, so that days of training can be read.
+LINE_SECONDS, RARE_LINE_SECONDS = 10.0, 60.0
+
+# A terminal shows ^C where the line ends; one more column, or some of them go on to the next line.
+_LEFT_FREE = 3
 
 _NO_EPOCH = EpochTitle(
     number=0, num_epochs=0, num_batches=0, num_done=0, first_read=0, earlier_loss=None
 )
 
 
-def make_observer(*, waits_each_epoch: bool = False) -> PlainObserver | TerminalObserver:
-    """Return the observer that suits standard output.
+class _StandardError:
+    """Standard error as tqdm writes to it: one that is closed, or on a full disk, ends no command."""
+
+    def write(self, text: str) -> None:
+        """Write text at once."""
+        write(sys.stderr, text)
+
+    def flush(self) -> None:
+        """Do nothing: all is written."""
+
+
+def _can_draw() -> bool:
+    """Return whether bars can be drawn: on a terminal, by tqdm, which the core has no need of."""
+    if not draws_bars(sys.stderr):
+        return False
+    try:
+        import tqdm  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _columns() -> int:
+    return max(1, terminal_columns(sys.stderr) - _LEFT_FREE)
+
+
+def _make_bar(**settings: Any) -> tqdm[Any]:
+    """Return a bar that is taken away at its end."""
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[type-arg]  # it takes none when it runs
+        # A thread would take time from what is measured.
+        monitor_interval = 0
+
+    # The lock that tqdm makes fixes the start method of multiprocessing, which a user's workload may set.
+    Bar.set_lock(threading.RLock())
+    return Bar(
+        leave=False,
+        file=_StandardError(),
+        # No terminal draws these wider than one column.
+        ascii="-=",
+        mininterval=BAR_SECONDS,
+        miniters=1,
+        ncols=_columns(),
+        **settings,
+    )
+
+
+class Steps:
+    """Shows on standard error what is under way and how far it is.
 
     Args:
-        waits_each_epoch: print the table of waits after each epoch.
+        unit: what is counted.
+        at_once: whether a line is written when something begins; a bar is drawn anyway.
     """
-    kind = TerminalObserver if draws_bars(sys.stdout) else PlainObserver
-    return kind(waits_each_epoch=waits_each_epoch)
+
+    def __init__(self, unit: str, *, at_once: bool = True) -> None:
+        self._unit = unit
+        self._at_once = at_once
+        self._draws = _can_draw()
+        self._bar: tqdm[Any] | None = None
+        self._title = ""
+        self._began = self._written = perf_counter()
+
+    def show(self, title: str, done: int, *, of: int) -> None:
+        """Move the bar of this title, or write a line if the last one is long ago."""
+        is_new = title != self._title
+        self._title = title
+        if not self._draws:
+            self._show_line(done, of=of, is_new=is_new)
+        elif is_new or self._bar is None:
+            self.clear()
+            self._bar = _make_bar(desc=title, unit=f" {self._unit}", initial=done, total=of)
+        else:
+            self._bar.ncols = _columns()
+            self._bar.update(done - self._bar.n)
+
+    def clear(self) -> None:
+        """Take the bar away, so that something can be printed; what is shown next draws it again."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _show_line(self, done: int, *, of: int, is_new: bool) -> None:
+        now = perf_counter()
+        if (is_new and self._at_once) or now - self._written >= LINE_SECONDS:
+            self._written = now
+            line = f"{duration(now - self._began)}  {self._title}  {done}/{of}"
+            write(sys.stderr, f"{fitting(line, sys.stderr)}\n")
 
 
-def _titled(facts: dict[str, str]) -> list[tuple[str, int]]:
-    """Return facts as lines, each with the column where its text begins."""
-    width = max(map(len, facts)) + 2
-    return [(f"{name.ljust(width)}{text}", width) for name, text in facts.items()]
+class Translating:
+    """Shows how many sentences a command has translated, until its body ends.
+
+    Args:
+        of: sentences in all; None: nobody knows, so nothing is shown.
+
+    Attributes:
+        done: sentences so far. Search does not count empty ones: set it after each part.
+    """
+
+    def __init__(self, *, of: int | None) -> None:
+        self._of = of
+        self._steps = Steps("sentences", at_once=False)
+        self.done = 0
+
+    def __enter__(self) -> Self:
+        """Return this, which is told of each batch."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the bar away."""
+        self.clear()
+
+    def add(self, count: int) -> None:
+        """Count the sentences of a finished batch, and show how many are done."""
+        self.done += count
+        if self._of is not None:
+            self._steps.show("translating", self.done, of=self._of)
+
+    def clear(self) -> None:
+        """Take the bar away, so that something can be printed."""
+        self._steps.clear()
 
 
-class _ReadClock:
-    """Knows when the newest losses and weights of an epoch were read; they come in bulk."""
+class TrainingProgress:
+    """Prints what a training run does, and shows its running epoch.
 
-    def __init__(self) -> None:
-        self.start()
-
-    def start(self) -> None:
-        """Begin an epoch."""
-        self._began = self._read_at = perf_counter()
-        self._weight = 0.0
-
-    def note(self, progress: Progress) -> None:
-        """Take note of a read; to be called after each batch."""
-        if progress.weight != self._weight:
-            self._weight, self._read_at = progress.weight, perf_counter()
-
-    def seconds(self) -> float:
-        """Return the time from the beginning of the epoch to the newest read."""
-        return self._read_at - self._began
-
-
-class PlainObserver:
-    """Prints lines: one every ten seconds, later every minute, and one at each epoch's end.
+    On a terminal that is a bar with figures. Elsewhere it is a line every ten seconds, later every minute.
+    Inside of its `with` block Python's warnings stand above the bar; to leave it takes the bar away.
 
     Args:
         waits_each_epoch: print the table of waits after each epoch.
@@ -75,129 +186,51 @@ class PlainObserver:
 
     def __init__(self, *, waits_each_epoch: bool = False) -> None:
         self._waits_each_epoch = waits_each_epoch
-        self._timer = Timer(every_seconds=_LINE_SECONDS[0])
-        self._run_began = perf_counter()
-        self._clock = _ReadClock()
+        # Beside an output that goes elsewhere, lines are for whoever reads that.
+        self._draws = draws_bars(sys.stdout) and _can_draw()
+        self._bar: tqdm[Any] | None = None
+        self._shapes = Steps("shapes")
         self._title = _NO_EPOCH
         self._validation: Mapping[str, float] = {}
-
-    def started(self, facts: dict[str, str]) -> None:
-        """Print what is in force."""
-        for line, indent in _titled(facts):
-            say_wrapped(line, indent=indent)
-
-    def noted(self, text: str) -> None:
-        """Print it."""
-        say_wrapped(as_flags(text))
-
-    def warned(self, text: str) -> None:
-        """Print it to standard error."""
-        warn(text)
-
-    def capturing_ahead(self, done: int, *, of: int) -> None:
-        """Say when all shapes are prepared."""
-        if done == of:
-            say_wrapped(f"prepared {of} shapes")
-
-    def epoch_started(
-        self,
-        epoch: int,
-        *,
-        num_epochs: int,
-        num_batches: int,
-        num_done: int,
-        first_read: int,
-        earlier_loss: float | None,
-    ) -> None:
-        """Start the epoch's clock."""
-        self._title = EpochTitle(
-            number=epoch,
-            num_epochs=num_epochs,
-            num_batches=num_batches,
-            num_done=num_done,
-            first_read=first_read,
-            earlier_loss=earlier_loss,
-        )
-        self._clock.start()
-        self._timer.restart()
-
-    def batch_queued(self, progress: Progress, *, run: RunProgress) -> None:
-        """Print a line if the last one is long ago."""
-        self._clock.note(progress)
-        if not self._timer.is_due():
-            return
-        often, rarely = _LINE_SECONDS
-        run_seconds = perf_counter() - self._run_began
-        self._timer.every_seconds = min(rarely, max(often, run_seconds / rarely))
-        seconds = self._clock.seconds()
-        say_wrapped(
-            progress_line(self._title, progress, run, seconds=seconds, validation=self._validation)
-        )
-
-    def validating(self) -> None:
-        """Do nothing: a line says what came out."""
-
-    def validated(self, figures: Mapping[str, float]) -> None:
-        """Keep the figures for the lines to come."""
-        self._validation = figures
-
-    def epoch_ended(self, record: TrainingEpoch) -> None:
-        """Print the epoch's line; nothing of one that a resumed run had done before."""
-        if self._title is _NO_EPOCH:
-            return
-        say_wrapped(epoch_line(record, num_epochs=self._title.num_epochs))
-        if self._waits_each_epoch:
-            say_wrapped(waits_table(record.work))
-
-    def testing(self, count: int) -> None:
-        """Say that the test set is being translated."""
-        say_wrapped(f"translating {count} test sentences with the final model")
+        self._run_began = perf_counter()
+        # Losses and weights come in bulk: these are of the newest read.
+        self._epoch_began = self._read_at = self._run_began
+        self._weight = 0.0
+        self._due = 0.0
+        self._show_warning = warnings.showwarning
 
     def __enter__(self) -> Self:
+        warnings.showwarning = self._warn_above_bar
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Do nothing: lines need no end."""
-
-
-class TerminalObserver:
-    """Draws a bar for the running epoch, and prints a line at its end.
-
-    Inside its `with` block Python's warnings stand above the bar; to leave it takes the bar away.
-
-    Args:
-        waits_each_epoch: print the table of waits after each epoch.
-    """
-
-    def __init__(self, *, waits_each_epoch: bool = False) -> None:
-        self._waits_each_epoch = waits_each_epoch
-        self._bar = Bar(sys.stdout)
-        self._timer = Timer(every_seconds=BAR_SECONDS)
-        self._clock = _ReadClock()
-        self._title = _NO_EPOCH
-        self._validation: Mapping[str, float] = {}
-        self._shapes = StepBar("shapes")
-        self._show_warning = warnings.showwarning
+        """Take the bars away, so that what follows begins on a line of its own."""
+        warnings.showwarning = self._show_warning
+        self._take_bar_away()
+        self._shapes.clear()
 
     def started(self, facts: dict[str, str]) -> None:
         """Print what is in force."""
-        for line, indent in _titled(facts):
-            self._say(line, indent=indent)
+        indent = max(map(len, facts)) + 2
+        for name, text in facts.items():
+            self._say(f"{name.ljust(indent)}{text}", indent=indent)
 
     def noted(self, text: str) -> None:
-        """Print it, above the bar if there is one."""
+        """Print it."""
         self._say(as_flags(text))
 
     def warned(self, text: str) -> None:
-        """Print it to standard error, above the bar if there is one."""
-        with self._without_bar():
+        """Print it to standard error."""
+        with self._above_bar():
             warn(text)
 
     def capturing_ahead(self, done: int, *, of: int) -> None:
-        """Draw a bar; the first shape takes longest, as layers are compiled with it."""
-        self._shapes.show("preparing", done, of=of)
+        """Show how many shapes are prepared; the first takes longest, as layers are compiled with it."""
+        if self._draws:
+            self._shapes.show("preparing", done, of=of)
         if done == of:
-            self._shapes.close()
+            self._shapes.clear()
+            self._say(f"prepared {of} shapes")
 
     def epoch_started(
         self,
@@ -209,7 +242,7 @@ class TerminalObserver:
         first_read: int,
         earlier_loss: float | None,
     ) -> None:
-        """Show which epoch begins."""
+        """Start the epoch's clock, and show which one begins."""
         self._title = EpochTitle(
             number=epoch,
             num_epochs=num_epochs,
@@ -218,37 +251,45 @@ class TerminalObserver:
             first_read=first_read,
             earlier_loss=earlier_loss,
         )
-        self._bar.show(str(self._title))
-        self._clock.start()
+        self._epoch_began = self._read_at = perf_counter()
+        self._weight = 0.0
+        if not self._draws:
+            # An epoch that is over sooner has a line at its end.
+            self._due = self._epoch_began + LINE_SECONDS
+        self._draw(str(self._title))
 
     def batch_queued(self, progress: Progress, *, run: RunProgress) -> None:
-        """Move the bar if it has not moved for a while."""
-        self._clock.note(progress)
-        if not self._timer.is_due():
+        """Move the bar, or print a line, if that was not done for a while."""
+        now = perf_counter()
+        if progress.weight != self._weight:
+            self._weight, self._read_at = progress.weight, now
+        if now < self._due:
             return
-        self._bar.show(
-            progress_bar(
-                self._title,
-                progress,
-                run,
-                seconds=self._clock.seconds(),
-                validation=self._validation,
-                columns=self._bar.columns(),
+        seconds = self._read_at - self._epoch_began
+        told = (self._title, progress, run)
+        if self._draws:
+            self._due = now + BAR_SECONDS
+            text = progress_bar(
+                *told, seconds=seconds, validation=self._validation, columns=_columns()
             )
-        )
+            self._draw(text, done=self._title.num_done + progress.batch)
+        else:
+            rare = (now - self._run_began) / RARE_LINE_SECONDS
+            self._due = now + min(RARE_LINE_SECONDS, max(LINE_SECONDS, rare))
+            say_wrapped(progress_line(*told, seconds=seconds, validation=self._validation))
 
     def validating(self) -> None:
         """Say so where the bar was."""
         where = "" if self._title is _NO_EPOCH else f"{self._title}  "
-        self._bar.show(f"{where}validating")
+        self._draw(f"{where}validating")
 
     def validated(self, figures: Mapping[str, float]) -> None:
-        """Keep the figures for the bars to come."""
+        """Keep the figures for what is shown from now on."""
         self._validation = figures
 
     def epoch_ended(self, record: TrainingEpoch) -> None:
-        """Take the bar away and print the epoch's line; nothing of one that was done before."""
-        self._bar.clear()
+        """Print the epoch's line; nothing of one that a resumed run had done before."""
+        self._take_bar_away()
         if self._title is _NO_EPOCH:
             return
         self._say(epoch_line(record, num_epochs=self._title.num_epochs))
@@ -259,31 +300,38 @@ class TerminalObserver:
         """Say that the test set is being translated."""
         self._say(f"translating {count} test sentences with the final model")
 
-    def __enter__(self) -> Self:
-        warnings.showwarning = self._warn_above
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Take the bars away, so that what follows begins on a line of its own."""
-        warnings.showwarning = self._show_warning
-        self._bar.clear()
-        self._shapes.close()
-
     def _say(self, text: str, *, indent: int = 2) -> None:
-        """Print a text above the bar."""
-        with self._without_bar():
+        with self._above_bar():
             say_wrapped(text, indent=indent)
 
+    def _draw(self, text: str, *, done: int = 0) -> None:
+        """Draw a line over the last one; `{bar}` in it is a bar. Nothing where none can be drawn."""
+        if not self._draws:
+            return
+        if self._bar is None:
+            self._bar = _make_bar(bar_format=text, initial=done, total=self._title.num_batches)
+            return
+        self._bar.bar_format, self._bar.ncols = text, _columns()
+        self._bar.total, self._bar.n = self._title.num_batches, done
+        self._bar.refresh()
+
+    def _take_bar_away(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
     @contextmanager
-    def _without_bar(self) -> Iterator[None]:
-        shown = self._bar.text
+    def _above_bar(self) -> Iterator[None]:
+        if self._bar is None:
+            yield
+            return
         self._bar.clear()
         try:
             yield
         finally:
-            self._bar.show(shown)
+            self._bar.refresh()
 
-    def _warn_above(self, *arguments: Any, **named: Any) -> None:
+    def _warn_above_bar(self, *arguments: Any, **named: Any) -> None:
         """Show a warning of any library as it would be without us."""
-        with self._without_bar():
+        with self._above_bar():
             self._show_warning(*arguments, **named)

@@ -27,8 +27,8 @@ _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # `timeout` sends a signal to its process and to the whole group.
 _SAME_SIGNAL_SECONDS = 0.25
 
-# Erase the line, and show the cursor.
-_RESTORE = "\r\x1b[K\x1b[?25h"
+# Erase the line, on which a bar may be.
+_CLEAR_LINE = "\r\x1b[K"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -166,8 +166,8 @@ class Signals:
         folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-        if os.isatty(1):
-            _write(1, _RESTORE)
+        if os.isatty(2):
+            _write(2, _CLEAR_LINE)
         if speaks_for_all():
             _write(2, f"gapless: error: {why}{self._hint()}\n")
         os._exit(128 + number)

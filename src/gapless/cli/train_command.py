@@ -98,7 +98,7 @@ def run(options: Namespace) -> int:
 
 
 def _train(options: Namespace, signals: Signals) -> int:
-    from gapless.cli.progress import make_observer
+    from gapless.cli.progress import TrainingProgress
     from gapless.nmt.run.interrupt import StopRequest
 
     signals.may_raise()
@@ -110,7 +110,7 @@ def _train(options: Namespace, signals: Signals) -> int:
     with signals.ending_at_once():
         ranks, device = join_ranks(device_name)
     signals.on_stop = ranks.note_stop
-    with make_observer(waits_each_epoch=options.waits) as observer:
+    with TrainingProgress(waits_each_epoch=options.waits) as observer:
         trainer = _start(options, observer, ranks=ranks, device=device)
         signals.grace_seconds = trainer.run.config.grace
         signals.check()

@@ -12,7 +12,7 @@ from gapless.cli.decode_options import add_decode_options, decode_settings, make
 from gapless.cli.extras import require_extra
 from gapless.cli.output import fitting, print_result, warn, write, write_utf8
 from gapless.cli.parser import file_or_folder, whole_number
-from gapless.cli.steps_shown import Translating
+from gapless.cli.progress import Translating
 from gapless.errors import UserError
 
 

@@ -160,18 +160,18 @@ def _facts(settings: VerifySettings, workload: str | None) -> list[str]:
 
 def _verified(make: WorkloadFunction, settings: VerifySettings) -> Verification:
     """Print every verdict as soon as it is known; return them all."""
-    from gapless.cli.steps_shown import steps_shown
+    from gapless.cli.progress import Steps
     from gapless.cli.user_workload import users_errors
     from gapless.compare.verify_plan import run_verification
     from gapless.report.verification_text import verdict_lines
 
-    bar = steps_shown("steps")
+    bar = Steps("steps")
 
     def progress(title: str, done: int, total: int) -> None:
         bar.show(title, done, of=total)
 
     def verdict(found: Verdict) -> None:
-        bar.close()
+        bar.clear()
         print_result("\n".join(verdict_lines(found)))
 
     try:
@@ -183,4 +183,4 @@ def _verified(make: WorkloadFunction, settings: VerifySettings) -> Verification:
                 on_verdict=verdict,
             )
     finally:
-        bar.close()
+        bar.clear()

@@ -1,11 +1,11 @@
-"""A running epoch in one line, as wide as there is room for."""
+"""A running epoch in one line: as many of its figures as there is room for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gapless.report.text import cut, display_width, share, short_number, time_left
+from gapless.report.text import share, short_number, time_left
 
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ _WELCOME = ("epoch", "batch", "gap", "waits")
 
 # What is needed comes before the bar, and a bar of so many columns before what is welcome.
 _BAR = 10
-_LONGEST_BAR = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +60,7 @@ def progress_bar(
     validation: Mapping[str, float],
     columns: int,
 ) -> str:
-    """Return a bar of the epoch with as many figures as fit into a line.
+    """Return the line with as many figures as fit, and `{bar}` where tqdm is to draw what is left.
 
     Args:
         title: of the epoch.
@@ -73,7 +72,7 @@ def progress_bar(
     """
     figures = _figures(title, progress, run, seconds=seconds, validation=validation)
     epoch = f"{title.number}/{title.num_epochs}"
-    free = columns - display_width(epoch)
+    free = columns - len(epoch)
     shown: set[str] = set()
     for names, bar in ((_NEEDED, 0), (_WELCOME, _BAR)):
         for name in names:
@@ -84,11 +83,8 @@ def progress_bar(
                 free -= width
     if "epoch" in shown:
         epoch = str(title)
-    drawn = bar_text(
-        title.num_done + progress.batch, of=title.num_batches, columns=min(free - 1, _LONGEST_BAR)
-    )
-    parts = [figures[name] for name in _ORDER if name in shown]
-    return cut("  ".join([f"{epoch} {drawn}".rstrip(), *parts]), columns)
+    drawn = f"{epoch} {{bar}}" if free >= len(" =") else epoch
+    return "  ".join([drawn, *(figures[name] for name in _ORDER if name in shown)])
 
 
 def progress_line(
@@ -102,16 +98,6 @@ def progress_line(
     """Return all figures in one line, however long, without a bar; arguments as of `progress_bar`."""
     figures = _figures(title, progress, run, seconds=seconds, validation=validation)
     return "  ".join([str(title), *(figures[name] for name in _ORDER if name in figures)])
-
-
-def bar_text(done: int, *, of: int, columns: int) -> str:
-    """Return a bar; empty where there is no column for it.
-
-    It is made of ASCII, which no terminal draws wider than one column.
-    """
-    columns = max(0, columns)
-    full = columns * min(done, of) // max(1, of)
-    return "=" * full + "-" * (columns - full)
 
 
 def score_text(validation: Mapping[str, float]) -> str:
