@@ -94,6 +94,7 @@ def commands(folder):
         "help": ["--help"],
         "train --help": ["train", "--help"],
         "plans": ["plans"],
+        "completion": ["completion", "bash"],
         "verify": ["verify", "--steps", "4", *work],
         "compare": ["compare", "--plans", "blocking,auto", *few, *report, *work],
         "train": ["train"],

@@ -79,4 +79,4 @@ def test_a_folder_that_is_no_run(gapless, tmp_path):
     gapless("checkpoint", "verify", tmp_path / "absent").check_refused(
         "absent is not a run folder"
     )
-    gapless("checkpoint", "lst", tmp_path).check_refused("did you mean list?")
+    gapless("checkpoint", "lst", tmp_path).check_refused("ACTION", "list", "verify", "'lst'")

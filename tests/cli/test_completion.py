@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -11,72 +14,79 @@ from gapless.cli.main import COMMANDS
 from gapless.plans import PLANS
 
 
-# Asks the shell's own function what it offers for the last of the given words.
+needs_shtab = pytest.mark.skipif(
+    importlib.util.find_spec("shtab") is None, reason="shtab is of the extra cli"
+)
+
+# Asks the shell's own function what it offers for the last of some words.
 ASK = """
 source ./script
-complete -p gapless
+read -r _ _ _ _ function _ <<< "$(complete -p gapless)"
 COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
-_gapless
+"$function" gapless "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
 printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
-@pytest.fixture
-def offered(gapless, tmp_path):
-    """Return a function that says what bash offers for the last of some words."""
-    (tmp_path / "script").write_text(gapless("completion", "bash").out)
-
-    def ask(*words):
-        done = subprocess.run(
-            ["bash", "--norc", "-c", ASK, "bash", *words],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=tmp_path,
-        )
-        registered, *found = done.stdout.splitlines()
-        assert registered == "complete -o default -F _gapless gapless"
-        assert done.stderr == ""
-        return [word for word in found if word]
-
-    return ask
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["gapless", "tra"], ["train", "translate"]),
-        (["gapless", ""], [*COMMANDS, "--help", "--version"]),
-        (["gapless", "train", "--batch"], ["--batch-size", "--batch-tokens"]),
-        (["gapless", "train", "--plan", "ca"], ["captured"]),
-        (["gapless", "train", "--seed", "1", "--no-pin"], ["--no-pin-memory"]),
-        (["gapless", "verify", "--against", ""], list(PLANS)),
-        (["gapless", "verify", "ev"], ["events", "events-interval"]),
-        (["gapless", "evaluate", "run", "--split", "t"], ["train", "test"]),
-        (["gapless", "doctor", "--format", ""], ["text", "json", "sarif"]),
-        (["gapless", "doctor", "--stop"], ["--stop-after"]),
-        # None of ours, so that the shell offers files.
-        (["gapless", "translate", ""], []),
-        (["gapless", "doctor", ""], []),
-        (["gapless", "train", "--config", ""], []),
-    ],
-)
+@needs_shtab
 @pytest.mark.skipif(shutil.which("bash") is None, reason="this machine has no bash")
-def test_bash_offers_what_can_stand_there(offered, words, expected):
-    """Commands, options and their values come from the parsers; elsewhere there are files."""
-    assert offered(*words) == expected
+def test_bash_offers_what_can_stand_there(gapless, tmp_path):
+    """Commands, options and their values come from the parsers; where nothing is known there are files."""
+    script = gapless("completion", "bash").out
+    folder = tmp_path / "shell"
+    folder.mkdir()
+    (folder / "script").write_text(script)
+    (folder / "pairs.tsv").touch()
+    cases = [
+        ("gapless tra", ["train", "translate"]),
+        ("gapless ", [*COMMANDS]),
+        ("gapless train --batch", ["--batch-size", "--batch-tokens"]),
+        ("gapless train --plan ca", ["captured"]),
+        ("gapless train --seed 1 --no-pin", ["--no-pin-memory"]),
+        ("gapless verify --against ", [*PLANS]),
+        ("gapless verify ev", ["events", "events-interval"]),
+        ("gapless evaluate run --split t", ["train", "test"]),
+        ("gapless doctor --format ", ["text", "json", "sarif"]),
+        ("gapless doctor --stop", ["--stop-after"]),
+        ("gapless train --data p", ["pairs.tsv"]),
+        ("gapless train --config p", ["pairs.tsv"]),
+        ("gapless doctor p", ["pairs.tsv"]),
+        ("gapless train --epochs ", []),
+    ]
+    offered = {}
+    for line, _ in cases:
+        done = subprocess.run(
+            ["bash", "--norc", "-c", ASK, "bash", *line.split(" ")],
+            capture_output=True, text=True, check=True, cwd=folder,
+        )  # fmt: skip
+        assert done.stderr == ""
+        offered[line] = [word for word in done.stdout.splitlines() if word]
+
+    assert offered == dict(cases)
 
 
-def test_zsh_reads_the_same_script_after_a_line_of_its_own(gapless):
-    """It has a mode that understands bash's functions."""
-    bash, zsh = gapless("completion", "bash").out, gapless("completion", "zsh").out
+@needs_shtab
+@pytest.mark.parametrize(
+    ("shell", "beginning"), [("zsh", "#compdef gapless\n"), ("tcsh", "#?.*\ncomplete gapless")]
+)
+def test_other_shells_have_scripts_of_their_own(gapless, shell, beginning):
+    """They know the same options."""
+    outcome = gapless("completion", shell)
 
-    assert zsh == f"autoload -U +X bashcompinit && bashcompinit\n{bash}"
+    assert (outcome.code, outcome.err) == (0, "")
+    assert re.search(beginning, outcome.out)
+    assert "resume-if-there" in outcome.out
 
 
 def test_another_shell_is_refused(gapless):
-    """Both that there are get named."""
-    outcome = gapless("completion", "fish")
+    """Those that there are get named."""
+    gapless("completion", "elvish").check_refused("SHELL", "bash", "zsh", "tcsh", "'elvish'")
 
-    assert outcome.code == 2
-    assert "SHELL: expected one of bash, zsh, found 'fish'" in outcome.err
+
+def test_it_says_which_extra_it_needs(gapless, monkeypatch):
+    """Where shtab is not installed."""
+    monkeypatch.setitem(sys.modules, "shtab", None)
+
+    gapless("completion", "bash").check_refused(
+        "gapless completion needs the extra cli", 'pip install "gapless[cli]"'
+    )

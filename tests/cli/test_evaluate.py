@@ -302,7 +302,7 @@ def test_sides_are_named_by_columns_where_a_command_has_only_these(message, expe
 def test_an_empty_name_of_a_file(gapless, tiny_run, name):
     """It would be the working folder, which nobody has named."""
     gapless("evaluate", tiny_run, name, "").check_refused(
-        f"{name}: expected a file or folder, found ''", "leave it out"
+        f"{name}: expected a file or folder, found ''", "see gapless evaluate --help"
     )
 
 

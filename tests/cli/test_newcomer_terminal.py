@@ -235,7 +235,7 @@ def test_an_error_is_one_line(folder):
     (line,) = [line for line in seen.screen if line.strip()]
     assert seen.code == 2
     assert "--epoch" in line
-    assert "--epochs" in line
+    assert "see gapless train --help" in line
     seen.check_cursor_is_back()
 
 

@@ -209,7 +209,7 @@ def test_the_demo_is_identical_under_the_plan(process, terminal, tmp_path):
     assert len(lines) == 9
     # On the terminal behind standard error, and there alone.
     assert "a plain loop, first run" in bar
-    assert "/4 steps" in bar
+    assert "| 1/4 [" in bar
     assert list(tmp_path.iterdir()) == []
 
 
@@ -366,10 +366,10 @@ def test_a_refused_algorithm_says_who_refused_it(verify):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["fast"], ["PLAN: expected one of", "found 'fast'", *PLANS]),
-        (["--against", "slow"], ["--against: expected one of", "found 'slow'", *PLANS]),
+        (["fast"], ["PLAN", "'fast'", *PLANS]),
+        (["--against", "slow"], ["--against", "'slow'", *PLANS]),
         (["--steps", "0"], ["steps must be at least 1, but is 0"]),
-        (["--steps", "some"], ["--steps", "whole number", "'some'"]),
+        (["--steps", "some"], ["--steps", "'some'"]),
         (["--seed", "-1"], ["seed must be 0 to", "but is -1"]),
         (["--tolerance", "-1"], ["tolerance must be a finite number of 0 or more, but is -1.0"]),
         (["--tolerance", "nan"], ["tolerance must be", "but is nan"]),

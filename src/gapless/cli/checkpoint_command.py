@@ -18,17 +18,20 @@ if TYPE_CHECKING:
 
 
 DETAILS = """
-  gapless checkpoint list RUN      all checkpoints of a run: name, updates, size, whether it is whole
-  gapless checkpoint verify RUN    the same files read and compared with what was written; exits with
-                                   1 if any is damaged, and names each, or if there is none
+  gapless checkpoint list RUN    all checkpoints of a run: name, updates, size,
+                                 whether it is whole
+  gapless checkpoint verify RUN  the same files read and compared with what was
+                                 written; exits with 1 if any is damaged, and
+                                 names each, or if there is none
 """
+
+_ACTIONS = ("list", "verify")
 
 
 def add_options(parser: Parser) -> None:
     """Add what `run` reads."""
-    parser.add_argument(
-        "action", **one_of(("list", "verify")) | {"metavar": "ACTION"}, help="list or verify"
-    )
+    parser.usage = "gapless checkpoint [options] ACTION RUN"
+    parser.add_argument("action", **one_of(_ACTIONS, metavar="ACTION"), help="list or verify")
     parser.add_argument("run", type=file_or_folder, metavar="RUN", help="run folder")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from gapless.cli.decode_options import add_device_option
 from gapless.cli.extras import require_extra
 from gapless.cli.output import print_result
-from gapless.cli.parser import file_or_folder, flag, number, one_of, whole_number
+from gapless.cli.parser import UsageError, file_or_folder, flag, one_of
 from gapless.cli.setting_options import (
     COMPARE_SETTINGS,
     add_setting_options,
@@ -19,7 +19,6 @@ from gapless.cli.written_files import require_writable, write_whole
 from gapless.compare.ranking import DEFAULT_WEIGHTS, make_weights
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.device.precision import Precision
-from gapless.errors import UserError
 from gapless.plans import PLANS, get_plan
 
 
@@ -36,13 +35,14 @@ if TYPE_CHECKING:
 
 
 DETAILS = """
-First compares bits: every plan has to give the losses and tensors of a plain loop. Then times the plans in
-turns, says of each where its time went, and recommends a plan by weights that you can set.
-Without --workload it is the model of gapless train on the embedded corpus, or on your own text
-with --data.
+First compares bits: every plan has to give the losses and tensors of a plain
+loop. Then times the plans in turns, says of each where its time went, and
+recommends a plan by weights that you can set. Without --workload it is the
+model of gapless train on the embedded corpus, or on your own text with --data.
 
-Exit code: 0 done, 1 a plan computes something else or that cannot be told, because the workload
-is not reproducible or gives losses that are no finite numbers, 2 a mistake in what was asked.
+Exit code: 0 done, 1 a plan computes something else or that cannot be told,
+because the workload is not reproducible or gives losses that are no finite
+numbers, 2 a mistake in what was asked.
 """
 
 # With the default rounds, well below two minutes on two cores of a CPU.
@@ -108,16 +108,16 @@ def _add_counts(parser: Parser) -> None:
         ("verify_steps", ["--verify-steps"], "steps in which bits are compared; 0: none"),
     ):
         default = f"[default: {getattr(gpu, field)} on a GPU, {getattr(cpu, field)} on a CPU]"
-        runs.add_argument(*names, type=whole_number, metavar="N", help=f"{text} {default}")
+        runs.add_argument(*names, type=int, metavar="N", help=f"{text} {default}")
     runs.add_argument(
         "--tolerance",
-        type=number,
+        type=float,
         metavar="NUMBER",
         help="largest relative difference that is allowed; none: compare bits",
     )
     runs.add_argument(
         "--seed",
-        type=whole_number,
+        type=int,
         default=1,
         metavar="N",
         help="of torch, numpy and random, for every plan [default: 1]",
@@ -170,7 +170,7 @@ def _check_files(options: Namespace) -> None:
         flag = f"--{name}"
         require_writable(path, flag)
         if path in flags_of:
-            raise UserError(f"{flags_of[path]} and {flag} both name {path}; name two files")
+            raise UsageError(f"{flags_of[path]} and {flag} both name {path}; name two files")
         flags_of[path] = flag
 
 
@@ -212,7 +212,7 @@ def _weights(items: list[str]) -> dict[str, float]:
         try:
             weights[name] = float(text)
         except ValueError:
-            raise UserError(
+            raise UsageError(
                 f"--weight must be NAME=NUMBER, such as speed=0.5, but is {item!r}"
             ) from None
     return weights
@@ -259,7 +259,7 @@ def _work(
         )
     if given or config is not None:
         extra = ", ".join(map(flag, ["config"] * (config is not None) + list(given)))
-        raise UserError(f"--workload brings a model and data of its own; leave out {extra}")
+        raise UsageError(f"--workload brings a model and data of its own; leave out {extra}")
     from gapless.cli.user_workload import users_workload
 
     users = users_workload(spec, precision=asked.run.precision)

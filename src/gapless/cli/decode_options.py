@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from gapless.cli.parser import file_or_folder, finite_number, positive_number
+from gapless.cli.parser import file_or_folder
 
 
 if TYPE_CHECKING:
-    from gapless.cli.parser import Parser
+    from gapless.cli.parser import Group, Parser
     from gapless.nmt.model.decode import DecodeSettings
     from gapless.nmt.run.translator import Translator
 
 
-def add_decode_options(parser: Parser) -> argparse._ArgumentGroup:
+def add_decode_options(parser: Parser) -> Group:
     """Add the model, the search and the device; return the group of the search."""
     model = parser.add_argument_group("model")
     model.add_argument(
@@ -27,17 +27,15 @@ def add_decode_options(parser: Parser) -> argparse._ArgumentGroup:
     )
     model.add_argument(
         "--average",
-        type=positive_number,
+        type=int,
         metavar="N",
         help="number of newest epoch checkpoints to average",
     )
     search = parser.add_argument_group("decoding")
-    search.add_argument(
-        "--beam", type=positive_number, metavar="N", help="hypotheses; none: as trained"
-    )
+    search.add_argument("--beam", type=int, metavar="N", help="hypotheses; none: as trained")
     search.add_argument(
         "--length-penalty",
-        type=finite_number,
+        type=float,
         metavar="NUMBER",
         help="exponent a in score / length ** a; none: as trained",
     )
@@ -49,13 +47,13 @@ def add_decode_options(parser: Parser) -> argparse._ArgumentGroup:
     )
     search.add_argument(
         "--max-length",
-        type=positive_number,
+        type=int,
         metavar="N",
         help="most tokens of a translation; none: as trained",
     )
     search.add_argument(
         "--batch",
-        type=positive_number,
+        type=int,
         metavar="N",
         help="most sentences on the device at once; none: as suits their lengths",
     )
@@ -92,7 +90,7 @@ def decode_settings(
     )
 
 
-def add_device_option(parser: Parser) -> argparse._ArgumentGroup:
+def add_device_option(parser: Parser) -> Group:
     """Add `--device` in a group of its own, and return that."""
     group = parser.add_argument_group("device")
     group.add_argument(

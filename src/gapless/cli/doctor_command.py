@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gapless.cli.parser import UsageError, flag, one_of, positive_number, whole_number
+from gapless.cli.parser import UsageError, flag, one_of
 from gapless.cli.written_files import require_writable
 from gapless.doctor.causes import CODE_OF
 from gapless.scripts import Program, check_runs
@@ -25,20 +25,21 @@ if TYPE_CHECKING:
 
 
 DETAILS = """
-Runs a script as Python would, watches some of its steps, and tells at its end which lines made the
-host wait for the GPU, how often, how long, what that cost, and what to write instead. Everything
-after the script is the script's. The script needs no change, and the exit code is its own.
+Runs a script as Python would, watches some of its steps, and tells at its end
+which lines made the host wait for the GPU, how often, how long, what that
+cost, and what to write instead. Everything after the script is the script's.
+The script needs no change, and the exit code is its own.
 
-The report goes to standard error. With --static nothing is run: the files below PATH are read, and
-the report goes to standard output.
+The report goes to standard error. With --static nothing is run: the files
+below PATH are read, and the report goes to standard output.
 
   gapless doctor train.py --epochs 1
   gapless doctor --stop-after -m package.train
   gapless doctor --static src
   gapless doctor --diff before.session after.session
 
-Exit code: that of the script; 1 if it is 0 and --fail-on found something; 2 a mistake in what was
-asked.
+Exit code: that of the script; 1 if it is 0 and --fail-on found something; 2 a
+mistake in what was asked.
 """
 
 # Pairs of options of which only one may be given; docs/doctor.md shows them as a table.
@@ -108,13 +109,13 @@ def _add_watching(parser: Parser) -> None:
     )
     watching.add_argument(
         "--warm-up",
-        type=whole_number,
+        type=int,
         metavar="N",
         help=f"steps before the first that counts [default: {_WARM_UP}]",
     )
     watching.add_argument(
         "--steps",
-        type=positive_number,
+        type=int,
         metavar="N",
         help="steps that are timed, then as many in which lines are looked for, then half as many "
         f"under torch's profiler [default: {_STEPS}]",
@@ -273,11 +274,12 @@ def _check(options: Namespace) -> None:
         )
     if options.diff is None and options.module is None and not options.script:
         what = "a path after --static" if options.static else "a script, or -m and a module"
-        raise UsageError(f"nothing to look at: expected {what}; see gapless doctor --help")
-    if options.warm_up is not None and options.warm_up < 0:
-        raise UsageError(f"--warm-up must be 0 or more, but is {options.warm_up}")
+        raise UsageError(f"nothing to look at: expected {what}")
+    for name, value, least in (("--warm-up", options.warm_up, 0), ("--steps", options.steps, 1)):
+        if value is not None and value < least:
+            raise UsageError(f"{name} must be {least} or more, but is {value}")
     if options.step == "":
-        raise UsageError("--step names what a step is, but is ''; see gapless doctor --help")
+        raise UsageError("--step names what a step is, but is ''")
     _names_of_variants(options.tries or "")
     _check_outputs(options)
 

@@ -46,6 +46,7 @@ _MOST_NAMED = 3
 
 def add_options(parser: Parser) -> None:
     """Add what `run` reads."""
+    parser.usage = "gapless evaluate [options] RUN"
     add_decode_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     data = parser.add_argument_group("data")

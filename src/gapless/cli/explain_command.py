@@ -20,6 +20,7 @@ DETAILS = "Without a code, all of them are listed."
 
 def add_options(parser: Parser) -> None:
     """Add the code."""
+    parser.usage = "gapless explain [options] [CODE]"
     parser.add_argument(
         "code", nargs="?", metavar="CODE", help="of a finding, such as GAP001; in any case"
     )

@@ -26,7 +26,7 @@ from gapless.cli.output import (
     warn_with_flags_of,
     write,
 )
-from gapless.cli.parser import Parser, UsageError, did_you_mean
+from gapless.cli.parser import Parser, UsageError
 from gapless.cli.ranks import (
     end_behind,
     fail_together,
@@ -57,16 +57,16 @@ if TYPE_CHECKING:
 
 # What each command does; `gapless.cli.NAME_command` does it.
 COMMANDS = {
-    "train": "Train a translation model; with no option, on the embedded English-Chinese corpus.",
+    "train": "Train a translation model; with no option, on an embedded corpus.",
     "translate": "Translate sentences, one a line; order and empty lines are kept.",
-    "evaluate": "Score a run: BLEU and chrF with their signatures, and exact match.",
-    "checkpoint": "List the checkpoints of a run, or verify that all of them are whole.",
-    "verify": "Verify that a plan changes nothing: the same bits in every loss and tensor.",
+    "evaluate": "Score a run: BLEU and chrF with signatures, and exact match.",
+    "checkpoint": "List the checkpoints of a run, or verify that all are whole.",
+    "verify": "Verify that a plan changes no bit of any loss or tensor.",
     "compare": "Compare every plan on the same work, and recommend one.",
-    "doctor": "Diagnose any script: every line that makes the GPU wait, its cost and its mend.",
-    "explain": "Explain a code of the doctor, such as GAP001: why it costs time, what to write.",
+    "doctor": "Diagnose any script: every line that makes the GPU wait.",
+    "explain": "Explain a code of the doctor, such as GAP001, and its mend.",
     "plans": "List the plans: the ways in which a loop can move its work.",
-    "completion": "Print a script that lets a shell complete commands, options and their values.",
+    "completion": "Print a script that lets a shell complete commands and options.",
 }
 
 
@@ -162,7 +162,11 @@ def load_command(name: str) -> Command:
 def command_parser(name: str) -> Parser:
     """Return the parser of a command."""
     command = load_command(name)
-    parser = Parser(prog=f"gapless {name}", description=f"{COMMANDS[name]}\n{command.DETAILS}")
+    parser = Parser(
+        prog=f"gapless {name}",
+        usage=f"gapless {name} [options]",
+        description=f"{COMMANDS[name]}\n{command.DETAILS}".rstrip(),
+    )
     command.add_options(parser)
     return parser
 
@@ -200,8 +204,8 @@ def _run(arguments: Sequence[str]) -> int:
         if isinstance(ended.code, str):
             raise
         return int(ended.code or 0)
-    hint = did_you_mean(name, COMMANDS) or f"the commands are {', '.join(COMMANDS)}"
-    raise UsageError(f"unknown command {name!r}; {hint}")
+    known = ", ".join(COMMANDS)
+    raise UsageError(f"unknown command {name!r}; the commands are {known}; see gapless --help")
 
 
 def _check_current_folder() -> None:
@@ -209,7 +213,7 @@ def _check_current_folder() -> None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise UsageError("the current folder is gone; change to one that exists") from None
+        raise UserError("the current folder is gone; change to one that exists") from None
 
 
 def _run_command(name: str, arguments: Sequence[str]) -> int:
@@ -224,6 +228,8 @@ def _run_command(name: str, arguments: Sequence[str]) -> int:
         if not error.is_told:
             _write_error(str(error))
         return end_behind(error)
+    except UsageError as error:
+        parser.error(str(error))
     except GaplessError as error:
         message = with_flags(str(error), parser.parameters())
         return _fail(message, code=_code(error), is_told=not isinstance(error, _TOLD_BY_OTHERS))

@@ -1,55 +1,32 @@
-"""The parser of every command: argparse, with errors and help as gapless words them."""
+"""The parser of every command: plain argparse, whose mistakes are errors of one line.
+
+Two private names of argparse are used. `ArgumentParser._actions`, which has been there since argparse has,
+lists the options: the doctor must know where the script of a user begins, and messages which parameters are
+options. `_ArgumentGroup` names a type, and is not looked up when a command runs.
+"""
 
 from __future__ import annotations
 
 import argparse
-import math
-import shlex
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gapless.cli.output import print_result
 from gapless.errors import UserError
-from gapless.report.text import wrapped
 
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
+    from typing import TypeAlias
 
     from _typeshed import SupportsWrite
 
+    Group: TypeAlias = argparse._ArgumentGroup
+
 
 class UsageError(UserError):
-    """The command line holds an option, a value or a command that cannot be."""
-
-
-# What options are called in other programs; the nearest of ours by its letters may be another.
-_OTHER_NAMES = {
-    "--data": ("input", "train", "train-data", "train-file", "file", "corpus", "dataset"),
-    "--src": ("source", "source-lang", "src-lang", "from"),
-    "--tgt": ("target", "target-lang", "tgt-lang", "trg", "to"),
-    "--tgt-language": ("lang", "language"),
-    "--run-dir": ("output", "output-dir", "out", "out-dir", "save-dir", "model-dir", "exp-dir"),
-    "--device": ("gpu", "gpus", "cuda", "cpu", "use-gpu", "no-cuda"),
-    "--precision": ("fp16", "bf16", "amp", "half", "mixed-precision", "dtype"),
-    "--batch-size": ("bs", "batch", "per-device-train-batch-size", "train-batch-size"),
-    "--batch-tokens": ("max-tokens", "tokens"),
-    "--accumulate": ("gradient-accumulation-steps", "update-freq", "accum"),
-    "--epochs": ("num-epochs", "num-train-epochs", "max-epoch", "max-epochs"),
-    "--max-steps": ("steps", "max-update", "max-updates", "updates", "iterations", "train-steps"),
-    "--max-time": ("time", "time-limit", "minutes"),
-    "--patience": ("early-stop", "early-stopping-patience"),
-    "--lr": ("learning-rate",),
-    "--warmup": ("warmup-steps", "warmup-updates"),
-    "--d-model": ("hidden", "hidden-size", "dim", "width", "emb-dim", "embed-dim"),
-    "--encoder-layers": ("layers", "num-layers", "enc-layers"),
-    "--workers": ("num-workers", "dataloader-num-workers"),
-    "--init-from": ("finetune", "finetune-from", "pretrained", "init", "restore-file"),
-    "--resume": ("checkpoint", "continue", "resume-from", "resume-from-checkpoint", "load"),
-    "--seed": ("random-seed",),
-    "--clip-norm": ("max-grad-norm", "grad-clip", "clip"),
-}
+    """The command line holds an option, a value or a command that cannot be; `--help` says what can."""
 
 
 def flag(name: str) -> str:
@@ -61,25 +38,13 @@ class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` whose mistakes are exceptions, and whose help keeps its paragraphs.
 
     Args:
-        prog: what the usage line calls the program.
-        description: first paragraphs of the help.
-        usage: the usage line; None: made from the positional arguments.
-        epilog: last paragraphs of the help.
+        settings: of an `ArgumentParser`.
     """
 
-    def __init__(
-        self, *, prog: str, description: str, usage: str | None = None, epilog: str | None = None
-    ) -> None:
-        super().__init__(
-            prog=prog,
-            usage=usage,
-            description=description.strip(),
-            epilog=epilog,
-            formatter_class=_HelpFormatter,
-            allow_abbrev=False,
-        )
+    def __init__(self, **settings: Any) -> None:
+        formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=32)
+        super().__init__(formatter_class=formatter, allow_abbrev=False, **settings)
         self._rest: tuple[str, str, Collection[str]] | None = None
-        self._typed: list[str] = []
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print.
@@ -87,21 +52,7 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: always.
         """
-        message = message.removeprefix("argument ")
-        name, _, found = message.partition(": ")
-        if found == "expected one argument":
-            message += self._found_after(name)
-        # What argparse says of -hello, where -h is an option.
-        if found.startswith("ignored explicit argument"):
-            typed = next((one for one in self._typed if one.startswith(name[:2])), name)
-            message = f"unknown option {typed}; {self._where_to_look()}"
-        raise UsageError(message)
-
-    def _where_to_look(self) -> str:
-        """Return what to do about an option that is none."""
-        takes_sentences = any(action.dest == "text" for action in self._actions)
-        more = "; a sentence that begins with a hyphen stands behind --" if takes_sentences else ""
-        return f"see {self.prog} --help{more}"
+        raise UsageError(f"{message}; see {self.prog} --help")
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
         """Print the help as every result: argparse of some versions is silent where it cannot.
@@ -114,14 +65,6 @@ class Parser(argparse.ArgumentParser):
         else:
             super().print_help(file)
 
-    def _found_after(self, name: str) -> str:
-        """Return what stands in the place of the value of an option, if it looks like an option."""
-        names = name.split("/")
-        for typed, following in pairwise(self._typed):
-            if typed in names and following.startswith("-"):
-                return f", found {following}, which looks like an option; write {typed}=VALUE"
-        return ", found nothing"
-
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Return the options; those and positional arguments may stand in any order.
 
@@ -130,27 +73,10 @@ class Parser(argparse.ArgumentParser):
             SystemExit: the help was asked for and has been printed.
         """
         ours, rest = self.split(arguments)
-        self._typed = list(ours)
-        options, unknown = self.parse_known_intermixed_args(ours)
-        for argument in unknown:
-            if argument.startswith("-"):
-                name = argument.partition("=")[0]
-                hint = _hint(name, self._option_string_actions)
-                raise UsageError(f"unknown option {name}; {hint or self._where_to_look()}")
-        if unknown:
-            raise UsageError(f"unexpected argument {unknown[0]!r}; {self._meant_by(unknown[0])}")
+        options = self.parse_intermixed_args(ours)
         if rest and self._rest is not None:
             setattr(options, self._rest[0], rest)
         return options
-
-    def _meant_by(self, argument: str) -> str:
-        """Return what to do about an argument that is neither option nor expected."""
-        without_dashes = argument.lstrip("\u2010\u2011\u2012\u2013\u2014\u2015\uff0d")
-        if without_dashes != argument:
-            return f"options begin with two hyphens: --{without_dashes}"
-        if "--data" in self._option_string_actions and Path(argument).exists():
-            return f"if it holds the pairs, write --data {shlex.quote(argument)}"
-        return f"see {self.prog} --help"
 
     def leave_rest(self, dest: str, *, ends_after: str, unless: Collection[str]) -> None:
         """Leave what follows the first argument that is no option to somebody else.
@@ -167,15 +93,15 @@ class Parser(argparse.ArgumentParser):
         if self._rest is None:
             return arguments, []
         _, ends_after, unless = self._rest
+        by_flag = {text: action for action in self._actions for text in action.option_strings}
         at = 0
         while at < len(arguments) and arguments[at].startswith("-"):
             name, is_joined, _ = arguments[at].partition("=")
             if name in unless:
                 return arguments, []
-            action = self._option_string_actions.get(name)
-            num_values = 0 if action is None or is_joined else _num_values(action)
-            at += 1 + num_values
-            if name == ends_after or (action is None and _is_joined_to(ends_after, name)):
+            at += 1 if is_joined or name not in by_flag else 1 + _num_values(by_flag[name])
+            # With its value behind a space, or joined to it as in `-mpackage`.
+            if name == ends_after or (name not in by_flag and name.startswith(ends_after)):
                 break
         return arguments[:at], list(arguments[at:])
 
@@ -188,77 +114,28 @@ class Parser(argparse.ArgumentParser):
         return {action.dest for action in self._actions if action.option_strings}
 
 
-def _is_joined_to(flag: str, word: str) -> bool:
-    """Whether a word is a flag of one letter with its value, such as `-mpackage`."""
-    return len(flag) == 2 and word.startswith(flag)
-
-
 def _num_values(action: argparse.Action) -> int:
+    """Return the number of arguments that follow an option; one that may have none takes it by `=`."""
     if action.nargs is None:
         return 1
     return action.nargs if isinstance(action.nargs, int) else 0
 
 
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the usage to one line: `train` alone has fifty options. Text that is too wide is broken."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(f"{prog} [options]", max_help_position=32)
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        lines = [part for line in text.splitlines() for part in wrapped(line, width, indent=0)]
-        return "\n".join(f"{indent}{line}" for line in lines)
-
-    def add_usage(
-        self,
-        usage: str | None,
-        actions: Iterable[argparse.Action],
-        groups: Iterable[Any],
-        prefix: str | None = None,
-    ) -> None:
-        """Show positional arguments alone."""
-        positional = [action for action in actions if not action.option_strings]
-        super().add_usage(usage, positional, groups, prefix)
-
-
-def _hint(name: str, known: Collection[str]) -> str:
-    """Return a hint at the option that is meant by another, as other programs call it or nearly so."""
-    word = name.lstrip("-").replace("_", "-")
-    meant = next((ours for ours, words in _OTHER_NAMES.items() if word in words), None)
-    return f"did you mean {meant}?" if meant in known else did_you_mean(name, known)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint at the nearest of the known names; empty if none is near."""
-    from difflib import get_close_matches
-
-    nearest = get_close_matches(name, list(known), n=1)
-    return f"did you mean {nearest[0]}?" if nearest else ""
+def one_of(names: Iterable[str], *, metavar: str = "NAME") -> dict[str, Any]:
+    """Return the arguments of `add_argument` for what takes one of these names."""
+    return {"choices": tuple(names), "metavar": metavar}
 
 
 def file_or_folder(text: str) -> Path:
     """Return the value of an option that takes a file or folder.
 
     Raises:
-        argparse.ArgumentTypeError: the text is empty, which would be the working folder.
+        argparse.ArgumentTypeError: the text is empty, as that of a variable which is not set; it would be
+            the working folder.
     """
     if not text.strip():
-        raise argparse.ArgumentTypeError(
-            f"expected a file or folder, found {text!r}; name one, or leave it out"
-        )
+        raise argparse.ArgumentTypeError(f"expected a file or folder, found {text!r}")
     return Path(text)
-
-
-def whole_number(text: str) -> int:
-    """Return the value of an option that takes a whole number.
-
-    Raises:
-        argparse.ArgumentTypeError: the text is none.
-    """
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r}") from None
 
 
 def count_or_auto(text: str) -> int | str:
@@ -273,54 +150,3 @@ def count_or_auto(text: str) -> int | str:
         raise argparse.ArgumentTypeError(
             f"expected auto or a whole number, found {text!r}"
         ) from None
-
-
-def positive_number(text: str) -> int:
-    """Return the value of an option that takes a whole number of 1 or more.
-
-    Raises:
-        argparse.ArgumentTypeError: the text is none.
-    """
-    value = whole_number(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, found {text}")
-    return value
-
-
-def number(text: str) -> float:
-    """Return the value of an option that takes a number.
-
-    Raises:
-        argparse.ArgumentTypeError: the text is none.
-    """
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number, found {text!r}") from None
-
-
-def finite_number(text: str) -> float:
-    """Return the value of an option that takes a number, but neither NaN nor infinity.
-
-    Raises:
-        argparse.ArgumentTypeError: the text is none.
-    """
-    value = number(text)
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"expected a finite number, found {text!r}")
-    return value
-
-
-def one_of(names: Iterable[str]) -> dict[str, Any]:
-    """Return the arguments of `add_argument` for an option that takes one of these names."""
-    known = tuple(names)
-
-    def name(text: str) -> str:
-        if text not in known:
-            hint = did_you_mean(text, known)
-            expected = f"expected one of {', '.join(known)}, found {text!r}"
-            raise argparse.ArgumentTypeError(f"{expected}; {hint}" if hint else expected)
-        return text
-
-    # The type comes first and words the error; the choices are for the completion.
-    return {"type": name, "choices": known, "metavar": "NAME"}

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from gapless.cli.output import warn
-from gapless.cli.parser import count_or_auto, flag, number, one_of, whole_number
+from gapless.cli.parser import count_or_auto, flag, one_of
 from gapless.nmt.run.config import TrainConfig
 from gapless.nmt.run.config_file import check_removed
 from gapless.plans import PLANS
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from dataclasses import Field
     from pathlib import Path
 
-    from gapless.cli.parser import Parser
+    from gapless.cli.parser import Group, Parser
 
 
 # The type of a setting: how its text is read, and what the help calls it.
 _KINDS: dict[type, dict[str, Any]] = {
-    int: {"type": whole_number, "metavar": "N"},
-    float: {"type": number, "metavar": "NUMBER"},
+    int: {"type": int, "metavar": "N"},
+    float: {"type": float, "metavar": "NUMBER"},
     str: {"type": str, "metavar": "TEXT"},
 }
 _COUNT_OR_AUTO: dict[str, Any] = {"type": count_or_auto, "metavar": "N"}
@@ -62,7 +62,7 @@ def add_setting_options(
         chosen: names of those that the command chooses where they are not given.
     """
     hints = get_type_hints(TrainConfig)
-    groups: dict[str, argparse._ArgumentGroup] = {}
+    groups: dict[str, Group] = {}
     for item in settings:
         title = item.metadata["group"]
         if title not in groups:
@@ -82,7 +82,7 @@ def given_settings(
     }
 
 
-def _add_option(group: argparse._ArgumentGroup, item: Field[Any], hint: Any, *, text: str) -> None:
+def _add_option(group: Group, item: Field[Any], hint: Any, *, text: str) -> None:
     kind = next((kind for kind in get_args(hint) if kind is not type(None)), hint)
     value = _COUNT_OR_AUTO if hint == (int | str) else _KINDS.get(kind)
     if kind is bool:

@@ -13,7 +13,7 @@ from gapless.cli.error_text import disk_message
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
 from gapless.cli.output import as_flags, print_wrapped, say, say_wrapped, warn
-from gapless.cli.parser import file_or_folder
+from gapless.cli.parser import UsageError, file_or_folder
 from gapless.cli.ranks import (
     join_ranks,
     part,
@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 _Made = TypeVar("_Made")
 
 DETAILS = """
-Vocabulary, model, batches, epochs, warm-up and more are chosen by the size of the corpus and the device
-where no option says otherwise, printed with their reasons, and kept in the run's config.yaml.
+Vocabulary, model, batches, epochs, warm-up and more are chosen by the size of
+the corpus and the device where no option says otherwise, printed with their
+reasons, and kept in the run's config.yaml.
 """
 
 
@@ -155,28 +156,30 @@ def _naming_how_to_go_on(run_dir: Path) -> Iterator[None]:
 def _check_options(options: Namespace) -> None:
     """Refuse options that do not go together, before anything is read."""
     if options.validate_every is not None and options.val_interval is not None:
-        raise UserError(
+        raise UsageError(
             "--validate-every and --val-interval both say when to validate; leave out one of them"
         )
     if options.report is not None:
         if options.dry_run:
-            raise UserError(
+            raise UsageError(
                 "--report is of a run, and --dry-run trains nothing; leave out one of them"
             )
         require_writable(options.report, "--report")
     if options.resume is not None:
         if options.dry_run:
-            raise UserError(
+            raise UsageError(
                 "--dry-run is for new runs; the settings of a run that is there are chosen"
             )
         if options.resume_if_there:
-            raise UserError("--resume goes on in any case; leave out --resume-if-there")
+            raise UsageError("--resume goes on in any case; leave out --resume-if-there")
         if options.config is not None or options.run_dir is not None:
-            raise UserError("--resume goes on in its own folder; leave out --config and --run-dir")
+            raise UsageError(
+                "--resume goes on in its own folder; leave out --config and --run-dir"
+            )
     if options.resume_if_there and options.run_dir is None:
-        raise UserError("--resume-if-there needs the folder of the run; name it with --run-dir")
+        raise UsageError("--resume-if-there needs the folder of the run; name it with --run-dir")
     if options.resume_if_there and options.dry_run:
-        raise UserError("--dry-run is for new runs; leave out --resume-if-there")
+        raise UsageError("--dry-run is for new runs; leave out --resume-if-there")
 
 
 def _device_name(options: Namespace) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from gapless.cli.decode_options import add_decode_options, decode_settings, make_translator
 from gapless.cli.extras import require_extra
 from gapless.cli.output import fitting, print_result, warn, write, write_utf8
-from gapless.cli.parser import file_or_folder, whole_number
+from gapless.cli.parser import UsageError, file_or_folder
 from gapless.cli.progress import Translating
 from gapless.errors import UserError
 
@@ -33,20 +33,22 @@ FILE_LINES = 5_000
 MOST_NAMED = 3
 
 DETAILS = f"""
-Standard input is answered as it comes, and a file {FILE_LINES:,} lines at a time. Each line gives one
-line: where the model writes line ends or control characters, spaces or replacement characters are
-printed. Files and pipes get them in UTF-8.
+Standard input is answered as it comes, and a file {FILE_LINES:,} lines at a time. Each
+line gives one line: where the model writes line ends or control characters,
+spaces or replacement characters are printed. Files and pipes get them in UTF-8.
 
-With --n-best above 1 each line is: number ||| translation ||| score.
+With --n-best above 1 each line is: number ||| translation ||| score. A
+sentence that begins with a hyphen stands behind --.
 """
 
 
 def add_options(parser: Parser) -> None:
     """Add what `run` reads."""
+    parser.usage = "gapless translate [options] RUN [TEXT ...]"
     decoding = add_decode_options(parser)
     decoding.add_argument(
         "--n-best",
-        type=whole_number,
+        type=int,
         default=1,
         metavar="N",
         help="translations of each sentence [default: 1]",
@@ -68,7 +70,7 @@ def add_options(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     """Print the translations."""
     if options.file is not None and options.text:
-        raise UserError("give sentences or --file, not both")
+        raise UsageError("give sentences or --file, not both")
     _warn_of_file(options.text or [])
     write_utf8(sys.stdout)
     require_extra("nmt", "gapless translate")

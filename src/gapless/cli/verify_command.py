@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 from gapless.cli.decode_options import add_device_option
 from gapless.cli.extras import require_extra
 from gapless.cli.output import print_result
-from gapless.cli.parser import number, one_of, whole_number
+from gapless.cli.parser import one_of
 from gapless.device.precision import Precision
 from gapless.plans import PLANS
 
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 
 DETAILS = """
-Runs a plain loop twice, then the other plan and PLAN, each from the same seed and with
-deterministic algorithms, and compares the loss of every step and, after every step, the batch,
-gradients, optimizer state, buffers and parameters. The plain loop moves each batch by .to() and
-reads each loss by .item(): nothing of gapless is in it.
+Runs a plain loop twice, then the other plan and PLAN, each from the same seed
+and with deterministic algorithms, and compares the loss of every step and,
+after every step, the batch, gradients, optimizer state, buffers and
+parameters. The plain loop moves each batch by .to() and reads each loss by
+.item(): nothing of gapless is in it.
 
-Exit code: 0 identical, 1 different, not reproducible or a loss that is no finite number, 2 a
-mistake in what was asked, 3 nothing was verified: PLAN captures steps, and none of them was
-replayed, as on a CPU.
+Exit code: 0 identical, 1 different, not reproducible or a loss that is no
+finite number, 2 a mistake in what was asked, 3 nothing was verified: PLAN
+captures steps, and none of them was replayed, as on a CPU.
 """
 
 _DROPOUT = 0.1
@@ -37,12 +38,13 @@ _DROPOUT = 0.1
 
 def add_options(parser: Parser) -> None:
     """Add what `run` reads."""
+    parser.usage = "gapless verify [options] [PLAN]"
     plan = parser.add_argument_group("plan")
     plan.add_argument(
         "plan",
         nargs="?",
         default="gapless",
-        **one_of(PLANS) | {"metavar": "PLAN"},
+        **one_of(PLANS, metavar="PLAN"),
         help="plan in question; see gapless plans [default: gapless]",
     )
     plan.add_argument(
@@ -60,18 +62,18 @@ def add_options(parser: Parser) -> None:
     )
     runs = parser.add_argument_group("run")
     runs.add_argument(
-        "--steps", type=whole_number, default=50, metavar="N", help="of every run [default: 50]"
+        "--steps", type=int, default=50, metavar="N", help="of every run [default: 50]"
     )
     runs.add_argument(
         "--seed",
-        type=whole_number,
+        type=int,
         default=1,
         metavar="N",
         help="of torch, numpy and random, in every run [default: 1]",
     )
     runs.add_argument(
         "--tolerance",
-        type=number,
+        type=float,
         metavar="NUMBER",
         help="largest relative difference of a loss, or of a tensor at the end, that is allowed, "
         "for algorithms that are not deterministic; none: compare bits",
