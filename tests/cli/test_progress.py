@@ -67,7 +67,8 @@ class Terminal(io.StringIO):
 
     def drawn(self):
         """Return every state of every line."""
-        return [line.rstrip() for line in re.split(r"[\r\n]", self.getvalue()) if line.strip()]
+        shown = self.getvalue().replace("\x1b[K", "")
+        return [line.rstrip() for line in re.split(r"[\r\n]", shown) if line.strip()]
 
 
 @pytest.fixture

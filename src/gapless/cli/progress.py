@@ -41,8 +41,9 @@ BAR_SECONDS = 0.2
 # Between two lines. Those of a run become rarer, so that days of training can be read.
 LINE_SECONDS, RARE_LINE_SECONDS = 10.0, 60.0
 
-# A terminal shows ^C where the line ends; one more column, or some of them go on to the next line.
-_LEFT_FREE = 3
+# A terminal shows ^C where the line ends, and another when it is typed again; one more column, or some
+# terminals go on to the next line.
+_LEFT_FREE = 5
 
 _NO_EPOCH = EpochTitle(
     number=0, num_epochs=0, num_batches=0, num_done=0, first_read=0, earlier_loss=None
@@ -54,7 +55,8 @@ class _StandardError:
 
     def write(self, text: str) -> None:
         """Write text at once."""
-        write(sys.stderr, text)
+        # To take a bar away tqdm writes spaces over it, which do not reach the ^C behind it.
+        write(sys.stderr, "\r\x1b[K" if text == "\r" else text)
 
     def flush(self) -> None:
         """Do nothing: all is written."""
