@@ -275,6 +275,7 @@ def offered(gapless, tmp_path):
     printed = gapless("completion", "bash")
     assert printed.code == 0, printed.err
     (tmp_path / "script").write_text(printed.out)
+    (tmp_path / "pairs.tsv").touch()
 
     def ask(*words):
         done = subprocess.run(
@@ -341,10 +342,17 @@ def test_bash_completes_every_flag_of_train(offered, gapless):
         (("checkpoint", "l"), {"list"}),
         (("completion", "z"), {"zsh"}),
         (("train", "--seed", "1", "--no-pin"), {"--no-pin-memory"}),
+        (("evaluate", "run", "--split", "t"), {"train", "test"}),
+        (("doctor", "--format", ""), {"text", "json", "sarif"}),
+        # A file, where nothing is known of a text; and nothing, where a number is expected.
+        (("train", "--data", "p"), {"pairs.tsv"}),
+        (("train", "--config", "p"), {"pairs.tsv"}),
+        (("doctor", "p"), {"pairs.tsv"}),
+        (("train", "--epochs", ""), set()),
     ],
 )
 def test_bash_completes_values_that_are_known(words, expected, offered):
-    """Choices of flags and arguments, and flags behind other flags."""
+    """Choices of flags and arguments, flags behind other flags, and files."""
     assert offered("gapless", *words) == expected
 
 

@@ -69,18 +69,6 @@ def test_the_version_is_printed(gapless):
     assert (outcome.code, outcome.out) == (0, f"gapless {package.__version__}\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        (["trian"], ["unknown command 'trian'", ", ".join(COMMANDS)]),
-        (["--verison"], ["--verison"]),
-    ],
-)
-def test_a_command_that_is_not_there(gapless, arguments, parts):
-    """All of them are named."""
-    gapless(*arguments).check_refused(*parts, "see gapless --help")
-
-
 # The program that main ends: what threads of torch would be told.
 THREADS = """
 import os, sys
