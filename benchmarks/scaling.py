@@ -30,7 +30,6 @@ HOP_MS = 0.005
 NETWORK_HOP_MS = 0.010
 NETWORKS = {
     "400 Gb/s a GPU": 50e9,
-    "200 Gb/s a GPU": 25e9,
     "400 Gb/s a host": 6.25e9,
 }
 
@@ -117,7 +116,7 @@ def ring_bytes(num_bytes: float, ranks: int) -> float:
     return 2 * (ranks - 1) / ranks * num_bytes
 
 
-def all_reduce_ms(workload: Workload, machine: Machine, *, sent_share: float = 1.0) -> float:
+def all_reduce_ms(workload: Workload, machine: Machine) -> float:
     """Return the time of summing all gradients.
 
     A ring within each host leaves each GPU with the sum of its part, rings between hosts sum these
@@ -126,9 +125,8 @@ def all_reduce_ms(workload: Workload, machine: Machine, *, sent_share: float = 1
     Args:
         workload: whose gradients are summed.
         machine: that sums them.
-        sent_share: of the bytes that are sent, such as 0.5 for sums in bf16.
     """
-    sent = workload.gradient_bytes * sent_share
+    sent = workload.gradient_bytes
     inside = ring_bytes(sent, machine.gpus) / workload.bandwidth * 1e3
     inside += 2 * (machine.gpus - 1) * HOP_MS
     if machine.hosts == 1:
@@ -138,25 +136,15 @@ def all_reduce_ms(workload: Workload, machine: Machine, *, sent_share: float = 1
     return inside + between + 2 * (machine.hosts - 1) * NETWORK_HOP_MS
 
 
-def exposed_ms(
-    workload: Workload, machine: Machine, *, sent_share: float = 1.0, hidden_share: float = 0.0
-) -> float:
-    """Return by how much a step is longer than that of one GPU.
-
-    Args:
-        workload: that is trained.
-        machine: that trains it.
-        sent_share: as of `all_reduce_ms`.
-        hidden_share: of the all-reduce that runs behind the backward pass.
-    """
-    shown = all_reduce_ms(workload, machine, sent_share=sent_share) * (1 - hidden_share)
-    return workload.other_ms + shown
+def exposed_ms(workload: Workload, machine: Machine) -> float:
+    """Return by how much a step is longer than that of one GPU."""
+    return workload.other_ms + all_reduce_ms(workload, machine)
 
 
-def efficiency(workload: Workload, machine: Machine, **shares: float) -> float:
-    """Return the speed over that of as many GPUs alone, 0 to 1; `shares` as of `exposed_ms`."""
+def efficiency(workload: Workload, machine: Machine) -> float:
+    """Return the speed over that of as many GPUs alone, 0 to 1."""
     alone = workload.alone_ms
-    return alone / (alone + exposed_ms(workload, machine, **shares))
+    return alone / (alone + exposed_ms(workload, machine))
 
 
 def tokens_for(workload: Workload, machine: Machine, *, goal: float) -> float:
@@ -263,7 +251,17 @@ def page(measured: Measurement) -> str:
             *_FORMULA,
             "## One host with 8 GPUs (computed)",
             "",
-            *_shares_table(workloads, host),
+            *_table(
+                ("", "all-reduce", "efficiency"),
+                (
+                    (
+                        workload.name,
+                        f"{all_reduce_ms(workload, host):.1f} ms",
+                        f"{efficiency(workload, host):.0%}",
+                    )
+                    for workload in workloads
+                ),
+            ),
             "## 8 hosts with 8 GPUs each (computed)",
             "",
             *_NETWORK,
@@ -281,13 +279,10 @@ def page(measured: Measurement) -> str:
                     for workload in workloads
                 ),
             ),
-            "With 400 Gb/s a GPU:",
-            "",
-            *_shares_table(workloads, next(iter(many.values()))),
             "## How large an update must be (computed)",
             "",
             "Tokens that each GPU needs in an update for an efficiency of 90 %, in one batch or, with",
-            "`--accumulate`, in several; nothing of the all-reduce is hidden:",
+            "`--accumulate`, in several:",
             "",
             *_table(
                 ("", "2 GPUs", "8 GPUs", *(f"64 GPUs, {name}" for name in many)),
@@ -307,26 +302,6 @@ def page(measured: Measurement) -> str:
     )
 
 
-def _shares_table(workloads: Sequence[Workload], machine: Machine) -> list[str]:
-    ways = {
-        "as it is": {},
-        "half of the sum hidden": {"hidden_share": 0.5},
-        "sums in bf16": {"sent_share": 0.5},
-        "both": {"hidden_share": 0.5, "sent_share": 0.5},
-    }
-    return _table(
-        ("efficiency", "all-reduce", *ways),
-        (
-            (
-                workload.name,
-                f"{all_reduce_ms(workload, machine):.1f} ms",
-                *(f"{efficiency(workload, machine, **shares):.0%}" for shares in ways.values()),
-            )
-            for workload in workloads
-        ),
-    )
-
-
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     lines = [head, ["---"] * len(head), *rows]
     return [*(f"| {' | '.join(line)} |" for line in lines), ""]
@@ -335,10 +310,9 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 _INTRODUCTION = (
     "# More GPUs than were measured",
     "",
-    "This page is **computed** from times of two GPUs by `python -m benchmarks.scaling`. Nothing on it was",
-    "measured on 8 GPUs, or on several hosts. What was measured stands in the first table alone: captured",
-    "steps in bf16, all gradients summed at once after the backward pass, in fp32. Each GPU has a batch of its",
-    "own, and efficiency is speed over that of as many GPUs that sum nothing.",
+    "This page is **computed** from times of two GPUs by `python -m benchmarks.scaling`. Only the first table",
+    "was measured: captured steps in bf16, gradients summed in fp32 after the backward pass. Each GPU has a",
+    "batch of its own, and efficiency is speed over that of as many GPUs that sum nothing.",
     "",
 )
 
@@ -349,7 +323,7 @@ _FORMULA = (
     "## The formula",
     "",
     "```",
-    "step       = step alone + other + (1 - hidden) * all-reduce",
+    "step       = step alone + other + all-reduce",
     "efficiency = step alone / step",
     "all-reduce = 2 (g - 1) / g * S / B  +  2 (g - 1) * 5 us                         within a host",
     "           + 2 (h - 1) / h * S / g / N  +  2 (h - 1) * 10 us                    between hosts",
@@ -357,14 +331,13 @@ _FORMULA = (
     "",
     "S are the bytes that are sent, g the GPUs of a host, h the hosts, B the bandwidth of the first table,",
     "and N that of the network for each GPU. The first term is a ring's: each GPU sends 2 (g - 1) / g of the",
-    "bytes. Between hosts each GPU sums its own part, 1 / g of the bytes. Each phase waits for the one before.",
-    "A hop of 5 us is measured: a captured all-reduce of 4 KB takes 10 us on two GPUs.",
+    "bytes. Between hosts each GPU sums its own part, 1 / g of the bytes. A hop of 5 us is measured: a captured",
+    "all-reduce of 4 KB takes 10 us on two GPUs.",
     "",
 )
 
 _NETWORK = (
-    "N is **assumed** to be the nominal speed of the network, and a hop to take 10 us; no network was there to",
-    "be measured.",
+    "N is **assumed** to be the nominal speed of the network, and a hop to take 10 us.",
     "",
 )
 
@@ -372,10 +345,9 @@ _LEFT_OUT = (
     "## What the formula leaves out",
     "",
     "- Of many ranks the slowest one counts. `other` has the waits of two.",
-    "- All GPUs of a host are taken to have the bandwidth of two at the same time, as behind an NVSwitch.",
-    "- NCCL chooses rings, trees or the switch's own sums (NVLS) by itself, and may let phases overlap. Each of",
-    "  these makes it faster than computed.",
-    "- Loading, saving and validation are not in a step; a host with 8 ranks needs cores for 8 loaders.",
+    "- All GPUs of a host are taken to have the bandwidth of two, as behind an NVSwitch.",
+    "- NCCL may choose trees or the switch's own sums (NVLS), or let phases overlap: faster than computed.",
+    "- Loading, saving and validation are not in a step.",
     "",
 )
 

@@ -11,6 +11,10 @@ from gapless.ranks.launch import read_launch
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
     from benchmarks.peers.cases import Case
     from benchmarks.peers.window import Window
     from gapless.device.base import Device
@@ -24,7 +28,7 @@ class GaplessRank(GaplessPeer):
         case: to train on.
         device: of this rank.
         plan: name of the plan.
-        layout: settings of layout and compiling, and of the way to sum.
+        layout: settings of layout and compiling.
         sums: whether gradients are summed at all.
 
     Attributes:
@@ -86,7 +90,9 @@ class _SumsNothing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ranks, name)
 
-    def sum_gradients(self, *arguments: Any, **settings: Any) -> GradientSum:
+    def sum_gradients(self, params: Iterable[torch.nn.Parameter]) -> GradientSum:
         """Return what sums nothing; losses of all ranks are gathered as ever."""
-        self._ranks.sum_gradients(*arguments, **settings).close()
-        return OneRank().sum_gradients(*arguments, **settings)
+        weights = list(params)
+        # Connects the ranks, which a capture must not.
+        self._ranks.sum_gradients(weights).close()
+        return OneRank().sum_gradients(weights)

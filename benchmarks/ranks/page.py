@@ -124,8 +124,7 @@ _LEGEND = (
     "nothing and has the same batches, so copies and waits for the later rank are in it. From a profile of",
     "some steps apart from the rounds: the time in which other kernels than NCCL's ran, on the rank where it is",
     "longer; the time of NCCL's kernels, and the part of it in which no other kernel ran, where of each kernel",
-    "the rank counts that waited least. Kernels that run beside NCCL's may be slower. GPUs that copy from each",
-    "other need no kernel of NCCL's; what is exposed of the copies is in the first figure alone.",
+    "the rank counts that waited least.",
 )
 
 

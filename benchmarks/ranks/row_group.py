@@ -159,8 +159,7 @@ def communication(
 ) -> dict[str, Any]:
     """Return the kernels of NCCL in a step, their time, and the part that nothing hides, in ms.
 
-    Without such kernels, as where GPUs copy from each other, there are no times.
-    If all steps have as many, both times also stand there by the kernel's place in its step.
+    Without such kernels there are no times.
     A kernel waits on the ranks that came early, so of each the rank counts that waited least.
 
     Args:
@@ -180,12 +179,6 @@ def communication(
     ]
     found["collective_ms_per_step"] = sum(ms for ms, _ in least) / steps
     found["traced_exposed_ms_per_step"] = sum(exposed for _, exposed in least) / steps
-    count, rest = divmod(len(least), steps)
-    if not rest:
-        found["by_place"] = [
-            [fmean(values) for values in zip(*least[place::count], strict=True)]
-            for place in range(count)
-        ]
     return found
 
 

@@ -48,25 +48,8 @@ class RankRow:
 # The row without communication: what others take longer than it is exposed.
 SILENT = "no-sum"
 
-# What one GPU does under `gapless train`, with which its ways to sum are compared.
+# What one GPU does under `gapless train`, with which several are compared.
 CAPTURED = "captured"
-
-# Ways to sum gradients in a captured step, by the settings of `gapless train`.
-WAYS: dict[str, tuple[str, dict[str, Any]]] = {
-    "flat": ("summed at once after the backward pass", {}),
-    "flat-in-place": ("summed at once, where they were added up", {"sum_in_place": True}),
-    "flat-bf16": ("summed at once as bf16", {"sum_precision": "bf16"}),
-    "buckets": ("summed in buckets of 25 MiB", {"sum": "buckets"}),
-    "buckets-high": (
-        "summed in buckets of high priority",
-        {"sum": "buckets", "sum_priority": "high"},
-    ),
-    "buckets-high-8": (
-        "summed in buckets of high priority by at most 8 channels",
-        {"sum": "buckets", "sum_priority": "high", "sum_channels": 8},
-    ),
-    "copies": ("summed in buckets that copy engines bring", {"sum": "copies"}),
-}
 
 
 def make_rank(case: Case, device: Device, *, name: str) -> Peer:
@@ -79,7 +62,7 @@ def row_named(text: str) -> RankRow:
     """Return a row by its name, to which settings of `gapless train` may be added.
 
     Args:
-        text: such as `flat` or `buckets+sum_channels=4+sum_in_place=true`.
+        text: such as `flat` or `flat+accumulate=2+compile=false`.
 
     Raises:
         UserError: there is no such row or setting, or the row is not one of gapless.
@@ -121,15 +104,11 @@ def all_rows() -> list[RankRow]:
             make=_accelerate,
         ),
         RankRow(name="eager", title="gapless, eager, padded", alone="plain", make=_eager),
-        *(
-            RankRow(
-                name=name,
-                title=f"gapless, captured, {title}",
-                alone=CAPTURED,
-                make=_captured,
-                settings=settings,
-            )
-            for name, (title, settings) in WAYS.items()
+        RankRow(
+            name="flat",
+            title="gapless, captured, summed at once after the backward pass",
+            alone=CAPTURED,
+            make=_captured,
         ),
         RankRow(
             name=SILENT,

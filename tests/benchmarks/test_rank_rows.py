@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("processes: rank rows")
 
 PROGRAM = Path(__file__).with_name("rank_rows_program.py")
 
-SUMMED = ("ddp", "eager", "flat", "buckets+sum_in_place=true")
+SUMMED = ("ddp", "eager", "flat")
 
 
 def run_rows(launcher, folder, *names, steps, world=2):

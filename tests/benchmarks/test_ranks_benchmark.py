@@ -18,9 +18,7 @@ from benchmarks.ranks.__main__ import main
 from benchmarks.ranks.figures import summarize
 from benchmarks.ranks.page import to_markdown
 from benchmarks.ranks.row_group import RowGroup, communication, together
-from benchmarks.ranks.rows import SILENT, WAYS, all_rows, row_named
-
-from gapless.nmt.run.config import TrainConfig
+from benchmarks.ranks.rows import SILENT, all_rows, row_named
 
 
 ROOT = Path(__file__).parents[2]
@@ -117,17 +115,6 @@ def test_of_each_collective_the_rank_counts_that_waited_least():
     assert found["collectives_per_step"] == 1.0
     assert found["collective_ms_per_step"] == (3.0 + 2.0) / 2
     assert found["traced_exposed_ms_per_step"] == (2.5 + 1.0) / 2
-    assert found["by_place"] == [[2.5, 1.75]]
-
-
-def test_kernels_have_a_place_in_their_step():
-    """Which of the buckets is not hidden can be seen; not where steps have other numbers of them."""
-    two_steps = [(1.0, 0.0), (2.0, 2.0), (3.0, 0.0), (4.0, 3.0)]
-
-    even, uneven = communication([two_steps], steps=2), communication([two_steps], steps=3)
-
-    assert even["by_place"] == [[2.0, 0.0], [3.0, 2.5]]
-    assert "by_place" not in uneven
 
 
 def test_ranks_with_other_numbers_of_collectives_are_not_compared():
@@ -138,7 +125,7 @@ def test_ranks_with_other_numbers_of_collectives_are_not_compared():
 
 
 def test_ranks_without_collectives_have_no_times_of_them():
-    """As where copy engines bring gradients: 0 would say that nothing is exposed."""
+    """0 would say that nothing is exposed."""
     found = communication([[], []], steps=1)
 
     assert found["collective_ms_per_step"] is None
@@ -148,23 +135,13 @@ def test_ranks_without_collectives_have_no_times_of_them():
 # --- rows ---
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_ways_to_sum_are_settings_that_a_run_has(name):
-    """They are checked as those of `gapless train` are."""
-    _, settings = WAYS[name]
-
-    made = TrainConfig(**settings)
-    assert {key: getattr(made, key) for key in settings} == settings
-
-
 def test_settings_can_be_added_to_a_row():
     """The row is compared with the same one GPU, and told from the one without them."""
-    row = row_named("buckets+sum_channels=4+sum_in_place=true")
+    row = row_named("flat+accumulate=2+compile=false")
 
-    added = {"sum": "buckets", "sum_channels": 4, "sum_in_place": True}
-    assert row.settings == added
-    assert (row.name, row.alone) == ("buckets+sum_channels=4+sum_in_place=true", "captured")
-    assert row.title.endswith("of 25 MiB, sum_channels 4, sum_in_place true")
+    assert row.settings == {"accumulate": 2, "compile": False}
+    assert (row.name, row.alone) == ("flat+accumulate=2+compile=false", "captured")
+    assert row.title.endswith("after the backward pass, accumulate 2, compile false")
     assert row_named("captured+compile=false").is_alone
 
 
@@ -265,14 +242,14 @@ def test_the_page_has_the_newest_call_of_each_case_and_choice_of_rows():
     [
         (
             0.208,
-            "Least exposed: gapless, captured, summed in buckets of 25 MiB, 0.80 ms; the goal is",
+            "Least exposed: gapless, captured, summed at once after the backward pass, 0.80 ms; the goal is",
         ),
         (0.212, "1.20 ms; the goal is not reached."),
     ],
 )
 def test_the_page_says_whether_the_goal_is_reached(seconds, verdict):
     """By the row that has the least exposed time."""
-    rows = [result("flat", [0.3]), result("buckets", [seconds]), result(SILENT, [0.2])]
+    rows = [result("flat", [seconds]), result(SILENT, [0.2])]
 
     assert verdict in to_markdown([call_of(*rows)])
 
@@ -302,8 +279,8 @@ def test_every_row_of_a_table_has_as_many_cells():
     ("options", "message"),
     [
         (["--only", "flat,no-such"], "unknown row 'no-such'; the rows are plain, "),
-        (["--only", "flat+sum_chanels=4"], "unknown setting 'sum_chanels' of `gapless train`"),
-        (["--only", "ddp+sum=buckets"], "row 'ddp' is not one of gapless"),
+        (["--only", "flat+acumulate=4"], "unknown setting 'acumulate' of `gapless train`"),
+        (["--only", "ddp+accumulate=2"], "row 'ddp' is not one of gapless"),
         (["--ranks", "1"], "--ranks is 1, expected at least 2"),
         (["--data", "no/such", "--case", "base8192"], "no/such"),
     ],
@@ -330,10 +307,9 @@ def run_command(file, *options):
 
 @pytest.mark.multi_gpu
 def test_on_gpus_all_steps_are_captured_and_sums_are_seen(tmp_path):
-    """The profile has as many sums of NCCL in each step, and none of copies; traces are kept."""
+    """The profile has as many sums of NCCL in each step; traces are kept."""
     file = tmp_path / "calls.json"
-    by_nccl = ["flat", "buckets-high-8"]
-    names = ["captured", *by_nccl, "copies", SILENT]
+    names = ["captured", "flat", SILENT]
 
     call = run_command(
         file, "--only", ",".join(names), "--rounds", 2, "--steps", 6, "--traces", "--workers", 1
@@ -341,14 +317,12 @@ def test_on_gpus_all_steps_are_captured_and_sums_are_seen(tmp_path):
 
     rows = {row["name"]: row for row in call["rows"]}
     assert [row["problem"] for row in rows.values()] == [None] * len(names)
-    for name in ("captured", "copies", SILENT):
+    for name in ("captured", SILENT):
         assert rows[name]["profile"]["collectives_per_step"] == 0.0, name
-    for name in by_nccl:
-        profile = rows[name]["profile"]
-        assert len(profile["by_place"]) == profile["collectives_per_step"] >= 1.0, name
-        assert 0.0 <= profile["traced_exposed_ms_per_step"] <= profile["collective_ms_per_step"]
-    for name in (*by_nccl, "copies"):
-        assert (tmp_path / "calls-logs" / f"{name}-1.trace.json.gz").stat().st_size > 0
+    profile = rows["flat"]["profile"]
+    assert profile["collectives_per_step"] >= 1.0
+    assert 0.0 <= profile["traced_exposed_ms_per_step"] <= profile["collective_ms_per_step"]
+    assert (tmp_path / "calls-logs" / "flat-1.trace.json.gz").stat().st_size > 0
 
 
 @pytest.mark.slow

@@ -56,17 +56,6 @@ def test_hosts_add_a_ring_of_a_part_of_the_bytes(workload):
 
 
 @of_each
-def test_what_is_hidden_or_not_sent_takes_no_time(workload):
-    """All of the sum hidden leaves the rest; half of the bytes take half of the time but for hops."""
-    whole = exposed_ms(workload, HOST)
-    hidden = exposed_ms(workload, HOST, hidden_share=1.0)
-    half = exposed_ms(workload, HOST, sent_share=0.5)
-
-    assert hidden == pytest.approx(workload.other_ms)
-    assert whole - half == pytest.approx((all_reduce_ms(workload, HOST) - 14 * 0.005) / 2)
-
-
-@of_each
 def test_an_update_of_the_tokens_of_the_table_has_the_efficiency(workload):
     """A step alone that is as long as those tokens take, nine times what is exposed."""
     alone_ms = tokens_for(workload, HOST, goal=0.9) / workload.tokens_per_second * 1e3

@@ -16,8 +16,6 @@ from ranks.fault_table import ON_GPU, try_fault
 from ranks.faults import FAULTS, SLOW
 from ranks.groups import fork_ranks
 from ranks.runs import (
-    IN_BUCKETS,
-    IN_COPIES,
     ONE_SHAPE,
     final_weights,
     kill_when_saved,
@@ -120,42 +118,6 @@ def test_a_validation_costs_no_graph(train, world):
 
 
 @pytest.mark.multi_gpu
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["--sum-in-place"],
-        [*IN_BUCKETS, "--sum-priority", "high", "--sum-channels", 4],
-        [*IN_BUCKETS, "--sum-in-place"],
-        [*IN_COPIES],
-        [*IN_COPIES, "--sum-in-place"],
-    ],
-    ids=lambda more: " ".join(map(str, more)),
-)
-def test_ways_to_sum_have_the_same_bits(train, accumulate, more):
-    """With dropout, and in several shapes: captured, those of one piece as written."""
-    others = [*ON_GPU, "--accumulate", accumulate]
-    at_once = train("at-once", *others, "--plan", "gapless")
-    other = train("other", *others, "--plan", "captured", *more)
-
-    assert final_weights(at_once) == final_weights(other)
-
-
-@pytest.mark.multi_gpu
-def test_sums_of_bf16_are_captured(train):
-    """The bits are others than those of fp32, and the same captured and as written."""
-    more = [*ON_GPU, "--sum-precision", "bf16", *IN_BUCKETS]
-    eager, captured, fp32 = (
-        train("eager", *more, "--plan", "gapless"),
-        train("captured", *more, "--plan", "captured"),
-        train("fp32", *ON_GPU, "--plan", "gapless"),
-    )
-
-    assert final_weights(eager) == final_weights(captured)
-    assert final_weights(eager) != final_weights(fp32)
-
-
-@pytest.mark.multi_gpu
 def test_the_same_world_resumes_to_the_bit(launcher, data, undisturbed, tmp_path):
     """Killed after a save and resumed: as if nothing had been."""
     run = tmp_path / "run"
@@ -194,18 +156,6 @@ def test_a_killed_rank_trains_again(trial, launcher, data, undisturbed, tmp_path
         more=CAPTURED,
         restarts=True,
     )
-
-    assert tried.wrong == [], tried.text
-
-
-@pytest.mark.multi_gpu
-@pytest.mark.parametrize("sums", [IN_BUCKETS, IN_COPIES], ids=["all-reduces", "copies"])
-def test_a_killed_rank_whose_peer_sums_in_buckets(sums, launcher, data, undisturbed, tmp_path):
-    """Sums are on another stream of the graph than all else; the peer waits on its device."""
-    [fault] = [one for one in FAULTS if one.name == "rank 1 is killed"]
-
-    more = (*CAPTURED, *sums)
-    tried = try_fault(fault, launcher, tmp_path / "fault", data, undisturbed, more=more)
 
     assert tried.wrong == [], tried.text
 

@@ -82,7 +82,6 @@ def main():
             Harm(harm["kind"], harm.get("seconds", 1000.0), ranks).happen()
         optimizer.zero_grad()
         loss = model(torch.randn(3, 8, generator=draw)).square().sum()
-        total.start()
         loss.backward()
         total.finish()
         optimizer.step()

@@ -16,10 +16,6 @@ SAVE_EVERY = 10
 # whether two ranks make a batch each, or one rank makes both.
 ONE_SHAPE = ["--pack", "--batch-tokens", 32, "--dropout", 0, "--no-compile"]
 
-# Many for a tiny model.
-IN_BUCKETS = ["--sum", "buckets", "--sum-bucket-mib", 0.005]
-IN_COPIES = ["--sum", "copies", "--sum-bucket-mib", 0.005]
-
 
 def options(data, run, *, epochs=4, save_every=SAVE_EVERY, **more):
     """Return the program and the arguments that start a run."""

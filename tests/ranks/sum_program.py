@@ -23,44 +23,33 @@ from gapless.nmt.run.translation_step import TranslationStep
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.step import StepLoss
 from gapless.plans import get_plan
-from gapless.ranks.carriers import AllReduces
-from gapless.ranks.gradient_sum import BucketSum, FlatSum, summing
-from gapless.ranks.way_to_sum import WayToSum
+from gapless.ranks.gradient_sum import FlatSum
 
 
 NUM_UPDATES = 6
 WORDS, WIDTH = 11, 6
-SMALL_BUCKET = 600
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to train: how gradients are summed, and what an update is."""
+    """What an update is."""
 
-    way: str
     accumulate: int = 1
     keeps_gradients: bool = False
     dtype: torch.dtype = torch.float32
-    sends_bf16: bool = False
 
     @property
     def name(self):
         kept = " in place" if self.keeps_gradients else ""
-        sent = ", sent as bf16" if self.sends_bf16 else ""
-        return f"{self.way}, {self.accumulate} batches{kept}, {self.dtype}{sent}"
+        return f"{self.accumulate} batches{kept}, {self.dtype}"
 
 
 CASES = [
-    Case("flat"),
-    Case("buckets"),
-    Case("flat", keeps_gradients=True),
-    Case("buckets", keeps_gradients=True),
-    Case("flat", accumulate=2),
-    Case("buckets", accumulate=2, keeps_gradients=True),
-    Case("flat", dtype=torch.bfloat16),
-    Case("buckets", dtype=torch.bfloat16),
-    Case("flat", sends_bf16=True),
-    Case("buckets", accumulate=2, keeps_gradients=True, sends_bf16=True),
+    Case(),
+    Case(keeps_gradients=True),
+    Case(accumulate=2),
+    Case(accumulate=2, keeps_gradients=True),
+    Case(dtype=torch.bfloat16),
 ]
 
 
@@ -121,59 +110,22 @@ def bits_of(model):
     return torch.cat(weights).view(torch.uint8).numpy().tobytes().hex()
 
 
-def sum_for(case, model, agree):
-    way = WayToSum(
-        bucket_bytes=SMALL_BUCKET if case.way == "buckets" else None, sends_bf16=case.sends_bf16
-    )
-    world = dist.group.WORLD
-    return summing(model.parameters(), way, group=world, last_group=world, agree=agree)
-
-
 def trained(case, *, rank, world, agree):
     """Return the bits of the weights after training on this rank's batches."""
     model = Model(case.dtype)
-    optimizer, gradients = optimizer_of(model), sum_for(case, model, agree)
+    optimizer = optimizer_of(model)
+    gradients = FlatSum(model.parameters(), group=dist.group.WORLD, agree=agree)
     size = world * case.accumulate
     for number in range(NUM_UPDATES):
         batches = [batch_of(number * size + place) for place in range(size)]
         tokens = max(1, sum(map(num_tokens, batches)))
         mine = batches[rank * case.accumulate : (rank + 1) * case.accumulate]
-        for place, batch in enumerate(mine, start=1):
-            if place == len(mine):
-                gradients.start()
+        for batch in mine:
             backward(model, batch, tokens)
         gradients.finish()
         update(model, optimizer, keeps_gradients=case.keeps_gradients)
     gradients.close()
     return bits_of(model)
-
-
-def order_of_buckets(agree, *, rank):
-    """Return the sizes of what is sent, where ranks make their gradients in other orders."""
-    weights = [torch.nn.Parameter(torch.ones(size)) for size in (3, 200, 400)]
-    world = dist.group.WORLD
-    carrier = AllReduces(world, world)
-    gradients = BucketSum(weights, carrier=carrier, agree=agree, bucket_bytes=SMALL_BUCKET)
-    sent, send = [], dist.all_reduce
-
-    def watched(tensor, **kwargs):
-        sent.append(tensor.numel())
-        return send(tensor, **kwargs)
-
-    dist.all_reduce = watched
-    try:
-        for _ in range(2):
-            gradients.start()
-            for weight in weights if rank else reversed(weights):
-                (weight * (rank + 1)).sum().backward()
-            gradients.finish()
-            sums = [weight.grad.unique().item() for weight in weights]
-            for weight in weights:
-                weight.grad = None
-    finally:
-        dist.all_reduce = send
-        gradients.close()
-    return {"sent": sent, "sums": sums}
 
 
 def text_of_error(agree, first, second, *, num_weights=2):
@@ -199,10 +151,8 @@ class Ranks:
         self.rank, self.world = rank, world
         self._agree = agree
 
-    def sum_gradients(self, params, way):
-        world = dist.group.WORLD
-        last = world if way.last == way else dist.new_group()
-        return summing(params, way, group=world, last_group=last, agree=self._agree)
+    def sum_gradients(self, params):
+        return FlatSum(params, group=dist.group.WORLD, agree=self._agree)
 
     def gather_rows(self, rows):
         gathered = [torch.empty_like(rows) for _ in range(self.world)]
@@ -230,30 +180,18 @@ def sentences(number, *, ends_update, update_tokens):
 POISONED = 3
 
 
-# Settings of `gapless train` that change no bit of two ranks.
-WAYS = {
-    "flat": {},
-    "flat, in place": {"sum_in_place": True},
-    "buckets": {"sum": "buckets", "sum_bucket_mib": 0.0005},
-    "buckets of few channels": {"sum": "buckets", "sum_bucket_mib": 0.0005, "sum_channels": 2},
-    "buckets, in place": {"sum": "buckets", "sum_bucket_mib": 0.0005, "sum_in_place": True},
-}
-
-
-def steps_of_translation(ranks, *, rank=None, **settings):
+def steps_of_translation(ranks, *, rank=None):
     """Train on eight batches, two in an update; return losses, weights of losses, and bits.
 
     Args:
         ranks: that share the batches; None: all are accumulated on one.
         rank: whose batches are trained on.
-        settings: of the run.
     """
     torch.manual_seed(0)
     sizes = ModelSizes(src_vocab=9, tgt_vocab=9, d_model=8, heads=2, ffn=8, dropout=0.0)
     model = Transformer(sizes)
     accumulate = 2 if ranks is None else 1
-    settings |= {"on_nonfinite": "skip", "warmup": 0, "accumulate": accumulate}
-    config = make_config(settings)
+    config = make_config({"on_nonfinite": "skip", "warmup": 0, "accumulate": accumulate})
     device = find_device("cpu")
     step = TranslationStep(model, config, device=device, total_updates=9, ranks=ranks)
     reports = []
@@ -277,7 +215,6 @@ def steps_of_translation(ranks, *, rank=None, **settings):
         "reports": reports,
         "skipped": step.num_skipped(host_waits=HostWaits(device)),
         "bits": bits_of(model),
-        "kept": next(model.parameters()).grad is not None,
     }
 
 
@@ -307,14 +244,11 @@ def main():
         return values
 
     found = {case.name: trained(case, rank=rank, world=world, agree=agree) for case in CASES}
-    found["order"] = order_of_buckets(agree, rank=rank)
     found["ranks differ"] = text_of_error(agree, [0] if rank else [0, 1], [])
     found["one has more"] = text_of_error(agree, [0] if rank else [0, 1], [], num_weights=2 - rank)
     found["updates differ"] = text_of_error(agree, [0, 1], [0])
     ranks = Ranks(agree, rank=rank, world=world)
-    found["steps"] = {
-        name: steps_of_translation(ranks, rank=rank, **settings) for name, settings in WAYS.items()
-    }
+    found["steps"] = steps_of_translation(ranks, rank=rank)
     found["losses"] = losses_of_a_loop(ranks)
     print(json.dumps(found))
     dist.destroy_process_group()

@@ -8,7 +8,6 @@ from faults.runs import differences, train_options
 from ranks.faults import SLOW
 from ranks.groups import fork_ranks
 from ranks.runs import (
-    IN_BUCKETS,
     ONE_SHAPE,
     final_weights,
     kill_when_saved,
@@ -84,15 +83,6 @@ def test_plans_have_the_same_bits(train, plan):
 
     assert final_weights(runs[0]) == final_weights(runs[1])
     assert validations(runs[0]) == validations(runs[1])
-
-
-@pytest.mark.slow
-def test_ways_to_sum_have_the_same_bits(train):
-    """In one piece, and in buckets where gradients are added up; with dropout."""
-    at_once, _ = train("at-once")
-    in_buckets, _ = train("in-buckets", *IN_BUCKETS, "--sum-in-place")
-
-    assert final_weights(at_once) == final_weights(in_buckets)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from faults.runs import newest_step
 from ranks.fault_table import try_fault
 from ranks.faults import FAULTS
 from ranks.groups import fork_ranks, torchrun
-from ranks.runs import IN_BUCKETS, SAVE_EVERY, options
+from ranks.runs import SAVE_EVERY, options
 
 
 pytestmark = pytest.mark.xdist_group("processes: faults")
@@ -80,21 +80,3 @@ def test_a_killed_torchrun_leaves_no_rank(data, tmp_path):
     assert newest_step(run) >= before
     told = [*(tmp_path / "ranks").glob("logs/*/attempt_0/0/std*.log")]
     assert any("stopped after" in path.read_text() for path in told)
-
-
-@pytest.mark.slow
-def test_a_killed_rank_whose_peer_sends_buckets(launcher, data, undisturbed, tmp_path):
-    """The error is raised within the backward pass, and one line says which rank is gone."""
-    [fault] = [one for one in FAULTS if one.name == "rank 1 is killed"]
-
-    tried = try_fault(
-        fault,
-        launcher,
-        tmp_path / "fault",
-        data,
-        undisturbed,
-        is_forked=True,
-        more=(*IN_BUCKETS, "--sum-in-place"),
-    )
-
-    assert tried.wrong == [], tried.text

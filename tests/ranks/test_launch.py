@@ -16,7 +16,7 @@ from gapless.ranks.one_rank import OneRank
 
 
 # What a process alone may load of the room.
-ALLOWED = ["choice", "flags", "launch", "of_user", "one_rank", "protocol", "way_to_sum"]
+ALLOWED = ["choice", "flags", "launch", "of_user", "one_rank", "protocol"]
 
 TORCHRUN = {
     "RANK": "5",

@@ -15,7 +15,6 @@ from gapless.ranks.of_user import (
 )
 from gapless.ranks.one_rank import OneRank
 from gapless.ranks.protocol import Agreement, GradientSum, Peers, Ranks
-from gapless.ranks.way_to_sum import WayToSum
 
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "OneRank",
     "Peers",
     "Ranks",
-    "WayToSum",
     "collectives_so_far",
     "drop_before_groups_end",
     "find_ranks",

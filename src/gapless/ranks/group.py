@@ -1,15 +1,14 @@
 """Several ranks over torch's process groups.
 
-There are three groups, since the collectives of a group are matched by their order, or four:
+There are three groups, since the collectives of a group are matched by their order:
 
     main    gradients and losses, on the device: NCCL on GPUs, gloo on a CPU
-    beside  buckets of gradients during the backward pass, where these take fewer multiprocessors
     side    what ranks agree on and share, on the host: gloo
     pulse   the heartbeat, in threads of its own: gloo
 
 `side` comes first, as the process's default group: over it two ranks on one GPU are found out, with
-which NCCL would not start. `main` and `beside` come last, with the first sum of gradients, which says
-how NCCL is to sum; they connect at once, because a capture must not be what connects them.
+which NCCL would not start. `main` comes last, with the first sum of gradients, and connects at once,
+because a capture must not be what connects it.
 
 Groups on the host connect within a limit: until the heartbeat beats, nobody tells of a rank that has
 died. No collective has a time limit of its own: rank 0 may prepare data for hours while the others
@@ -19,9 +18,9 @@ wait.
 from __future__ import annotations
 
 import os
-import socket
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
@@ -30,12 +29,11 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from gapless.errors import RanksError, UserError
 from gapless.ranks.agreement import GroupAgreement
-from gapless.ranks.gradient_sum import summing
+from gapless.ranks.gradient_sum import FlatSum
 from gapless.ranks.leaving import errors_end_all, leave
 from gapless.ranks.lost_peers import first_line, heartbeat_tells, named_as_lost
 from gapless.ranks.meeting import SECONDS_TO_ARRIVE, store_of, wait_for_all
 from gapless.ranks.pulse import Pulse
-from gapless.ranks.way_to_sum import WayToSum
 
 
 if TYPE_CHECKING:
@@ -110,8 +108,6 @@ class TorchRanks:
         self.side = dist.group.WORLD
         _set_pg_timeout(_NO_LIMIT, self.side)
         self._device = device
-        self._main: dist.ProcessGroup | None = None
-        self._beside: dist.ProcessGroup | None = None
         with named_as_lost("start"):
             parent = os.getppid() if launch.has_agent else None
             self._pulse = Pulse(_gloo(), rank=self.rank, world=self.world, parent=parent).start()
@@ -119,36 +115,22 @@ class TorchRanks:
             self._until_end.enter_context(errors_end_all(self._pulse))
             self._until_end.enter_context(heartbeat_tells(self._pulse.let_tell))
 
-    @property
+    @cached_property
     def main(self) -> dist.ProcessGroup:
         """Group on the device.
 
-        Sync: Blocks the host where nothing was summed before, until all ranks are here.
+        Sync: The first time, blocks the host until all ranks are here.
         """
-        return self._connected(WayToSum())
+        with named_as_lost("start"), self._pulse.pause():
+            return _group_on(self._device)
 
-    def sum_gradients(
-        self, params: Iterable[torch.nn.Parameter], way: WayToSum | None = None
-    ) -> GradientSum:
+    def sum_gradients(self, params: Iterable[torch.nn.Parameter]) -> GradientSum:
         """Return what sums the gradients of these parameters.
-
-        The first way of all says how NCCL is set up, for whatever it sends.
-
-        Raises:
-            UserError: GPUs are to copy from each other, and cannot.
 
         Sync: Blocks the host on a GPU, which allocates memory; the first one until all ranks are
             here.
         """
-        way = WayToSum() if way is None else way
-        if way.copies:
-            self._refuse_copies_from_afar()
-        main = self._connected(way.last)
-        if way.last == way:
-            return summing(params, way, group=main, last_group=main, agree=self.agree)
-        if self._beside is None:
-            self._beside = self._connect(way)
-        return summing(params, way, group=self._beside, last_group=main, agree=self.agree)
+        return FlatSum(params, group=self.main, agree=self.agree)
 
     def gather_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all ranks, stacked along a new first dimension.
@@ -229,31 +211,6 @@ class TorchRanks:
         leave(self._pulse, dist.destroy_process_group)
         self._until_end.close()
 
-    def _refuse_copies_from_afar(self) -> None:
-        """Raise the same error on all ranks if their devices cannot copy from each other."""
-        if self._device.type == "cpu":
-            raise UserError(
-                'sum="copies" is for GPUs, which copy from each other, but the ranks compute on the CPU; '
-                'take sum="flat"'
-            )
-        hosts = self.agree(socket.gethostname())
-        for rank, host in enumerate(hosts):
-            if host != hosts[0]:
-                raise UserError(
-                    f"rank 0 is on {hosts[0]} and rank {rank} on {host}, expected one host: with "
-                    'sum="copies" GPUs copy from each other; take sum="flat"'
-                )
-
-    def _connected(self, way: WayToSum) -> dist.ProcessGroup:
-        """Return the group on the device; make it first, if nobody has."""
-        if self._main is None:
-            self._main = self._connect(way)
-        return self._main
-
-    def _connect(self, way: WayToSum) -> dist.ProcessGroup:
-        with named_as_lost("start"), self._pulse.pause():
-            return _group_on(self._device, way)
-
 
 def _gathered(value: T, world: int) -> list[T]:
     values: list[Any] = [None] * world
@@ -283,7 +240,7 @@ def _gloo() -> dist.ProcessGroup:
     return group
 
 
-def _group_on(device: torch.device, way: WayToSum) -> dist.ProcessGroup:
+def _group_on(device: torch.device) -> dist.ProcessGroup:
     """Return a group on a device, connected.
 
     Sync: Blocks the host on a GPU until NCCL is connected.
@@ -291,17 +248,15 @@ def _group_on(device: torch.device, way: WayToSum) -> dist.ProcessGroup:
     if device.type == "cpu":
         return _gloo()
     group: dist.ProcessGroup = dist.new_group(
-        backend="nccl", timeout=_NO_LIMIT, pg_options=_nccl_options(way), device_id=device
+        backend="nccl", timeout=_NO_LIMIT, pg_options=_nccl_options(), device_id=device
     )
     # The first collective takes memory and starts threads, which a capture must not see.
     dist.all_reduce(torch.ones(1, device=device), group=group)
     return group
 
 
-def _nccl_options(way: WayToSum) -> Any:
-    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=way.has_priority)
+def _nccl_options() -> Any:
+    options = dist.ProcessGroupNCCL.Options()
     # Torch warns if it is not that of the group.
     options._timeout = _NO_LIMIT
-    if way.most_channels is not None:
-        options.config.max_ctas = way.most_channels
     return options

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import torch
 
     from gapless.ranks.protocol import Agreement, Blocking, GradientSum
-    from gapless.ranks.way_to_sum import WayToSum
 
 
 T = TypeVar("T")
@@ -28,11 +27,9 @@ class OneRank:
     world = 1
     is_first = True
 
-    def sum_gradients(
-        self, params: Iterable[torch.nn.Parameter], way: WayToSum | None = None
-    ) -> GradientSum:
+    def sum_gradients(self, params: Iterable[torch.nn.Parameter]) -> GradientSum:
         """Return what leaves gradients as they are."""
-        del params, way
+        del params
         return _NoSum()
 
     def gather_rows(self, rows: torch.Tensor) -> torch.Tensor:
@@ -83,9 +80,6 @@ class OneRank:
 
 
 class _NoSum:
-    def start(self) -> None:
-        pass
-
     def finish(self) -> None:
         pass
 

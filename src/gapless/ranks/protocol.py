@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from gapless.ranks.way_to_sum import WayToSum
-
     # Accounts for a body that blocks the host, as `HostWaits.blocking` does.
     Blocking = Callable[[str], AbstractContextManager[None]]
 
@@ -33,12 +31,6 @@ MOST_UPDATES_BETWEEN_AGREEMENTS = 10
 class GradientSum(Protocol):
     """Sums the gradients of all ranks within a step, eager or captured."""
 
-    def start(self) -> None:
-        """Get ready for the last backward pass of an update.
-
-        Sync: Does not block the host.
-        """
-
     def finish(self) -> None:
         """Put the sum over all ranks into the `grad` of each parameter, before the optimizer.
 
@@ -46,7 +38,7 @@ class GradientSum(Protocol):
         """
 
     def close(self) -> None:
-        """Take hooks away and let memory go; the step is not called any more."""
+        """Let memory go; the step is not called any more."""
 
 
 class Agreement(Protocol):
@@ -140,14 +132,11 @@ class Ranks(Peers, Protocol):
     def is_first(self) -> bool:
         """Whether this is rank 0, which prints and writes for all."""
 
-    def sum_gradients(
-        self, params: Iterable[torch.nn.Parameter], way: WayToSum | None = None
-    ) -> GradientSum:
+    def sum_gradients(self, params: Iterable[torch.nn.Parameter]) -> GradientSum:
         """Return what sums the gradients of these parameters over all ranks.
 
         Args:
             params: in the same order on all ranks. Those that need no gradient are left out.
-            way: to sum them, the same on all ranks; None: in one piece, as they are.
 
         Sync: Blocks the host on a GPU, which allocates memory; with several ranks the first one
             until all are here.

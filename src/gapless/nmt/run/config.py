@@ -16,7 +16,6 @@ from gapless.errors import DataError, DeviceError, UserError
 from gapless.nmt.run.config_file import read_settings
 from gapless.nmt.run.interval import Interval, seconds_of
 from gapless.plans import Plan, get_plan
-from gapless.ranks.way_to_sum import WayToSum
 
 
 if TYPE_CHECKING:
@@ -300,51 +299,6 @@ class TrainConfig:
         "optimizer and schedule", 0.0, "of AdamW; 0 is Adam", at_least=0.0
     )
 
-    sum: str = _setting(
-        "several GPUs",
-        "flat",
-        "sum gradients in one piece after the backward pass (flat), in buckets during it, or in buckets "
-        "that the GPUs of one host copy from each other (copies)",
-        choices=("flat", "buckets", "copies"),
-        compare=False,
-    )
-    sum_bucket_mib: float = _setting(
-        "several GPUs",
-        25.0,
-        "MiB of gradients in a bucket",
-        at_least=0.0,
-        at_most=float(_MOST),
-        compare=False,
-    )
-    sum_in_place: bool = _setting(
-        "several GPUs",
-        False,
-        "add gradients up where they are summed, instead of copying them there",
-        compare=False,
-    )
-    sum_precision: str = _setting(
-        "several GPUs",
-        "fp32",
-        "send gradients as they are (fp32), or as bf16: half as much, with other bits",
-        choices=("fp32", "bf16"),
-        compare=False,
-    )
-    sum_priority: str = _setting(
-        "several GPUs",
-        "normal",
-        "high: sums of buckets go before kernels of the backward pass",
-        choices=("normal", "high"),
-        compare=False,
-    )
-    sum_channels: int | None = _setting(
-        "several GPUs",
-        None,
-        "most channels of NCCL beside a backward pass, each of which takes a multiprocessor; none: as NCCL chooses",
-        at_least=1,
-        at_most=_MOST,
-        compare=False,
-    )
-
     on_nonfinite: str = _setting(
         "run",
         "stop",
@@ -507,19 +461,6 @@ class TrainConfig:
     def capture_memory_bytes(self) -> int | None:
         """Return the budget for captures in bytes, None if it is not set."""
         return None if self.capture_memory is None else int(self.capture_memory * 2**30)
-
-    def way_to_sum(self) -> WayToSum:
-        """Return how several ranks sum their gradients."""
-        bucket_bytes = None if self.sum == "flat" else int(self.sum_bucket_mib * 2**20)
-        sends_bf16 = self.sum_precision == "bf16"
-        if self.sum == "copies":
-            return WayToSum(bucket_bytes=bucket_bytes, sends_bf16=sends_bf16, copies=True)
-        return WayToSum(
-            bucket_bytes=bucket_bytes,
-            sends_bf16=sends_bf16,
-            has_priority=self.sum_priority == "high",
-            most_channels=self.sum_channels,
-        )
 
     def column_names(self) -> tuple[str, ...] | None:
         """Return the names in `columns`.

@@ -26,4 +26,13 @@ class Removed:
     now: str
 
 
-REMOVED: Mapping[str, Removed] = {}
+_ONE_SUM = "the gradients of several ranks are summed in one piece after the backward pass"
+
+REMOVED: Mapping[str, Removed] = {
+    "sum": Removed(default="flat", now=_ONE_SUM),
+    "sum_bucket_mib": Removed(default=25.0, now=_ONE_SUM),
+    "sum_in_place": Removed(default=False, now=_ONE_SUM),
+    "sum_precision": Removed(default="fp32", now=_ONE_SUM + ", as they are"),
+    "sum_priority": Removed(default="normal", now=_ONE_SUM),
+    "sum_channels": Removed(default=None, now=_ONE_SUM),
+}

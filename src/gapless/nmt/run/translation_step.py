@@ -71,11 +71,9 @@ class TranslationStep:
         self._total_updates = total_updates
         self._ranks = OneRank() if ranks is None else ranks
         self._is_alone = self._ranks.world == 1
-        self._gradients = self._ranks.sum_gradients(model.parameters(), config.way_to_sum())
+        self._gradients = self._ranks.sum_gradients(model.parameters())
         # A graph that adds to the gradients of earlier batches needs them at the same addresses.
-        self._keeps_gradients = config.accumulate != 1 or (
-            config.sum_in_place and not self._is_alone
-        )
+        self._keeps_gradients = config.accumulate != 1
         smoothing = LabelSmoothing(config.label_smoothing, compiled=compiles)
         self._compute = LossCompute(model.generator, smoothing)
         self._nll = LossCompute(model.generator, LabelSmoothing())
@@ -157,8 +155,6 @@ class TranslationStep:
 
         Sync: Does not block the host, but on several ranks in the first update.
         """
-        if out.ends_update:
-            self._gradients.start()
         self.scaler.scale(out.loss).backward()
         if out.ends_update:
             self._gradients.finish()

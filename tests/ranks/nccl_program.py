@@ -1,8 +1,8 @@
-"""Train with gradients that ranks sum in one way, eagerly and captured; each rank prints JSON.
+"""Train with gradients that ranks sum, eagerly and captured; each rank prints JSON.
 
-Run as `way_program.py WAY [DEVICE [holds]]`, under the environment of torchrun. A rank that is alone
+Run as `nccl_program.py new|kept [DEVICE [holds]]`, under the environment of torchrun. A rank that is alone
 joins a group of one, which `gapless train` would not make: what NCCL does in a capture shows on one
-GPU too. With `holds` graphs are alive when the ranks part.
+GPU too. With `kept` gradients stay where they are summed, and with `holds` graphs are alive when the ranks part.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch
 from gapless.device.find import find_device, num_gpus
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.step import StepLoss
-from gapless.ranks import WayToSum
 from gapless.ranks.group import join_ranks
 from gapless.ranks.launch import device_of, read_launch
 
@@ -28,23 +27,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 NUM_UPDATES = 14
 SIZES = (16, 96, 64, 8)
-SMALL_BUCKET = 20_000
 
-WAYS = {
-    "flat": WayToSum(),
-    "buckets": WayToSum(bucket_bytes=SMALL_BUCKET),
-    "buckets with priority": WayToSum(
-        bucket_bytes=SMALL_BUCKET, has_priority=True, most_channels=4
-    ),
-    "buckets in place": WayToSum(bucket_bytes=SMALL_BUCKET),
-    "buckets of few channels in place": WayToSum(bucket_bytes=SMALL_BUCKET, most_channels=2),
-    "flat in place": WayToSum(),
-    "bf16": WayToSum(sends_bf16=True),
-    "bf16 in buckets": WayToSum(bucket_bytes=SMALL_BUCKET, sends_bf16=True),
-    "copies": WayToSum(bucket_bytes=SMALL_BUCKET, copies=True),
-    "copies in place": WayToSum(bucket_bytes=SMALL_BUCKET, copies=True),
-    "copies of bf16": WayToSum(bucket_bytes=SMALL_BUCKET, sends_bf16=True, copies=True),
-}
 HELD = []
 
 
@@ -69,7 +52,6 @@ class Step:
         return StepLoss(loss=(self.model(batch) ** 2).mean(), weight=1.0)
 
     def backward(self, out):
-        self.gradients.start()
         out.loss.backward()
         self.gradients.finish()
         self.update()
@@ -89,7 +71,7 @@ def batches_of(rank):
     return [torch.randn(6, SIZES[0], generator=draw) for _ in range(NUM_UPDATES)]
 
 
-def expected(way, device, *, world):
+def expected(device, *, world):
     """Return the bits of one process that makes the gradients of all ranks, and adds them up."""
     step = Step(device, keeps_gradients=False)
     weights = list(step.model.parameters())
@@ -98,22 +80,21 @@ def expected(way, device, *, world):
         for number, batch in enumerate(batches):
             step.forward(batch.to(device.torch_device)).loss.backward()
             for place, weight in enumerate(weights):
-                sent = weight.grad.bfloat16() if way.sends_bf16 else weight.grad
-                sums[place] = sums[place] + sent if number else sent
+                sums[place] = sums[place] + weight.grad if number else weight.grad
             step.model.zero_grad()
         for weight, total in zip(weights, sums, strict=True):
-            weight.grad = total.to(weight.dtype)
+            weight.grad = total
         step.update()
     return step.bits()
 
 
-def trained(plan, ranks, name, device, *, holds):
+def trained(plan, ranks, device, *, keeps_gradients, holds):
     """Return the bits of the weights, and what was captured."""
-    step = Step(device, keeps_gradients="in place" in name)
+    step = Step(device, keeps_gradients=keeps_gradients)
     with ExitStack() as until_end:
         loop = until_end.enter_context(TrainLoop(plan=plan, device=device, ranks=ranks))
         with loop.on_compute_stream():
-            step.gradients = ranks.sum_gradients(step.model.parameters(), WAYS[name])
+            step.gradients = ranks.sum_gradients(step.model.parameters())
         loop.run_epoch(batches_of(ranks.rank), step)
         report = loop.capture_report
         found = {"bits": step.bits(), "graphs": 0 if report is None else report.num_graphs}
@@ -126,16 +107,9 @@ def trained(plan, ranks, name, device, *, holds):
     return found
 
 
-def settings_of(group, device):
-    """Return what NCCL was told, as the group itself says; None if there is no such group."""
-    if group is None:
-        return None
-    options = group._get_backend(device.torch_device).options
-    return [options.is_high_priority_stream, options.config.max_ctas]
-
-
 def main():
-    name, kind = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "cpu"
+    keeps = sys.argv[1] == "kept"
+    kind = sys.argv[2] if len(sys.argv) > 2 else "cpu"
     holds = "holds" in sys.argv[3:]
     torch.use_deterministic_algorithms(True)
     launch = read_launch(os.environ)
@@ -143,13 +117,10 @@ def main():
     device.make_current()
     ranks = join_ranks(launch, device.torch_device, uuid=device.uuid())
     found = {
-        "expected": expected(WAYS[name], device, world=ranks.world),
-        "eager": trained("gapless", ranks, name, device, holds=False),
-        "captured": trained("captured", ranks, name, device, holds=holds),
+        "expected": expected(device, world=ranks.world),
+        "eager": trained("gapless", ranks, device, keeps_gradients=keeps, holds=False),
+        "captured": trained("captured", ranks, device, keeps_gradients=keeps, holds=holds),
     }
-    if device.is_accelerator:
-        groups = {"main": ranks.main, "beside": ranks._beside}
-        found["nccl"] = {name: settings_of(group, device) for name, group in groups.items()}
     print(json.dumps(found), flush=True)
     ranks.end()
 

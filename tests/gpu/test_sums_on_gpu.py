@@ -1,4 +1,4 @@
-"""Ways to sum gradients under NCCL: captured, replayed and left in order, on one GPU and on two."""
+"""Sums of gradients under NCCL: captured, replayed and left in order, on one GPU and on two."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from faults.processes import Launcher
 from ranks.groups import fork_ranks
-from ranks.test_way_to_sum import check_way
-from ranks.way_program import WAYS, __file__ as PROGRAM
+from ranks.nccl_program import __file__ as PROGRAM
+from ranks.test_gradient_sum import check_program
 
 
 @pytest.fixture(scope="module")
@@ -32,27 +32,20 @@ def fork(launcher, tmp_path):
     launcher.stop_all()
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", [name for name, way in WAYS.items() if not way.copies])
-def test_a_way_on_one_gpu(fork, name):
-    """A group of one: NCCL is captured and replayed, and destroyed after the graphs."""
-    ended = fork(PROGRAM, name, "cuda", world=1).end()
+@pytest.mark.parametrize("gradients", ["new", "kept"])
+@pytest.mark.parametrize(
+    "world", [pytest.param(1, marks=pytest.mark.gpu), pytest.param(2, marks=pytest.mark.multi_gpu)]
+)
+def test_sums_on_gpus(fork, gradients, world):
+    """The bits of one process that adds up, captured or not; groups are destroyed after the graphs."""
+    ended = fork(PROGRAM, gradients, "cuda", world=world).end()
 
-    check_way(ended, name, captures=True)
-
-
-@pytest.mark.multi_gpu
-@pytest.mark.parametrize("name", WAYS)
-def test_a_way_on_two_gpus(fork, name):
-    """The bits of one process that adds up the gradients of both, captured or not."""
-    ended = fork(PROGRAM, name, "cuda").end()
-
-    check_way(ended, name, captures=True)
+    check_program(ended, captures=True)
 
 
 @pytest.mark.gpu
 def test_a_held_graph_does_not_hold_up_one_rank(fork):
     """Either its group can be destroyed all the same, or stacks are written and the process ends."""
-    ended = fork(PROGRAM, "buckets", "cuda", "holds", world=1).end()
+    ended = fork(PROGRAM, "new", "cuda", "holds", world=1).end()
 
     assert ended.code == 0 or "destroy_process_group" in ended.err
