@@ -10,8 +10,8 @@ def tiny_config(folder, **settings):
     return make_config(
         {
             "data": str(folder / "d.tsv"),
+            "columns": "en,zh",
             "tokenizer": "none",
-            "check_columns": False,  # sources are often copied
             "device": "cpu",
             "workers": 0,
             "d_model": 8,

@@ -5,7 +5,6 @@
     |   +-- PlanError             a plan or a knob that does not exist or is out of range
     |   +-- DeviceError           a device or precision that is unknown or absent
     |   +-- DataError             text, pairs or vocabulary that cannot be used
-    |   |   +-- LanguageError     a language that nobody can know, or not the one of the text
     |   +-- RunFolderError        a folder that is not a run, or a run that cannot go on
     |   +-- CheckpointError       a checkpoint that is missing, damaged or of something else
     |   +-- RunLockedError        a folder that another process writes to
@@ -59,18 +58,6 @@ class DeviceError(UserError):
 
 class DataError(UserError):
     """Text, pairs or a vocabulary that cannot be used."""
-
-
-class LanguageError(DataError):
-    """The language of a text is not known, or the text is written in another.
-
-    Attributes:
-        suggestion: code of the language that the text seems to be in, None if it may be many.
-    """
-
-    def __init__(self, message: str, *, suggestion: str | None) -> None:
-        super().__init__(message)
-        self.suggestion = suggestion
 
 
 class RunFolderError(UserError):

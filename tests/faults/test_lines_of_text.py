@@ -29,7 +29,7 @@ def rude(launcher_of_session, tmp_path_factory):
     for split, count in (("train", 64), ("val", 4), ("test", 4)):
         (data / f"{split}.en").write_text("a b\n" * count, encoding="utf-8")
         (data / f"{split}.zh").write_text(f"{ESCAPE} {ESCAPE}\n" * count, encoding="utf-8")
-    options = ["train", "--data", data, "--no-check-columns", "--run-dir", folder / "run", *SIZES]
+    options = ["train", "--data", data, "--run-dir", folder / "run", *SIZES]
     options += ["--batch-size", 8, "--epochs", 6, "--lr", "0.03", "--dropout", 0]
     launcher_of_session.run(*options, folder=folder).check_done()
     return folder / "run"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import unicodedata
@@ -13,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from gapless.checkpoint.files import replace_file
 from gapless.cli.decode_options import add_decode_options, decode_settings, make_translator
 from gapless.cli.extras import require_extra
-from gapless.cli.language_question import ask_language
 from gapless.cli.output import is_unicode, print_result, print_wrapped, warn
 from gapless.cli.parser import file_or_folder, one_of
 from gapless.cli.progress import Translating
-from gapless.errors import DataError, LanguageError, UserError
+from gapless.errors import DataError, UserError
 
 
 if TYPE_CHECKING:
@@ -62,27 +60,18 @@ def add_options(parser: Parser) -> None:
         **one_of(("train", "val", "test")),
         help="train, val or test [default: test]",
     )
+    data.add_argument("--src", metavar="TEXT", help="source side of --data; none: as trained")
+    data.add_argument("--tgt", metavar="TEXT", help="target side of --data; none: as trained")
     data.add_argument(
         "--columns",
         metavar="TEXT",
-        help="names of the first columns of --data, in order; none: as trained",
-    )
-    data.add_argument(
-        "--check-columns",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="refuse sides that hold no sentences; none: as trained",
+        help="names of the first columns of --data without a header, in order; none: as trained",
     )
     scores = parser.add_argument_group("scores")
     scores.add_argument(
-        "--tgt-language",
-        metavar="TEXT",
-        help="language of the references: zh, Chinese, ...; none: as trained",
-    )
-    scores.add_argument(
         "--score-tokenizer",
         metavar="NAME",
-        help="sacrebleu tokenizer of BLEU; none: as the language needs",
+        help="sacrebleu tokenizer of BLEU; none: as trained",
     )
     scores.add_argument(
         "--out",
@@ -95,10 +84,10 @@ def add_options(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     """Translate a split, print its scores, and write sources, references and translations."""
     require_extra("nmt", "gapless evaluate")
+    from gapless.nmt.data.corpus import notes_of_empty
     from gapless.nmt.run.out_of_memory import naming_phase
     from gapless.nmt.run.score import evaluate, longest_source
-    from gapless.nmt.run.scoring import note_of_source, notes_of_tokenizer
-    from gapless.nmt.run.sides import notes_of_sides
+    from gapless.nmt.run.scoring import decide_scoring
     from gapless.nmt.run.trained_on import find_trained_on
 
     translator = make_translator(options)
@@ -109,15 +98,14 @@ def run(options: Namespace) -> int:
     else:
         pairs = _other_pairs(config, data=options.data, split=options.split)
     trained_on = find_trained_on(options.run, pairs.src)
-    gaps = _notes_of_gaps(pairs, split=options.split)
-    sides = notes_of_sides(options.run, pairs, config)
-    told = (*gaps, *sides, *notes_of_tokenizer(config, pairs.tgt))
-    for note in (*pairs.notes, *told, *_note_trained_on(trained_on, options, of=len(pairs))):
+    empty = notes_of_empty(pairs, split=options.split)
+    for note in (
+        *pairs.notes,
+        *empty,
+        *_note_trained_on(trained_on, options, of=len(pairs)),
+    ):
         warn(note)
-    scoring = _scoring(config, pairs)
-    source = note_of_source(config, pairs) if config.check_columns else None
-    if source is not None:
-        warn(f"{source}; exchange the names in --columns, or look whether it is the right text")
+    scoring = decide_scoring(config)
     folder = options.out or options.run
     _make_folder(folder)
     naming = naming_phase("translating", lower="`batch` or `beam`")
@@ -184,28 +172,12 @@ def _print(figures: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _with_options(config: TrainConfig, options: Namespace) -> TrainConfig:
-    """Return the settings of a run with those of this evaluation.
-
-    A language that is given decides the tokenizer, whatever the run was trained with.
-    """
-    names = ("columns", "check_columns", "tgt_language", "score_tokenizer")
+    """Return the settings of a run with those of this evaluation."""
+    names = ("src", "tgt", "columns", "score_tokenizer")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.data is not None:
         given["data"] = str(options.data)
-    if "tgt_language" in given:
-        given.setdefault("score_tokenizer", None)
     return replace(config, **given)
-
-
-def _scoring(config: TrainConfig, pairs: Pairs) -> Scoring:
-    """Return how to score; ask for the language if it is not known."""
-    from gapless.nmt.run.scoring import decide_scoring
-
-    while True:
-        try:
-            return decide_scoring(config, pairs.tgt)
-        except LanguageError as error:
-            config = replace(config, tgt_language=ask_language(error), score_tokenizer=None)
 
 
 def _write(result: Evaluation, pairs: Pairs, *, folder: Path, split: str) -> dict[str, str]:
@@ -269,43 +241,25 @@ def _other_pairs(config: TrainConfig, *, data: Path, split: str) -> Pairs:
         src=config.src,
         tgt=config.tgt,
         columns=config.column_names(),
-        checks=config.check_columns,
     )
     if found is None:
         raise DataError(f"{data} has no {split} split for {config.src} and {config.tgt}")
     return found
 
 
-def _notes_of_gaps(pairs: Pairs, *, split: str) -> tuple[str, ...]:
-    """Return a line if sides are empty, or hold one text that stands for many others."""
-    from gapless.nmt.data.corpus import notes_of_empty, notes_of_placeholders
-
-    return (*notes_of_empty(pairs, split=split), *notes_of_placeholders(pairs, split=split))
-
-
 def _note_trained_on(found: list[int] | None, options: Namespace, *, of: int) -> list[str]:
-    """Return a line if scores are not of new text, or if nobody can tell.
+    """Return a line if scores are not of new text.
 
     Args:
         found: numbers of the sources that the run was trained with; None: it does not say.
         options: of the command.
         of: number of sources.
     """
-    from gapless.nmt.run.trained_on import are_many, is_damaged
+    from gapless.nmt.run.trained_on import are_many
 
-    if options.split == "train":
-        # Whoever asks for it knows.
+    # Whoever asks for the training text knows; a run may not say what it has seen.
+    if options.split == "train" or found is None:
         return []
-    if found is None:
-        why = (
-            "its trained_on.bin is damaged"
-            if is_damaged(options.run)
-            else "it or the run that it starts from is of an earlier version or lost its trained_on.bin"
-        )
-        return [
-            f"{options.run} does not say what it was trained on, as {why}, so nobody can tell which of the "
-            f"{of:,} {options.split} pairs it has seen; a resume of the run writes it, where its text is the same"
-        ]
     if not are_many(len(found), of=of):
         return []
     lines = ", ".join(str(number + 1) for number in found[:_MOST_NAMED])

@@ -7,12 +7,10 @@ from importlib.util import find_spec
 from gapless.errors import UserError
 
 
-# Packages by their import names; pyproject.toml lists them by their names on the package index.
+# Packages by their import names; pyproject.toml lists them by their names on the package index. Not
+# langcodes: plain codes are read without it, and what needs it says so.
 PACKAGES = {
-    "nmt": (
-        *("numpy", "sentencepiece", "sacrebleu", "safetensors", "yaml", "tensorboard"),
-        *("langcodes", "language_data"),
-    ),
+    "nmt": ("numpy", "sentencepiece", "sacrebleu", "safetensors", "yaml", "tensorboard"),
     "cli": ("tqdm", "shtab"),
 }
 

@@ -7,11 +7,10 @@ import os
 import socket
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from gapless.cli.error_text import disk_message
 from gapless.cli.extras import require_extra
-from gapless.cli.language_question import ask_language
 from gapless.cli.output import as_flags, print_wrapped, say, say_wrapped, warn
 from gapless.cli.parser import UsageError, file_or_folder
 from gapless.cli.ranks import (
@@ -24,7 +23,7 @@ from gapless.cli.ranks import (
 from gapless.cli.setting_options import add_setting_options, given_settings, warn_of_removed
 from gapless.cli.signals import Signals
 from gapless.cli.written_files import require_writable, write_whole
-from gapless.errors import LanguageError, RunFolderError, UserError
+from gapless.errors import RunFolderError, UserError
 from gapless.nmt.run.defaults import CHOSEN
 from gapless.nmt.run.shell_name import shell_name
 from gapless.records.epoch_record import total
@@ -34,7 +33,7 @@ from gapless.report.text import duration, megabytes, share
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from gapless.cli.parser import Parser
     from gapless.device.base import Device
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from gapless.nmt.run.trainer import Trainer
     from gapless.ranks import Ranks
 
-
-_Made = TypeVar("_Made")
 
 DETAILS = """
 Vocabulary, model, batches, epochs, warm-up and more are chosen by the size of
@@ -279,24 +276,18 @@ def _trainer(
     from gapless.nmt.run.folder import settings_file
     from gapless.nmt.run.trainer import Trainer
 
-    def resumed(flags: dict[str, Any], run: Path) -> Trainer:
-        config = made_by_first(
-            ranks,
-            lambda: make_config(settings_of_new_run(flags, file=file), file=settings_file(run)),
-        )
-        return Trainer.resume(config, run, observer=observer, ranks=ranks, device=device)
-
-    def make(flags: dict[str, Any]) -> Trainer:
-        if resume is not None:
-            # Other hosts need not have the file.
-            with naming_file(file if ranks.is_first else None, TrainConfig, but=flags):
-                return resumed(flags, resume)
-        chosen = made_by_first(ranks, lambda: _choose_run(flags, file, world=ranks.world))
-        return Trainer.new(
-            chosen.config, observer=observer, chosen=chosen, ranks=ranks, device=device
-        )
-
-    return _asking(make, flags)
+    if resume is not None:
+        # Other hosts need not have the file.
+        with naming_file(file if ranks.is_first else None, TrainConfig, but=flags):
+            config = made_by_first(
+                ranks,
+                lambda: make_config(
+                    settings_of_new_run(flags, file=file), file=settings_file(resume)
+                ),
+            )
+            return Trainer.resume(config, resume, observer=observer, ranks=ranks, device=device)
+    chosen = made_by_first(ranks, lambda: _choose_run(flags, file, world=ranks.world))
+    return Trainer.new(chosen.config, observer=observer, chosen=chosen, ranks=ranks, device=device)
 
 
 def _choose_run(flags: dict[str, Any], file: Path | None, *, world: int) -> ChosenRun:
@@ -309,15 +300,6 @@ def _choose_run(flags: dict[str, Any], file: Path | None, *, world: int) -> Chos
     with naming_file(file, TrainConfig, but=flags):
         is_size_asked = flags.get("vocab_size") is not None
         return choose_run(given, world=world, is_size_asked=is_size_asked)
-
-
-def _asking(make: Callable[[dict[str, Any]], _Made], flags: dict[str, Any]) -> _Made:
-    """Return what is made of the flags; ask for the target's language as long as it is not known."""
-    while True:
-        try:
-            return make(flags)
-        except LanguageError as error:
-            flags = {**flags, "tgt_language": ask_language(error)}
 
 
 def _dry_run_by_first(options: Namespace) -> int:
@@ -334,21 +316,18 @@ def _dry_run(options: Namespace) -> int:
     from gapless.nmt.run.dry_run import estimate_run
     from gapless.nmt.run.learning_watch import short_line
     from gapless.nmt.run.out_of_memory import naming_phase
-    from gapless.nmt.run.scoring import decide_scoring, notes_of_tokenizer
+    from gapless.nmt.run.scoring import decide_scoring
     from gapless.nmt.run.summary import describe_data, describe_scoring
     from gapless.ranks.launch import read_launch
 
     warn_of_removed(options.config)
     world = read_launch(os.environ).world
-    chosen = _asking(
-        lambda flags: _choose_run(flags, options.config, world=world),
-        given_settings(options),
-    )
+    chosen = _choose_run(given_settings(options), options.config, world=world)
     config, corpus = chosen.config, chosen.task.corpus
-    for note in (*corpus.notes, *notes_of_tokenizer(config, corpus.train.tgt)):
+    for note in corpus.notes:
         warn(note)
     print_wrapped(f"data: {describe_data(config, chosen.task)}")
-    print_wrapped(f"scores: {describe_scoring(decide_scoring(config, corpus.train.tgt))}")
+    print_wrapped(f"scores: {describe_scoring(decide_scoring(config))}")
     choices = [choice.line for choice in chosen.choices]
     print_wrapped(
         "\n".join(choices or ["all settings are given, or those of the embedded corpus"])

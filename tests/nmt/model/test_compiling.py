@@ -31,7 +31,15 @@ def test_layers_are_compiled_for_training_alone(tmp_path, monkeypatch):
         return make(call, backend=note) if hasattr(call, "__self__") else call
 
     monkeypatch.setattr(torch, "compile", compile_layer)
-    command = ["train", "--data", str(tmp_path / "d.tsv"), "--run-dir", str(tmp_path / "run")]
+    command = [
+        "train",
+        "--data",
+        str(tmp_path / "d.tsv"),
+        "--columns",
+        "en,zh",
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
     command += ["--d-model", "16", "--ffn", "16", "--heads", "2", "--tokenizer", "none"]
     command += ["--encoder-layers", "1", "--decoder-layers", "1", "--compile", "--device", "cpu"]
     command += ["--epochs", "3", "--val-interval", "1", "--workers", "0"]

@@ -58,7 +58,7 @@ def train(folder):
     """Train a tiny run of 14 updates an epoch; return its summary, notes and folder."""
 
     def run(name="run", **settings):
-        settings = {"batch_size": 4, "warmup": 5, "beam": 1, "check_columns": False, **settings}
+        settings = {"batch_size": 4, "warmup": 5, "beam": 1, **settings}
         config = tiny_config(folder, run_dir=str(folder / name), **settings)
         listener = Listener()
         summary = Trainer.new(config, observer=listener).train()
@@ -119,7 +119,7 @@ def test_an_epoch_is_told_of_those_that_are_made(folder, settings, last):
     config = tiny_config(
         folder,
         run_dir=str(folder / "run"),
-        **{"batch_size": 4, "warmup": 5, "beam": 1, "check_columns": False, **settings},
+        **{"batch_size": 4, "warmup": 5, "beam": 1, **settings},
     )
     told = []
     listener = Listener()

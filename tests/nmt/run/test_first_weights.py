@@ -37,7 +37,7 @@ def trained(tmp_path_factory):
     """A trained run, which no test changes."""
     folder = tmp_path_factory.mktemp("trained")
     write(folder / "d.tsv", "abcdefgh", seed=1)
-    settings = {"batch_size": 8, "warmup": 2, "check_columns": False, "beam": 1}
+    settings = {"batch_size": 8, "warmup": 2, "beam": 1}
     with numerics_restored():
         config = tiny_config(folder, run_dir=str(folder / "first"), **settings)
         Trainer.new(config, observer=Silent()).train()
@@ -57,7 +57,7 @@ def further(first, **flags):
         "data": str(data),
         "device": "cpu",
         "workers": 0,
-        "check_columns": False,
+        "columns": "en,zh",
         "init_from": str(first),
         "run_dir": str(first.parent / "further"),
         **flags,
@@ -116,11 +116,11 @@ def test_settings_that_are_all_given_are_not_told(first):
         ({"src": "zh", "tgt": "en"}, "is of en to zh, and this text is of zh to en"),
         ({"tgt": "de"}, "is of en to zh, and this text is of en to de"),
         ({"src": "en", "tgt": "zh-CN"}, None),
-        ({"src": "query", "tgt": "zh"}, None),
+        ({"src": "query", "tgt": "zh"}, "this text is of query to zh"),
     ],
 )
 def test_weights_of_other_languages_are_told(first, flags, told):
-    """In one line; names that are no languages tell nothing."""
+    """In one line; another name of the same language tells nothing."""
     first_config = make_config({"src": "en", "tgt": "zh", "data": "d.tsv"})
     weights = replace(read_first_weights(first), config=first_config)
     note = weights.note_of_direction(make_config({"data": "d.tsv", **flags}))
@@ -130,7 +130,7 @@ def test_weights_of_other_languages_are_told(first, flags, told):
 
 def test_a_run_notes_that_its_first_weights_are_of_other_languages(first):
     """Beside what is to be known of the text."""
-    chosen, _ = further(first, epochs=1, src="de", tgt="fr")
+    chosen, _ = further(first, epochs=1, src="de", tgt="fr", columns="de,fr")
 
     assert [note for note in chosen.task.corpus.notes if "this text is of de to fr" in note]
 

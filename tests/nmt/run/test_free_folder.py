@@ -20,7 +20,7 @@ def settings(tmp_path, monkeypatch):
     rows = [f"a {n} b\tb {n} a\n" for n in range(30)]
     Path("d.tsv").write_text("".join(rows))
     sizes = {"d_model": 16, "heads": 2, "ffn": 16, "encoder_layers": 1, "decoder_layers": 1}
-    run = {"data": "d.tsv", "tokenizer": "none", "device": "cpu", "workers": 0}
+    run = {"data": "d.tsv", "columns": "en,zh", "tokenizer": "none", "device": "cpu", "workers": 0}
     return {**run, **sizes}
 
 

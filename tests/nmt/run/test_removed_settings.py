@@ -7,7 +7,6 @@ from dataclasses import fields, replace
 from unittest.mock import Mock
 
 import pytest
-from tests.tiny_run import tiny_config
 
 from gapless.cli.setting_options import warn_of_removed
 from gapless.errors import UserError
@@ -16,6 +15,7 @@ from gapless.nmt.run.config import TrainConfig, make_config
 from gapless.nmt.run.folder import CONFIG, files_of_run, read_config
 from gapless.nmt.run.observer import Observer
 from gapless.nmt.run.removed_settings import REMOVED, Removed
+from tiny_run import tiny_config
 
 
 GONE = {
@@ -108,3 +108,22 @@ def test_a_run_from_before_is_resumed_if_it_had_the_defaults(tmp_path, monkeypat
 def test_no_removed_setting_is_still_one():
     """The table of what is gone and the settings exclude each other."""
     assert not REMOVED.keys() & {item.name for item in fields(TrainConfig)}
+
+
+@pytest.mark.parametrize(
+    ("tgt", "value", "score_tokenizer", "may"),
+    [
+        ("zh", "zh", None, True),
+        ("zh", "auto:zh", None, True),
+        ("de", "auto:13a", None, True),
+        ("target", "de", None, True),
+        ("target", "zh", None, False),
+        ("target", "auto:zh", None, False),
+        ("target", "zh", "zh", True),
+    ],
+)
+def test_a_language_that_a_run_wrote_down_may_be_scored_as_now(tgt, value, score_tokenizer, may):
+    """Runs from before wrote down which language their text showed; most are what `tgt` says."""
+    others = {"tgt": tgt, "tgt_language": value, "score_tokenizer": score_tokenizer}
+
+    assert REMOVED["tgt_language"].may_be_ignored(value, others) is may

@@ -88,6 +88,7 @@ def settings(tmp_path):
     (tmp_path / "d.tsv").write_text("".join(f"{row}\t{row[::-1]}\n" for row in rows))
     return {
         "data": str(tmp_path / "d.tsv"),
+        "columns": "en,zh",
         "tokenizer": "none",
         "device": "cpu",
         "workers": 0,
@@ -252,7 +253,7 @@ def test_what_orders_the_batches_does_not_change(
 def test_sides_of_a_run_keep_their_languages(settings, tmp_path, begun, flags, message):
     """Text without a header is the same by any names, which translations and scores go by."""
     train(
-        {**settings, "src": begun[0], "tgt": begun[1], "epochs": 1},
+        {**settings, "src": begun[0], "tgt": begun[1], "columns": ",".join(begun), "epochs": 1},
         tmp_path / "run",
         interrupt_after=3,
     )
@@ -262,15 +263,14 @@ def test_sides_of_a_run_keep_their_languages(settings, tmp_path, begun, flags, m
 
 
 def test_a_side_may_be_called_by_another_name_of_its_language(settings, tmp_path):
-    """And one whose name was no language gets it, unless another was declared for it."""
+    """But by no name of another language, nor of none."""
     run = tmp_path / "run"
-    sides = {"src": "source", "tgt": "target", "tgt_language": "de"}
+    sides = {"src": "en", "tgt": "de", "columns": "en,de"}
     train({**settings, **sides, "epochs": 1}, run, interrupt_after=3)
 
-    with pytest.raises(UserError, match="`tgt` is fr, but the run began with target"):
+    with pytest.raises(UserError, match="`tgt` is fr, but the run began with de"):
         resume(run, flags={"tgt": "fr"})
-    resume(run, flags={"src": "en", "tgt": "German"}, interrupt_after=1)
-    resume(run, flags={"src": "English"}, interrupt_after=1)
+    resume(run, flags={"src": "English", "tgt": "German"}, interrupt_after=1)
 
     assert (read_config(run).src, read_config(run).tgt) == ("English", "German")
 
@@ -280,7 +280,8 @@ def test_a_state_that_does_not_name_the_sides_goes_by_the_settings(
 ):
     """As older runs wrote them."""
     run = tmp_path / "run"
-    train({**settings, "src": "en", "tgt": "de", "epochs": 1}, run, interrupt_after=3)
+    sides = {"src": "en", "tgt": "de", "columns": "en,de"}
+    train({**settings, **sides, "epochs": 1}, run, interrupt_after=3)
     checkpoint, state = checkpoints.load_state(run, on_damaged=print)
     for side in ("src", "tgt"):
         del state["layout"][side]

@@ -56,6 +56,7 @@ def cut_run(tmp_path):
     (tmp_path / "d.tsv").write_text("".join(f"{row}\t{row[::-1]}\n" for row in rows))
     settings = {
         "data": str(tmp_path / "d.tsv"),
+        "columns": "en,zh",
         "tokenizer": "none",
         "device": "cpu",
         "workers": 0,

@@ -131,7 +131,7 @@ def test_the_validation_is_that_of_one_rank(trained, world, monkeypatch):
     corpus = SimpleNamespace(val=Pairs(src=pairs.src, tgt=pairs.tgt))
     val = prepare(trained.config, vocabs=trained.task.vocabs).val
     monkeypatch.setattr(validation, "num_translated", lambda _: 6)
-    scoring = decide_scoring(trained.config, trained.task.corpus.train.tgt)
+    scoring = decide_scoring(trained.config)
 
     def work(ranks):
         plan = trained.config.resolved_plan()

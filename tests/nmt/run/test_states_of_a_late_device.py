@@ -26,6 +26,7 @@ def train(tmp_path, monkeypatch, numerics):
     (tmp_path / "d.tsv").write_text("".join(f"{row}\t{row[::-1]}\n" for row in rows))
     settings = {
         "data": str(tmp_path / "d.tsv"),
+        "columns": "en,zh",
         "tokenizer": "none",
         "workers": 0,
         "beam": 1,

@@ -1,20 +1,16 @@
-"""What a run was trained on is kept as hashes, and is whole or not there."""
+"""What a run was trained on is kept as hashes."""
 
 from __future__ import annotations
 
 import pytest
 
-from gapless.nmt.run import trained_on
 from gapless.nmt.run.trained_on import (
+    TRAINED_ON,
     add_trained_on,
     begin_trained_on,
     find_trained_on,
-    mark_of_trained_on,
-    restore_trained_on,
+    is_damaged,
 )
-
-
-OLD, NEW = ["a red book", "a blue pen"], ["two cups"]
 
 
 @pytest.fixture
@@ -31,10 +27,6 @@ def run(tmp_path):
     return make
 
 
-def restore(path, sources, *, mark, earlier=None, is_unchanged=True):
-    return restore_trained_on(path, sources, earlier=earlier, mark=mark, is_unchanged=is_unchanged)
-
-
 def test_near_copies_are_text_that_was_trained_on(run):
     """Capitals, spaces, forms of characters and what nobody sees make no new sentence."""
     path = run("r", ["红色的书，很大！", "a red  book"])
@@ -45,47 +37,21 @@ def test_near_copies_are_text_that_was_trained_on(run):
     ]
 
 
-def test_text_of_a_run_of_an_earlier_version(run, monkeypatch):
-    """Its hashes are of sentences with other forms of characters, and are found all the same."""
-    with monkeypatch.context() as earlier:
-        earlier.setattr(trained_on, "plain", lambda text: text.strip().casefold())
-        path = run("r", ["红色的书，很大！", "a red  book"])
+def test_text_of_first_weights_counts(run):
+    """A run that goes on with another's weights was trained on the text of both."""
+    first = run("first", ["a red book"])
 
-    assert find_trained_on(path, ["红色的书，很大！", "A red  book", "a red pen"]) == [0, 1]
+    path = run("r", ["two cups"], earlier=first)
 
-
-def test_text_that_a_killed_run_has_begun_with_is_forgotten(run):
-    """Its newest state was saved before; what it goes on with is the text that the state knows."""
-    path = run("r", OLD)
-    mark = mark_of_trained_on(path)
-    add_trained_on(path, NEW)
-
-    assert restore(path, OLD, mark=mark) is None
-    assert find_trained_on(path, [*OLD, *NEW]) == [0, 1]
+    assert find_trained_on(path, ["a red book", "two cups", "a pen"]) == [0, 1]
 
 
-def test_text_that_may_have_been_trained_on_is_kept(run):
-    """Where neither text alone is what the state knows, all that was begun with counts."""
-    path = run("r", OLD)
-    mark = mark_of_trained_on(path)
-    add_trained_on(path, NEW)
+def test_a_damaged_file_tells_nothing(run):
+    """To know a part would tell the rest from new text wrongly."""
+    path = run("r", ["a red book"])
+    file = path / TRAINED_ON
+    file.write_bytes(b"x" + file.read_bytes()[1:])
 
-    assert restore(path, NEW, mark=mark, is_unchanged=False) is None
-    assert find_trained_on(path, [*OLD, *NEW]) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("has_gone_on", [False, True])
-def test_text_of_first_weights_is_part_of_what_is_written_anew(run, has_gone_on):
-    """As long as their run was not trained on more since: then nobody knows which part it was."""
-    first = run("first", OLD)
-    path = run("r", NEW, earlier=first)
-    mark = mark_of_trained_on(path)
-    if has_gone_on:
-        add_trained_on(first, ["three cats"])
-    (path / "trained_on.bin").unlink()
-    told = restore(path, NEW, mark=mark, earlier=first)
-
-    found = find_trained_on(path, [*OLD, *NEW])
-    assert found == (None if has_gone_on else [0, 1, 2])
-    assert ("cannot tell any more" in str(told)) is has_gone_on
-    assert restore(path, NEW, mark=None if has_gone_on else mark, earlier=first) is None
+    assert is_damaged(path)
+    assert find_trained_on(path, ["a red book"]) is None
+    assert find_trained_on(run("s", ["two cups"], earlier=path), ["two cups"]) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from gapless.errors import DataError
-from gapless.nmt.data.text_files import likely_encoding, split_lines, without_marks
+from gapless.nmt.data.text_files import HOW_TO_CONVERT, split_lines, without_marks
 
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def arriving_lines(stream: ByteStream, *, name: str) -> Iterator[list[str]]:
             at = num_bytes + error.start
             raise DataError(
                 f"{name} is not UTF-8: byte 0x{raw[error.start]:02x} at offset {at}, "
-                f"line {line}; convert it, such as by iconv -f {likely_encoding(raw)} -t UTF-8"
+                f"line {line}; {HOW_TO_CONVERT}"
             ) from error
         num_bytes += len(raw)
         num_lines += raw.count(b"\n")

@@ -1,7 +1,7 @@
 """Read parallel text into sentence pairs.
 
-Accepted: a folder of parallel text files (`train.en`, `train.zh`), a folder of TSV, CSV, JSON or
-JSON-lines files (`train.tsv`), or one such file. Everything may be compressed with gzip.
+Accepted: a folder, or the begin of the names of files in one, with text in two files (`train.en`, `train.zh`)
+or in a table (`train.tsv`, .csv, .json, .jsonl); or one such table. Everything may be packed by gzip.
 """
 
 from __future__ import annotations
@@ -10,43 +10,26 @@ import random
 import re
 import unicodedata
 from collections import Counter
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gapless.errors import DataError
-from gapless.nmt.data.directions import KnownText, are_tagged, exchanged_rows
-from gapless.nmt.data.languages import (
-    is_invisible,
-    looks,
-    matching_name,
-    words_of_name,
-    written_in,
-)
-from gapless.nmt.data.tables import ENDINGS, Table, read_table
-from gapless.nmt.data.text_columns import quoted, why_no_pair, why_no_text
-from gapless.nmt.data.text_files import how_to_unpack, read_lines
+from gapless.nmt.data.languages import matching_names
+from gapless.nmt.data.tables import ENDINGS, ending_of, read_table
+from gapless.nmt.data.text_files import is_blank, read_lines, why_no_file
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
 
-SPLIT_NAMES = {
-    "train": ("train",),
-    "val": ("val", "valid", "validation", "dev", "eval"),
-    "test": ("test", "tst"),
-}
+# How names of their files begin; others often carry a year or a source after it, as test_2016_flickr.en does.
+_BEGINS = re.compile(r"(train|valid(?:ation)?|val|dev|test)(?![^\W\d_])", re.IGNORECASE)
+_SPLIT_OF = {"valid": "val", "validation": "val", "dev": "val"}
 
-# Words that begin like the name of a test set, such as testimony.
-_OTHER_WORD = re.compile(r"test(?:at|ament|er|icle|if|imon|os|ud|y)")
-
-# Many words begin with val and dev, such as value and device, so more than this ends the name of a split.
-_SAYS_NO_MORE = ("set", "data")
-
-# Parts of one text, such as train2, train.part2 and train-00001-of-00002.
-_PART = re.compile(r"train[\W_]*(?:part|shard|split|chunk)?[\W_]*\d+(?:[\W_]*of[\W_]*\d+)?")
+# Behind the begin of names that was given.
+_SEPARATORS = (".", "-", "_")
 
 _MAX_HELD_OUT = 1000
 _HELD_OUT_SHARE = 0.05
@@ -54,17 +37,7 @@ _HELD_OUT_SHARE = 0.05
 # Short sentences occur in any text; more than this share of a split is no chance.
 SEEN_SHARE = 0.05
 
-# One text for so many others, as nan for what is missing, is no translation.
-_FEWEST_ALIKE, _ALIKE_SHARE = 10, 0.1
-
-# Sentences of which the script is looked at.
-_MOST_LOOKED_AT = 2000
-
-# Words of fewer pairs are chance.
-_FEWEST_COMPARED = 5
-
-# A larger share of rows the other way round is another file, joined to this one.
-_EXCHANGED_SHARE = 0.05
+_NAMES_SHOWN = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,25 +47,19 @@ class Pairs:
     Attributes:
         src: source sentences.
         tgt: target sentences, as many.
-        notes: what their reader should know of the file that they are from, a line each.
-        are_named: whether their file or files name both sides, by a header, keys or endings.
+        notes: what their reader should know of the files that they are from, a line each.
     """
 
     src: list[str]
     tgt: list[str]
     notes: tuple[str, ...] = field(default=(), compare=False)
-    are_named: bool = field(default=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.src)
 
     def take(self, numbers: Sequence[int]) -> Pairs:
         """Return the pairs of these numbers."""
-        return Pairs(
-            src=[self.src[n] for n in numbers],
-            tgt=[self.tgt[n] for n in numbers],
-            are_named=self.are_named,
-        )
+        return Pairs(src=[self.src[n] for n in numbers], tgt=[self.tgt[n] for n in numbers])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +72,8 @@ class Corpus:
         train: pairs to learn from, none with an empty side.
         val: pairs to validate on during training.
         test: pairs to score the final model on.
-        dropped_empty: training pairs left out because a side was empty.
+        held_out: splits that are taken from the training text, as it has none of its own.
+        dropped_empty: training pairs left out because nobody sees anything on a side.
         num_repeated: training pairs that are the same as an earlier one.
         notes: what a user should know of the text, a line each.
     """
@@ -115,6 +83,7 @@ class Corpus:
     train: Pairs
     val: Pairs
     test: Pairs
+    held_out: tuple[str, ...] = ()
     dropped_empty: int = 0
     num_repeated: int = 0
     notes: tuple[str, ...] = ()
@@ -126,37 +95,34 @@ def load_corpus(
     src: str,
     tgt: str,
     columns: tuple[str, ...] | None = None,
-    checks: bool = False,
     seed: int = 0,
 ) -> Corpus:
     """Read a corpus; hold out validation and test pairs from train where they are missing.
 
     A split that is held out gets 5 % of the pairs left in train, at least 1 and at most 1000. It
-    gets fewer where sources repeat, because all pairs of a source, and of its near copies, go to the same split.
+    gets fewer where sources repeat, because all pairs of a source go to the same split.
 
     Args:
-        path: folder or file.
-        src: name of the source side: a file ending, a column or a JSON key.
+        path: folder, file, or begin of the names of files.
+        src: name of the source side: a language or its code, a file ending, a column or a JSON key.
         tgt: name of the target side.
-        columns: names of the first columns of TSV, CSV and JSON pairs, in order; None: a header or
-            the keys name them, or else they are `src` and `tgt`.
-        checks: whether to refuse sides that do not look like sentences in two languages.
+        columns: names of the first columns of a table without a header, in order.
         seed: of the choice of pairs to hold out.
 
     Raises:
         DataError: anything about the files or their content that cannot be used.
     """
-    train = load_split(path, split="train", src=src, tgt=tgt, columns=columns, checks=checks)
+    train = load_split(path, split="train", src=src, tgt=tgt, columns=columns)
     assert train is not None
-    kept = [n for n in range(len(train)) if train.src[n].strip() and train.tgt[n].strip()]
-    dropped, notes = len(train) - len(kept), train.notes
+    kept = [n for n in range(len(train)) if not (is_blank(train.src[n]) or is_blank(train.tgt[n]))]
+    dropped = len(train) - len(kept)
     train = train.take(kept)
     if not len(train):
         raise DataError(f"{path} holds no training pair with text on both sides")
     found = {
-        split: load_split(path, split=split, src=src, tgt=tgt, columns=columns, checks=checks)
+        split: load_split(path, split=split, src=src, tgt=tgt, columns=columns)
         for split in ("val", "test")
-        if path.is_dir()
+        if not path.is_file()
     }
     splits = {split: pairs for split, pairs in found.items() if pairs is not None}
     missing = [split for split in ("val", "test") if split not in splits]
@@ -164,37 +130,32 @@ def load_corpus(
         held_out = _hold_out(train, path=path, splits=missing, seed=seed)
         train = held_out.pop("train")
         splits.update(held_out)
-    for split in found.keys() - missing:
-        pairs = splits[split]
-        notes += _notes_of_writing(pairs, split=split, train=train, path=path, checks=checks)
-    notes += notes_of_placeholders(train, split="training")
-    for split in missing:
-        notes += _note_packed(path, split) if path.is_dir() else ()
-    if path.is_dir():
-        notes += _note_others(path, sides=(src, tgt), columns=columns)
     known = set(map(plain, train.src))
-    for split, pairs in splits.items():
-        notes += pairs.notes
-        notes += _notes_of(pairs, split=split, known=known)
+    notes = tuple(
+        note
+        for split, pairs in splits.items()
+        for note in (*pairs.notes, *_notes_of_seen(pairs, split=split, known=known))
+    )
     return Corpus(
         src_lang=src,
         tgt_lang=tgt,
         train=train,
         val=splits["val"],
         test=splits["test"],
+        held_out=tuple(missing),
         dropped_empty=dropped,
         num_repeated=len(train) - len(set(zip(train.src, train.tgt, strict=True))),
         notes=notes,
     )
 
 
-def _notes_of(pairs: Pairs, *, split: str, known: Collection[str]) -> tuple[str, ...]:
+def _notes_of_seen(pairs: Pairs, *, split: str, known: Collection[str]) -> tuple[str, ...]:
     """Return what makes scores on a split say less than they seem to, a line each.
 
     Args:
         pairs: of the split.
         split: its name.
-        known: what near copies of the training sources share.
+        known: the training sources, each as `plain` makes it.
     """
     seen = sum(plain(source) in known for source in pairs.src)
     notes = []
@@ -209,7 +170,7 @@ def _notes_of(pairs: Pairs, *, split: str, known: Collection[str]) -> tuple[str,
 def notes_of_empty(pairs: Pairs, *, split: str) -> tuple[str, ...]:
     """Return a line if pairs that are scored have no text on one side."""
     empty = sum(
-        not (src.strip() and tgt.strip()) for src, tgt in zip(pairs.src, pairs.tgt, strict=True)
+        is_blank(src) or is_blank(tgt) for src, tgt in zip(pairs.src, pairs.tgt, strict=True)
     )
     if not empty:
         return ()
@@ -219,105 +180,27 @@ def notes_of_empty(pairs: Pairs, *, split: str) -> tuple[str, ...]:
 
 
 def plain(sentence: str) -> str:
-    """Return what near copies of a sentence share: all but capitals, forms of characters and spaces.
+    """Return a sentence without what makes no other one: capitals, forms of characters, spaces and joiners.
 
-    Neither full-width letters, composed accents nor invisible characters make another sentence.
+    Which pairs a run holds out depends on it.
     """
     # Characters that nobody sees cannot be printed, and are rare.
     if not sentence.isprintable():
-        sentence = "".join(sign for sign in sentence if not is_invisible(sign))
+        sentence = "".join(sign for sign in sentence if unicodedata.category(sign) != "Cf")
     return " ".join(unicodedata.normalize("NFKC", sentence).casefold().split())
 
 
-def _notes_of_writing(
-    pairs: Pairs, *, split: str, train: Pairs, path: Path, checks: bool
-) -> tuple[str, ...]:
-    """Return what a split is written in, if it is not what the training pairs are.
-
-    Raises:
-        DataError: its sides are exchanged, and `checks` says to refuse that.
-    """
-    learned, seen = _writings(train), _writings(pairs)
-    exchanged = None
-    if None not in seen and seen[0] != seen[1] and seen == learned[::-1]:
-        exchanged = (
-            f"the source side {looks(str(seen[0]))}, as the target side of the training pairs"
-        )
-    elif not are_tagged(train.src) and have_exchanged_words(
-        pairs, known=KnownText.of(train.src, train.tgt, where="the training pairs")
-    ):
-        exchanged = "their source side has the words of the target side of the training pairs"
-    if checks and exchanged is not None:
-        raise DataError(
-            f"the sides of the {split} pairs of {path} are exchanged: {exchanged}; write them in the order of "
-            "the training pairs, or name both columns in a header"
-        )
-    if exchanged is not None and seen == learned:
-        return (
-            f"the sides of the {split} pairs seem to be exchanged: {exchanged}, so scores say little",
-        )
-    return tuple(
-        f"the {side} of the {split} pairs {looks(now)}, and that of the training pairs {looks(then)}, so "
-        "scores say little; look whether it is the right text"
-        for side, then, now in zip(("source side", "target side"), learned, seen, strict=True)
-        if now is not None and then is not None and now != then
-    )
-
-
-def have_exchanged_words(pairs: Pairs, *, known: KnownText) -> bool:
-    """Return whether each side of some pairs has clearly the words that the other side of known text has.
-
-    Args:
-        pairs: of which few, or those of several directions, say nothing.
-        known: text with sides that are right.
-    """
-    if len(pairs) < _FEWEST_COMPARED or are_tagged(pairs.src):
-        return False
-    sides = {"as they are": (pairs.src, pairs.tgt), "exchanged": (pairs.tgt, pairs.src)}
-    return known.most_alike(sides) == "exchanged"
-
-
-def _writings(pairs: Pairs) -> tuple[str | None, str | None]:
-    src, tgt = (written_in(side[:_MOST_LOOKED_AT]) for side in (pairs.src, pairs.tgt))
-    return src, tgt
-
-
-def notes_of_placeholders(pairs: Pairs, *, split: str) -> tuple[str, ...]:
-    """Return a line for a side if one text on it stands for many others."""
-    notes = []
-    for name, side, others in (
-        ("source", pairs.src, pairs.tgt),
-        ("target", pairs.tgt, pairs.src),
-    ):
-        # What is empty is told as such.
-        for text, _ in Counter(filter(str.strip, side)).most_common(1):
-            beside = [other for own, other in zip(side, others, strict=True) if own == text]
-            if len(set(beside)) >= _FEWEST_ALIKE and len(beside) > _ALIKE_SHARE * len(pairs):
-                notes.append(
-                    f"{len(beside):,} of {len(pairs):,} {split} pairs have the same {name}, "
-                    f"{quoted([text])}, beside different texts; leave them out if it stands for nothing"
-                )
-    return tuple(notes)
-
-
 def load_split(
-    path: Path,
-    *,
-    split: str,
-    src: str,
-    tgt: str,
-    columns: tuple[str, ...] | None = None,
-    checks: bool = False,
+    path: Path, *, split: str, src: str, tgt: str, columns: tuple[str, ...] | None = None
 ) -> Pairs | None:
     """Read one split of a folder, or a whole file.
 
     Args:
-        path: folder or file.
+        path: folder, file, or begin of the names of files.
         split: `train`, `val` or `test`.
         src: name of the source side.
         tgt: name of the target side.
-        columns: names of the first columns, in order.
-        checks: whether to refuse sides that do not look like sentences in two languages.
+        columns: names of the first columns of a table without a header, in order.
 
     Returns:
         The pairs; None if the folder has no such split, unless it is `train`.
@@ -329,437 +212,164 @@ def load_split(
         raise DataError(
             f"source and target are both {src!r}; give both `src` and `tgt`, with two names"
         )
-    if not path.exists():
-        what = "is a link that leads nowhere" if path.is_symlink() else "does not exist"
-        raise DataError(f"{path} {what}; `data` takes a folder or a file")
     if path.is_file():
-        return _read_table(path, src=src, tgt=tgt, columns=columns, checks=checks, split=split)
-    if not path.is_dir():
-        raise DataError(
-            f"{path} is a pipe or a device, expected a folder or a file; data is read more than once, "
-            f"so write it to a file first"
-        )
-    found = list(_files_of(path, split, src=src, tgt=tgt))
-    if found:
-        files = found[0]
-        if len(files) == 1:
-            pairs = _read_table(
-                files[0],
-                src=src,
-                tgt=tgt,
-                columns=columns,
-                checks=checks,
-                split=split,
-                folder=path,
-            )
-        else:
-            pairs = _read_sides(*files, split=split, sides=(src, tgt), checks=checks)
-        notes = (*_note_not_read(path, found), *_note_parts(path, split, files, sides=(src, tgt)))
-        return replace(pairs, notes=(*pairs.notes, *notes))
-    _refuse_packed(path, split, sides=(src, tgt))
-    sides = [[_find_side(path, name, side) for side in (src, tgt)] for name in _names(path, split)]
-    there = next((pair for pair in sides if any(pair)), [None, None])
-    if split == "train" or any(there):
-        raise _missing_split(path, split, there, src=src, tgt=tgt)
-    return None
-
-
-def _files_of(folder: Path, split: str, *, src: str, tgt: str) -> Iterator[tuple[Path, ...]]:
-    """Give the files of a split, a table or both sides; of several the first are read."""
-    for name in _names(folder, split):
-        for ending in ENDINGS:
-            table = _find(folder, name, (ending,))
-            if table is not None:
-                yield (table,)
-        # Both sides must have the same name: sides of two test sets are no translations.
-        src_path, tgt_path = (_find_side(folder, name, side) for side in (src, tgt))
-        if src_path is not None and tgt_path is not None and src_path != tgt_path:
-            yield src_path, tgt_path
-
-
-def _refuse_packed(folder: Path, split: str, *, sides: tuple[str, str]) -> None:
-    """Refuse files of a split that have to be unpacked first: without them others would be held out.
-
-    Raises:
-        DataError: there is one.
-    """
-    for path in _packed(folder, split):
-        endings = path.name.casefold().split(".")[1:-1]
-        inside = endings[-1] if endings else ""
-        is_side = bool(inside) and matching_name(inside, sides) is not None
-        if split == "train" or f".{inside}" in ENDINGS or is_side:
-            unpack = how_to_unpack(path)
-            raise DataError(f"{path} is packed, expected text or gzip; {unpack}")
-
-
-def _note_packed(folder: Path, split: str) -> tuple[str, ...]:
-    """Return a line if an archive may hold a split that is held out now."""
-    return tuple(
-        f"{path} is packed and not read; if it holds the {split} pairs, {how_to_unpack(path)}"
-        for path in _packed(folder, split)
-        if path.name.casefold().partition(".")[0] in SPLIT_NAMES[split]
-    )
-
-
-def _packed(folder: Path, split: str) -> list[Path]:
-    """Return the files with the name of a split that are packed otherwise than by gzip."""
-    return [
-        path
-        for path in sorted(folder.iterdir())
-        if how_to_unpack(path) is not None
-        and path.name.casefold().partition(".")[0] in _names(folder, split)
-        and path.is_file()
-    ]
-
-
-def _ordered_as_training(
-    table: Table, folder: Path, *, src: str, tgt: str
-) -> tuple[Table, tuple[str, ...]]:
-    """Return a table without names in the order of the training text of its folder, if there is any.
-
-    Raises:
-        DataError: the training text cannot be read.
-    """
-    files = next(_files_of(folder, "train", src=src, tgt=tgt), ())
-    if not files:
-        return table, ()
-    where = " and ".join(map(str, files))
-    if len(files) == 1:
-        train = read_table(files[0], src=src, tgt=tgt, columns=None)
-        known = KnownText.of(*train.some_text(_MOST_LOOKED_AT), where=where)
-        return table.ordered_as(known, like=train)
-    source, target = map(read_lines, files)
-    return table.ordered_as(KnownText.of(source, target, where=where))
-
-
-def _note_not_read(folder: Path, found: list[tuple[Path, ...]]) -> tuple[str, ...]:
-    """Return a line if a folder has a split several times."""
-    if len(found) == 1:
-        return ()
-    read, *others = (" and ".join(path.name for path in files) for files in found)
-    return (
-        f"{folder} has {', '.join(others)} beside {read}, and only {read} "
-        f"{'are' if len(found[0]) > 1 else 'is'} read; move the others out, or rename what is to be read",
-    )
-
-
-def _note_parts(
-    folder: Path, split: str, read: tuple[Path, ...], *, sides: tuple[str, str]
-) -> tuple[str, ...]:
-    """Return a line if training text beside what is read may be more parts of it."""
-    parts = [] if split != "train" else _parts(folder, sides=sides)
-    others = [path.name for path in parts if path not in read]
-    if not others:
-        return ()
-    more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-    names = " and ".join(path.name for path in read)
-    return (
-        f"{folder} has {', '.join(others[:3])}{more} beside {names}, and they are not read; join them to it if "
-        "they are parts of the training text",
-    )
-
-
-def _parts(folder: Path, *, sides: tuple[str, str]) -> list[Path]:
-    """Return the files that are parts of a training text by their names, such as train-00001-of-00002.tsv."""
-    found = []
-    for path in sorted(folder.iterdir()):
-        stem, dot, ending = path.name.casefold().removesuffix(".gz").rpartition(".")
-        is_text = dot + ending in ENDINGS or matching_name(ending, sides) is not None
-        if is_text and _PART.fullmatch(stem) and path.is_file():
-            found.append(path)
-    return found
-
-
-def _note_others(
-    folder: Path, *, sides: tuple[str, str], columns: tuple[str, ...] | None
-) -> tuple[str, ...]:
-    """Return a line if a folder has files of pairs whose names are those of no split."""
-    src, tgt = sides
-    parts = _parts(folder, sides=sides)
-    others = [
-        path.name
-        for path in sorted(folder.iterdir())
-        if split_of(path.name) is None
-        and path not in parts
-        and _holds_pairs(path, src=src, tgt=tgt, columns=columns)
-    ]
-    others += [
-        f"{one} and {other}"
-        for one, other in _sides_of_other_names(folder, src=src, tgt=tgt)
-        if split_of(one) is None and folder / one not in parts
-    ]
-    if not others:
-        return ()
-    more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-    return (
-        f"{folder} has {', '.join(others[:3])}{more}, which no split reads; call files of validation pairs val.*, "
-        "and those of test pairs test.*",
-    )
-
-
-def _holds_pairs(path: Path, *, src: str, tgt: str, columns: tuple[str, ...] | None) -> bool:
-    """Return whether a file is a table whose first rows could be read as pairs."""
-    ending = path.name.casefold().removesuffix(".gz").rpartition(".")[2]
-    if f".{ending}" not in ENDINGS or not path.is_file():
-        return False
-    try:
-        table = read_table(path, src=src, tgt=tgt, columns=columns)
-        sides = table.some_text(_MOST_LOOKED_AT)
-        table.check(*sides)
-    except DataError:
-        return False
-    return len(sides[0]) == len(sides[1]) > 0
-
-
-def split_of(name: str) -> str | None:
-    """Return the split that a file is by its name, None if it is none.
-
-    Training text has just that name. Others often carry a year or a source beside it, as test_2016_flickr.en
-    and dev2010.en do; testimony.en is no test set.
-
-    Args:
-        name: of the file.
-    """
-    stem = name.partition(".")[0].casefold()
-    if stem in SPLIT_NAMES["train"]:
-        return "train"
-    if stem.startswith("test") and not _OTHER_WORD.match(stem):
-        return "test"
-    first = next(iter(words_of_name(name)), "").casefold()
-    if not stem.startswith(first):
+        one, other = read_table(path, src=src, tgt=tgt, columns=columns)
+        return Pairs(src=one, tgt=other)
+    found = _texts_of(path, split, sides=(src, tgt))
+    if not found:
+        if split == "train":
+            raise _no_training_text(path, sides=(src, tgt))
         return None
-    for more in _SAYS_NO_MORE:
-        first = first.removesuffix(more)
-    return next((split for split in ("val", "test") if first in SPLIT_NAMES[split]), None)
+    first, *others = found
+    notes: tuple[str, ...] = ()
+    if others:
+        named = ", ".join(_names_of(files) for files in others)
+        if split == "train":
+            raise DataError(
+                f"{path} has several training texts: {_names_of(first)}, {named}; join them to one, move the others "
+                "out, or name one file, or the begin of its name, with `data`"
+            )
+        notes = (f"{_names_of(first)} is read as the {split} text, and {named} is not",)
+    if len(first) == 1:
+        one, other = read_table(first[0], src=src, tgt=tgt, columns=columns)
+    else:
+        one, other = _read_sides(*first)
+    return Pairs(src=one, tgt=other, notes=notes)
 
 
-def _names(folder: Path, split: str) -> list[str]:
-    """Return the names that files of a split have in a folder, in small letters; the usual ones come first."""
-    usual = SPLIT_NAMES[split]
-    found = {
-        path.name.partition(".")[0].casefold()
-        for path in folder.iterdir()
-        if split_of(path.name) == split
-    }
-    return [*usual, *sorted(found.difference(usual))]
-
-
-def _find(folder: Path, name: str, endings: Sequence[str]) -> Path | None:
-    """Return a file by its name and one of its endings, in small or capital letters."""
-    # What is no file, such as a link that leads nowhere, is named when it is read.
-    there = {path.name: path for path in sorted(folder.iterdir())}
-    alike = {written.casefold(): path for written, path in there.items()}
-    for wanted in (name + ending + packed for ending in endings for packed in ("", ".gz")):
-        found = there.get(wanted) or alike.get(wanted.casefold())
-        if found is not None:
-            return found
-    return None
-
-
-def _find_side(folder: Path, name: str, side: str) -> Path | None:
-    """Return the file of a side, whose ending is its name or a name of the same language."""
-    found = _find(folder, name, (f".{side}",))
-    if found is None:
-        files = [path.name.casefold().removesuffix(".gz") for path in folder.iterdir()]
-        begin = f"{name}."
-        endings = sorted({file.removeprefix(begin) for file in files if file.startswith(begin)})
-        ending = matching_name(side, endings)
-        found = None if ending is None else _find(folder, name, (f".{ending}",))
-    return found
-
-
-def _missing_split(
-    folder: Path, split: str, there: Sequence[Path | None], *, src: str, tgt: str
-) -> DataError:
-    """Return that a split has no table and lacks a side or both.
-
-    Args:
-        folder: with the text.
-        split: that is missing.
-        there: the files of the source and the target side, as far as they are there.
-        src: name of the source side.
-        tgt: name of the target side.
-    """
-    present = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
-    looks_like_it = _sides_of_other_names(folder, src=src, tgt=tgt) if split == "train" else []
-    parts = _parts(folder, sides=(src, tgt)) if split == "train" else []
-    advice = _how_to_name(folder, split, sides=(src, tgt))
-    first, second = there
-    if first is not None and second is not None:
-        advice = f"both sides would be {first.name}; name the sides with `src` and `tgt`"
-    elif (one := first or second) is not None:
-        lacks, flag, side = (tgt, "tgt", "target") if second is None else (src, "src", "source")
-        advice = (
-            f"{one.name.partition('.')[0]}.{lacks}, the file of the {side} side, is missing: add it, or name the {side} side "
-            f"that is there with `{flag}`"
-        )
-    if looks_like_it:
-        advice = (
-            f"give {' and '.join(looks_like_it[0])} the names {split}.{src} and {split}.{tgt}"
-            f"{' if they are the training text' if len(looks_like_it) > 1 else ''}"
-        )
-    if len(parts) > 1 and first is None and second is None:
-        advice = f"join {parts[0].name} and the other parts to one file, train{''.join(parts[0].suffixes[-1:])}"
-    return DataError(
-        f"{folder} has no {split}.{src} and {split}.{tgt}, nor {split}.tsv, .csv, .json or .jsonl "
-        f"(each also with .gz); it holds {present}; {advice}"
+def files_of_text(path: Path) -> list[Path]:
+    """Return the files that a corpus may be read from: others in its folder may be notes, logs, models."""
+    if path.is_file():
+        return [path]
+    return sorted(
+        file for name, file in _named(path) if _split_of(name) is not None and file.is_file()
     )
 
 
-def _how_to_name(folder: Path, split: str, *, sides: tuple[str, str]) -> str:
-    """Return what would let a folder have a split of which neither side nor a table is found."""
-    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
-    names = _names(folder, split)
-    endings = [
-        path.name.removesuffix(".gz").partition(".")[2]
-        for path in files
-        if path.name.partition(".")[0].casefold() in names
-    ]
-    if len(endings) > 1:
-        return "name the sides with `src` and `tgt`"
-    folders = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name in names]
-    if folders:
-        return f"name the folder {folders[0]} itself, if that is the text"
-    tables = [path for path in files if split_of(path.name) is None and path.suffix in ENDINGS]
-    if tables:
-        return f"give {tables[0].name} the name {split}{tables[0].suffix}, if that is the training text"
-    texts = [path for path in files if path.suffix in ("", ".txt") and split_of(path.name) is None]
-    found = [next((one for one in texts if _is_named_by(one, side)), None) for side in sides]
-    if None not in found and found[0] != found[1]:
-        both = " and ".join(one.name for one in found if one is not None)
-        return f"give {both} the names {split}.{sides[0]} and {split}.{sides[1]}"
-    return (
-        f"write the sides of the training text to {split}.{sides[0]} and {split}.{sides[1]}, or a line "
-        f"`source<tab>target` for each pair to {split}.tsv"
-    )
+def _named(path: Path) -> list[tuple[str, Path]]:
+    """Return the files of a corpus, each by the name that says what it is.
 
-
-def _is_named_by(path: Path, side: str) -> bool:
-    """Return whether a word of a file's name, such as train_en.txt or en.txt, is a side."""
-    return any(matching_name(word, [side]) is not None for word in re.split(r"[^\w]|_", path.stem))
-
-
-def _sides_of_other_names(folder: Path, *, src: str, tgt: str) -> list[tuple[str, str]]:
-    """Return files that are both sides by their endings, as published corpora name them.
-
-    Such as Tatoeba.de-en.de, train.lc.norm.tok.en or train.en.txt.
+    Of a folder these are their names, and of the begin of names what stands behind it. Where that names no
+    split, as of news.en and news.zh, it is the training text.
     """
-    endings: dict[str, dict[str, str]] = {}
-    for path in sorted(folder.iterdir()):
-        stem, _, ending = path.name.removesuffix(".gz").removesuffix(".txt").rpartition(".")
-        if stem and path.is_file() and split_of(stem) not in ("val", "test"):
-            endings.setdefault(stem, {})[ending] = path.name
+    if path.is_dir():
+        return [(file.name, file) for file in sorted(path.iterdir())]
+    if path.exists() or path.is_symlink() or not path.parent.is_dir():
+        return []
     found = []
-    for files in endings.values():
-        sides = [matching_name(side, list(files)) for side in (src, tgt)]
-        if None not in sides and sides[0] != sides[1]:
-            found.append((files[str(sides[0])], files[str(sides[1])]))
+    for file in sorted(path.parent.iterdir()):
+        rest = file.name.removeprefix(path.name)
+        if path.name and rest != file.name and rest[:1] in _SEPARATORS:
+            name = rest[1:]
+            found.append((name if _split_of(name) is not None else f"train.{name}", file))
     return found
 
 
-def _read_sides(
-    src_path: Path, tgt_path: Path, *, split: str, sides: tuple[str, str], checks: bool
-) -> Pairs:
+def _split_of(name: str) -> str | None:
+    """Return the split that a file is of by the begin of its name, None if it is of none."""
+    found = _BEGINS.match(name)
+    if found is None:
+        return None
+    begin = found[1].casefold()
+    return _SPLIT_OF.get(begin, begin)
+
+
+def _texts_of(path: Path, split: str, *, sides: tuple[str, str]) -> list[tuple[Path, ...]]:
+    """Return the texts that a split may be, each a table or both sides; the one with the plainest name first.
+
+    Raises:
+        DataError: one side alone is there.
+    """
+    files = [(name, file) for name, file in _named(path) if _split_of(name) == split]
+    texts: dict[tuple[str, str], tuple[Path, ...]] = {}
+    bases: dict[str, dict[str, Path]] = {}
+    for name, file in files:
+        unpacked = name[: -len(".gz")] if name.casefold().endswith(".gz") else name
+        ending = ending_of(name)
+        if ending in ENDINGS:
+            texts.setdefault((unpacked[: -len(ending)], ending), (file,))
+            continue
+        for side in sides:
+            if unpacked.casefold().endswith(f".{side.casefold()}"):
+                bases.setdefault(unpacked[: -len(side) - 1], {}).setdefault(side, file)
+                break
+        else:
+            base, _, last = unpacked.rpartition(".")
+            bases.setdefault(base, {}).setdefault(last, file)
+    alone: list[Path] = []
+    for base, endings in bases.items():
+        names = list(endings)
+        numbers = [matching_names(side, names) for side in sides]
+        if all(len(found) == 1 for found in numbers) and numbers[0] != numbers[1]:
+            texts[base, ""] = tuple(endings[names[found[0]]] for found in numbers)
+        elif any(numbers):
+            alone += [endings[names[n]] for found in numbers for n in found]
+    if not texts and alone:
+        raise _one_side(path, alone, sides=sides)
+    plainest = [key for key in texts if not any(_is_form_of(key[0], base) for base, _ in texts)]
+    return [texts[key] for key in sorted(plainest, key=lambda key: (_is_odd(key[0]), key))]
+
+
+def _one_side(path: Path, alone: Sequence[Path], *, sides: tuple[str, str]) -> DataError:
+    """Say which file is missing beside those of one side."""
+    there = sorted({file.name for file in alone})
+    base = re.sub(r"\.gz$", "", there[0], flags=re.IGNORECASE).rpartition(".")[0]
+    wanted = " and ".join(f"{base}.{side}" for side in sides)
+    return DataError(
+        f"{path} has {', '.join(there)}, expected both {wanted}; add the other side, or name the sides as the files "
+        "end with `src` and `tgt`"
+    )
+
+
+def _is_form_of(base: str, plain_base: str) -> bool:
+    """Return whether a name is that of the same text in another form, as train.lc.norm.tok is beside train.
+
+    One with a number, such as train.2, is that of another part.
+    """
+    begin, more = base.casefold(), f"{plain_base.casefold()}."
+    return begin.startswith(more) and not any(map(str.isdigit, begin.removeprefix(more)))
+
+
+def _is_odd(base: str) -> bool:
+    """Return whether a name says more than which split it is."""
+    return _BEGINS.fullmatch(base) is None
+
+
+def _names_of(files: tuple[Path, ...]) -> str:
+    return " and ".join(file.name for file in files)
+
+
+def _no_training_text(path: Path, *, sides: tuple[str, str]) -> DataError:
+    src, tgt = sides
+    there = [file.name for _, file in _named(path)]
+    if not there and not path.is_dir():
+        return DataError(f"{path} {why_no_file(path)}; `data` takes a folder or a file")
+    more = ", ..." if len(there) > _NAMES_SHOWN else ""
+    return DataError(
+        f"{path} has no train.{src} and train.{tgt}, nor train{', '.join(ENDINGS)} (each also with .gz); it holds "
+        f"{', '.join(there[:_NAMES_SHOWN]) or 'nothing'}{more}; name the sides as the files end with `src` and `tgt`, or "
+        "the file itself with `data`"
+    )
+
+
+def _read_sides(src_path: Path, tgt_path: Path) -> tuple[list[str], list[str]]:
     src, tgt = read_lines(src_path), read_lines(tgt_path)
     if len(src) != len(tgt):
+        returns = [
+            f"; {path.name} has {count:,} carriage returns within lines, which end none"
+            for path, lines in ((src_path, src), (tgt_path, tgt))
+            if (count := sum(line.count("\r") for line in lines))
+        ]
         raise DataError(
             f"{src_path} has {len(src)} lines, but {tgt_path} has {len(tgt)}; "
-            "parallel files must have the same number of lines"
+            f"parallel files must have the same number of lines{''.join(returns)}"
         )
-    if checks:
-        _check_sides(src_path, tgt_path, src, tgt)
-    pairs = Pairs(src=src, tgt=tgt, are_named=True)
-    where = f"{src_path} and {tgt_path}"
-    found = _exchanged(pairs, sides=sides, refuses=checks and split == "train", where=where)
-    return replace(pairs, notes=found)
-
-
-def _check_sides(src_path: Path, tgt_path: Path, src: list[str], tgt: list[str]) -> None:
-    advice = (
-        "other files are read with `src` and `tgt`, and these all the same with "
-        "`check_columns=False`"
-    )
-    for path, lines in ((src_path, src), (tgt_path, tgt)):
-        found = why_no_text(lines)
-        if found is not None:
-            raise DataError(f"{path} {found}; {advice}")
-    found = why_no_pair(src, tgt)
-    if found is not None:
-        raise DataError(f"both sides, {src_path} and {tgt_path}, {found}; {advice}")
-
-
-def _read_table(
-    path: Path,
-    *,
-    src: str,
-    tgt: str,
-    columns: tuple[str, ...] | None,
-    checks: bool,
-    split: str,
-    folder: Path | None = None,
-) -> Pairs:
-    """Read a table; of a split in a folder, without names of its own, in the order of the training text."""
-    table = read_table(path, src=src, tgt=tgt, columns=columns)
-    notes: tuple[str, ...] = ()
-    if folder is not None and split != "train" and columns is None and table.names is None:
-        # Whoever only scores the split may have any other text there.
-        with suppress(DataError):
-            table, notes = _ordered_as_training(table, folder, src=src, tgt=tgt)
-    sides = table.read_sides()
-    if checks:
-        table.check(sides.src, sides.tgt)
-    pairs = Pairs(
-        src=sides.src,
-        tgt=sides.tgt,
-        notes=notes + sides.notes,
-        are_named=table.names_sides,
-    )
-    found = _exchanged(
-        pairs,
-        sides=(src, tgt),
-        refuses=checks and split == "train",
-        where=str(path),
-        table=table,
-    )
-    return replace(pairs, notes=pairs.notes + found)
-
-
-def _exchanged(
-    pairs: Pairs,
-    *,
-    sides: tuple[str, str],
-    refuses: bool,
-    where: str,
-    table: Table | None = None,
-) -> tuple[str, ...]:
-    """Return a line if some rows are the other way round, as in joined files.
-
-    Args:
-        pairs: of all rows.
-        sides: their names.
-        refuses: whether to refuse that where such rows are many.
-        where: name of the file or files.
-        table: that the rows are from, which knows its lines; None: a row is a line.
-
-    Raises:
-        DataError: they are many, and `refuses`.
-    """
-    found = exchanged_rows(pairs.src, pairs.tgt, sides=sides)
-    if found is None:
-        return ()
-    some = found.numbers[:3]
-    places = [f"line {number + 1}" for number in some]
-    if table is not None:
-        places = [place for number, (place, _) in enumerate(table.rows()) if number in some]
-    told = found.told(where, of=len(pairs), places=places)
-    if refuses and found.share > _EXCHANGED_SHARE:
-        raise DataError(f"{told}, or read them all the same with `check_columns=False`")
-    return (told,)
+    return src, tgt
 
 
 def _hold_out(pairs: Pairs, *, path: Path, splits: Sequence[str], seed: int) -> dict[str, Pairs]:
-    """Divide pairs into the missing splits and train; all near copies of a source go to one of them."""
-    # Of near copies the first one stands for all.
+    """Divide pairs into the missing splits and train; all that `plain` makes one source go to one of them."""
+    # The first of them stands for all.
     firsts: dict[str, str] = {}
     sources = [firsts.setdefault(plain(source), source.strip()) for source in pairs.src]
     counts = Counter(sources)

@@ -11,7 +11,7 @@ import torch
 from gapless import __version__
 from gapless.device.cpu import kernels_of_cpu
 from gapless.errors import UserError
-from gapless.nmt.data.corpus import split_of
+from gapless.nmt.data.corpus import files_of_text
 
 
 if TYPE_CHECKING:
@@ -89,14 +89,7 @@ def _described(given: Mapping[str, Any]) -> dict[str, str]:
 def _text_in(data: str | Path | None) -> dict[str, str]:
     if data is None:
         return {}
-    path = Path(data)
-    files = _files_of_text(path) if path.is_dir() else [path]
-    return {f"{file}, as text,": _content_of(file) for file in files if file.is_file()}
-
-
-def _files_of_text(folder: Path) -> list[Path]:
-    """Return the files of a folder that may be read as text; others may be notes, logs, models."""
-    return sorted(file for file in folder.iterdir() if split_of(file.name) is not None)
+    return {f"{file}, as text,": _content_of(file) for file in files_of_text(Path(data))}
 
 
 def _content_of(path: Path) -> str:

@@ -485,12 +485,6 @@ def newest_pairs(run_dir: Path) -> dict[str, dict[str, int]] | None:
     return metas[-1].get("pairs") if metas else None
 
 
-def newest_keeps_trained_on(run_dir: Path) -> bool:
-    """Return whether the newest full state says that the run keeps what it was trained on."""
-    metas = [meta for _, meta in _metas(run_dir)]
-    return bool(metas) and bool(metas[-1].get("trained_on"))
-
-
 def _metas(run_dir: Path) -> list[tuple[int, dict[str, Any]]]:
     """Return the updates and plain values of each full state, oldest first, verified."""
     found = []

@@ -23,7 +23,7 @@ from gapless.nmt.run.defaults import (
     chosen_settings,
 )
 from gapless.nmt.run.first_weights import FirstWeights, read_first_weights
-from gapless.nmt.run.scoring import check_direction, decide_scoring, settle_language
+from gapless.nmt.run.scoring import decide_scoring
 from gapless.nmt.run.task import Task, make_vocabs, may_be_learned, prepare, read_corpus
 from gapless.nmt.run.time_limit import WallClock
 
@@ -98,14 +98,11 @@ def choose_run(
     draft = _draft(given)
     device = find_device(draft.device)
     corpus = read_corpus(draft)
-    # Asks for the language before the work on the vocabulary.
-    decide_scoring(settle_language(draft, corpus.train.tgt), corpus.train.tgt)
-    is_src_named = any(given.get(name) is not None for name in ("src", "columns"))
-    told = check_direction(draft, corpus.train, is_src_named=is_src_named)
-    if first is not None:
-        note = first.note_of_direction(settle_language(draft, corpus.train.tgt))
-        told = told if note is None else (*told, note)
-    corpus = replace(corpus, notes=(*corpus.notes, *told))
+    # Refuses a tokenizer that is missing before the work on the vocabulary.
+    decide_scoring(draft)
+    note = None if first is None else first.note_of_direction(draft)
+    if note is not None:
+        corpus = replace(corpus, notes=(*corpus.notes, note))
     if first is None:
         choices = choose_vocabulary(_text_facts(may_be_learned(corpus.train, draft)), given)
         config = _so_far(choices, given)

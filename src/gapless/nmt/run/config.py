@@ -19,7 +19,7 @@ from gapless.plans import Plan, get_plan
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from dataclasses import Field
 
 
@@ -36,10 +36,6 @@ MOST_PENALTY = 10
 
 # Hypotheses of every sentence of a batch lie in memory together.
 MOST_BEAM = 1024
-
-# The value of `tgt_language` that leaves it to the text. A run records it with the tokenizer that its
-# text asked for, as auto:13a, which is not taken for one that its user named.
-AUTO = "auto"
 
 # Of sacrebleu.
 _TOKENIZERS = ("13a", "zh", "ja-mecab", "ko-mecab", "char", "intl")
@@ -103,26 +99,19 @@ class TrainConfig:
     data: str | None = _setting(
         "data", None, "folder or file of sentence pairs; none: embedded corpus"
     )
-    src: str = _setting("data", "en", "source side: a file ending, column or JSON key")
+    src: str = _setting(
+        "data", "en", "source side, by code or name: a file ending, column or JSON key"
+    )
     tgt: str = _setting("data", "zh", "target side")
     columns: str | None = _setting(
         "data",
         None,
-        "names of the first columns of a TSV, CSV or JSON, in order: en,zh or _,en,zh",
-    )
-    check_columns: bool = _setting(
-        "data", True, "refuse sides that hold no sentences, such as numbers, or are the same text"
-    )
-    tgt_language: str | None = _setting(
-        "data",
-        None,
-        "language of the target side: zh, Chinese, ...; none: as tgt says; auto: as its text is written",
-        compare=False,
+        "names of the first columns of a table without a header, in order: en,zh or _,en,zh",
     )
     score_tokenizer: str | None = _setting(
         "data",
         None,
-        "sacrebleu tokenizer of BLEU; none: as the target language needs",
+        "sacrebleu tokenizer of BLEU; none: of Chinese, Japanese and Korean their own, else 13a",
         choices=_TOKENIZERS,
         compare=False,
     )
@@ -447,17 +436,6 @@ class TrainConfig:
             )
         return self.accumulate
 
-    @property
-    def is_language_open(self) -> bool:
-        """Whether nobody named the language of the target side, so that its text says it."""
-        return self.tgt_language == AUTO or self.text_tokenizer is not None
-
-    @property
-    def text_tokenizer(self) -> str | None:
-        """The tokenizer that the text of the run asked for, where its language is open and that is recorded."""
-        name, colon, tokenizer = (self.tgt_language or "").partition(":")
-        return tokenizer if name == AUTO and colon else None
-
     def capture_memory_bytes(self) -> int | None:
         """Return the budget for captures in bytes, None if it is not set."""
         return None if self.capture_memory is None else int(self.capture_memory * 2**30)
@@ -502,14 +480,6 @@ def _check_data(value: str, *, name: str) -> None:
         )
 
 
-def _check_language(value: str, *, name: str) -> None:
-    first, colon, tokenizer = value.partition(":")
-    if first == AUTO and colon and tokenizer not in _TOKENIZERS:
-        raise DataError(
-            f"`{name}` is {value!r}, expected a language, auto, or auto: with one of {', '.join(_TOKENIZERS)}"
-        )
-
-
 def _check_lr(value: float, *, name: str) -> None:
     if value == 0:
         raise UserError(f"`{name}` must be above 0, but is 0: no weight would change")
@@ -519,7 +489,6 @@ def _check_lr(value: float, *, name: str) -> None:
 _FORMS: dict[str, Callable[..., Any]] = {
     "lr": _check_lr,
     "data": _check_data,
-    "tgt_language": _check_language,
     "run_dir": _check_path,
     "save_every": Interval.of,
     "validate_every": Interval.of,
@@ -582,7 +551,7 @@ _DEFAULT_BATCH_TOKENS = 4096
 def settings_given(flags: Mapping[str, Any], *, file: Path | None = None) -> dict[str, Any]:
     """Return the settings that a user gave: flags win over the file.
 
-    A target or its language that is named anew is not scored with the tokenizer of the file.
+    A target that is named anew is not scored with the tokenizer of the file.
 
     Args:
         flags: settings by name; those that are None were not given.
@@ -599,23 +568,10 @@ def settings_given(flags: Mapping[str, Any], *, file: Path | None = None) -> dic
     if "val_interval" in of_flags:
         # It would have no effect.
         of_file.pop("validate_every", None)
-    anew = {name for name in ("tgt", "tgt_language") if of_flags.get(name) != of_file.get(name)}
-    _forget_scoring(of_file, named=anew & of_flags.keys())
+    if "tgt" in of_flags and of_flags["tgt"] != of_file.get("tgt"):
+        of_file.pop("score_tokenizer", None)
     _check_of_file({name: of_file[name] for name in of_file.keys() - of_flags.keys()}, file=file)
     return of_file | of_flags
-
-
-def _forget_scoring(settings: dict[str, Any], *, named: Collection[str]) -> None:
-    """Take out of the settings of a file how its target was scored, if that is named otherwise.
-
-    Args:
-        settings: of the file.
-        named: which of `tgt` and `tgt_language` a user named.
-    """
-    if named:
-        settings.pop("score_tokenizer", None)
-    if "tgt" in named and str(settings.get("tgt_language")).partition(":")[0] == AUTO:
-        settings.pop("tgt_language")
 
 
 def _check_of_file(values: Mapping[str, Any], *, file: Path) -> None:
@@ -631,8 +587,7 @@ def _check_of_file(values: Mapping[str, Any], *, file: Path) -> None:
 def settings_of_new_run(flags: Mapping[str, Any], *, file: Path | None = None) -> dict[str, Any]:
     """Return the settings that a user gave for a new run: as `settings_given`.
 
-    A target that is named has a language of its own, and a language a tokenizer, whatever those of the
-    file's run were.
+    A target that is named is scored as its language is, whatever the file's run was scored with.
 
     Raises:
         UserError: as of `settings_given`, or settings of the file contradict each other.
@@ -646,11 +601,8 @@ def settings_of_new_run(flags: Mapping[str, Any], *, file: Path | None = None) -
             raise UserError(
                 f"val_interval and validate_every in {file} both say when to validate; leave out one of them"
             )
-    of_target = ("tgt", "tgt_language", "score_tokenizer")
-    named = [name for name in of_target if flags.get(name) is not None]
-    for name in of_target[of_target.index(named[0]) :] if named else ():
-        if name not in named:
-            given.pop(name, None)
+    if flags.get("tgt") is not None and flags.get("score_tokenizer") is None:
+        given.pop("score_tokenizer", None)
     return given
 
 
@@ -667,9 +619,6 @@ def make_config(flags: Mapping[str, Any], *, file: Path | None = None) -> TrainC
     given = settings_given(flags, file=file)
     is_demo = given.get("data") is None
     settings: dict[str, Any] = {**(DEMO if is_demo else {}), **given}
-    if not is_demo and "tgt" not in given and "columns" not in given:
-        # Nobody said that it is Chinese.
-        settings.setdefault("tgt_language", AUTO)
     config = TrainConfig(**settings)
     if config.batch_size is None and config.batch_tokens is None:
         config = replace(config, batch_tokens=_DEFAULT_BATCH_TOKENS)

@@ -109,7 +109,7 @@ def check_removed(file: Path, *, advice: str) -> list[str]:
     values, _ = values_in(file)
     found = [name for name in REMOVED if name in values]
     for name in found:
-        if values[name] != REMOVED[name].default:
+        if not REMOVED[name].may_be_ignored(values[name], values):
             raise UserError(
                 f"{name} is {shown(values[name])} in {file}, but this setting was removed: "
                 f"{REMOVED[name].now}; {advice}"

@@ -14,7 +14,7 @@ from gapless.nmt.run.build import make_parts, training_sampler
 from gapless.nmt.run.disk_space import check_disk_space
 from gapless.nmt.run.folder import check_writable, choose_run_dir
 from gapless.nmt.run.resolved import resolve
-from gapless.nmt.run.sides import notes_of_earlier
+from gapless.nmt.run.trained_on import notes_of_known
 from gapless.report.text import megabytes, time_left
 
 
@@ -127,7 +127,7 @@ def estimate_run(config: TrainConfig, task: Task, *, world: int = 1) -> Estimate
             world=world,
             accumulate=resolved.accumulate,
             gradient_bytes=sum(one.nbytes for one in weights if one.requires_grad),
-            notes=() if first is None else notes_of_earlier(Path(first), task.corpus, config),
+            notes=() if first is None else notes_of_known(Path(first), task.corpus),
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gapless.errors import UserError
-from gapless.nmt.data.languages import find_language
+from gapless.nmt.data.languages import is_same_language
 from gapless.nmt.run import checkpoints
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.folder import CONFIG, settings_file
@@ -69,31 +69,21 @@ class FirstWeights:
                 )
 
     def note_of_direction(self, config: TrainConfig) -> str | None:
-        """Return a line if the other run was of other languages; None: it was not, or nobody can know.
+        """Return a line if the other run translated from or into another language; None: it did not.
 
         Args:
-            config: of the run that starts with the weights, its language settled.
+            config: of the run that starts with the weights.
         """
-        pairs = zip(_languages(self.config), _languages(config), strict=True)
-        if all(before is None or now in (None, before) for before, now in pairs):
+        before, now = (self.config.src, self.config.tgt), (config.src, config.tgt)
+        if all(
+            one == other or is_same_language(one, other)
+            for one, other in zip(before, now, strict=True)
+        ):
             return None
         return (
-            f"{self.path}, whose vocabulary and weights the run starts with, is of {_direction(self.config)}, "
-            f"and this text is of {_direction(config)}"
+            f"{self.path}, whose vocabulary and weights the run starts with, is of {' to '.join(before)}, and this "
+            f"text is of {' to '.join(now)}"
         )
-
-
-def _languages(config: TrainConfig) -> list[str | None]:
-    declared = config.tgt_language
-    target = find_language(declared or config.tgt, is_declared=declared is not None)
-    if config.is_language_open:
-        target = None
-    return [None if side is None else side.family for side in (find_language(config.src), target)]
-
-
-def _direction(config: TrainConfig) -> str:
-    language = None if config.is_language_open else config.tgt_language
-    return f"{config.src} to {language or config.tgt}"
 
 
 def read_first_weights(run_dir: Path) -> FirstWeights:

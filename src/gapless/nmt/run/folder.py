@@ -20,7 +20,6 @@ from gapless.nmt.run.checkpoints import (
     FOLDER as CHECKPOINTS,
     drop_later,
     how_to_use_weights,
-    newest_keeps_trained_on,
     newest_metrics,
     newest_with,
     state_store,
@@ -29,9 +28,8 @@ from gapless.nmt.run.config import make_config
 from gapless.nmt.run.config_file import shown, to_yaml
 from gapless.nmt.run.metrics_file import METRICS, MetricsFile, go_back
 from gapless.nmt.run.shell_name import shell_name
-from gapless.nmt.run.sides import SIDES
 from gapless.nmt.run.task import VOCAB_FILES, Vocabs
-from gapless.nmt.run.trained_on import TRAINED_ON, damage_of_trained_on
+from gapless.nmt.run.trained_on import TRAINED_ON, is_damaged
 
 
 if TYPE_CHECKING:
@@ -344,7 +342,7 @@ def _what_to_do_with(path: Path) -> str:
 
 def begun_files(path: Path) -> list[Path]:
     """Return the files of a run's begin that killed processes have not written to the end."""
-    names = (CONFIG, *VOCAB_FILES, TRAINED_ON, SIDES)
+    names = (CONFIG, *VOCAB_FILES, TRAINED_ON)
     return [found for name in names for found in path.glob(f".{name}.*.tmp") if found.is_file()]
 
 
@@ -375,6 +373,9 @@ def _next_free(parent: Path) -> Path:
 
 def read_config(path: Path) -> TrainConfig:
     """Return the settings of a run: those of its newest checkpoint, or of its folder.
+
+    Args:
+        path: folder of the run.
 
     Raises:
         RunFolderError: the folder is not a run.
@@ -466,8 +467,9 @@ def damaged_files(path: Path) -> list[str]:
         difference = covered.difference(data[: covered.size])
         if difference is not None:
             lines.append(f"{file}: {difference}")
-    damage = damage_of_trained_on(path, was_kept=newest_keeps_trained_on(path))
-    return lines if damage is None else [*lines, damage]
+    if is_damaged(path):
+        lines.append(f"{path / TRAINED_ON}: holds other bytes than were written")
+    return lines
 
 
 def read_vocabs(path: Path, config: TrainConfig) -> Vocabs:

@@ -10,7 +10,6 @@ from gapless.nmt.run.checkpoints import FOLDER, best_path, final_path, newest_wi
 from gapless.nmt.run.error_log import ERRORS
 from gapless.nmt.run.folder import CONFIG, LOCK, SUMMARY
 from gapless.nmt.run.metrics_file import METRICS
-from gapless.nmt.run.sides import SIDES
 from gapless.nmt.run.task import VOCAB_FILES
 from gapless.nmt.run.trained_on import TRAINED_ON
 
@@ -54,5 +53,5 @@ def _remove_beginning(run_dir: Path) -> None:
     for name in (FOLDER, "tensorboard"):
         shutil.rmtree(run_dir / name, ignore_errors=True)
     # The settings last: without them this would be no run, and nothing of it would be removed.
-    for name in (METRICS, ERRORS, TRAINED_ON, SIDES, *VOCAB_FILES, CONFIG):
+    for name in (METRICS, ERRORS, TRAINED_ON, *VOCAB_FILES, CONFIG):
         (run_dir / name).unlink(missing_ok=True)

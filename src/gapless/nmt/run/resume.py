@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from gapless.errors import UserError
-from gapless.nmt.data.languages import find_language, matching_name
+from gapless.nmt.data.languages import is_same_language
 from gapless.nmt.run.config_file import shown
 from gapless.nmt.run.resolved import Resolved
 from gapless.nmt.run.update_size import accumulated
@@ -26,7 +26,7 @@ FIXED_ON_RESUME = (
     *("tokenizer", "vocab_size", "vocab_model", "shared_vocab", "heads", "norm"),
 )
 
-# Names of the sides. Text without names of its own is the same by any.
+# Names of the sides, which may be written otherwise.
 _SIDES = ("src", "tgt")
 
 # Say nothing of what is learnt.
@@ -125,25 +125,9 @@ def _check_resumable(config: TrainConfig, begun: Mapping[str, Any]) -> None:
             raise _changed(name, asked, begun)
     for name in _SIDES:
         asked = getattr(config, name)
-        is_told = name == "tgt" and not config.is_language_open
-        language = config.tgt_language if is_told else None
-        if not _is_same_side(asked, begun.get(name, asked), language=language):
+        before = begun.get(name, asked)
+        if asked != before and not is_same_language(asked, before):
             raise _changed(name, asked, begun)
-
-
-def _is_same_side(asked: str, before: str, *, language: str | None) -> bool:
-    """Return whether a side that is named anew may be the same: of the same language, or now of one.
-
-    Args:
-        asked: its name from now on.
-        before: its name until now.
-        language: of the side, if it was declared beside its name.
-    """
-    if asked == before:
-        return True
-    if find_language(before) is None and language is None:
-        return find_language(asked) is not None
-    return matching_name(asked, [language or before]) is not None
 
 
 def _changed(name: str, asked: Any, begun: Mapping[str, Any]) -> UserError:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
+from gapless.nmt.data.text_files import is_blank
 from gapless.nmt.data.vocab import join_subwords
 from gapless.nmt.run.interrupt import StopNow
 from gapless.ranks import OneRank
@@ -60,7 +61,7 @@ def translate_lines(
 ) -> list[list[Translation]]:
     """Return the best translations of each line, at least one, in the order of the lines.
 
-    An empty line stays empty. Several ranks share the work, and all return all translations, which
+    An empty line, and one of which nobody sees anything, stays empty. Several ranks share the work, and all return all translations, which
     are those of a process alone.
 
     Args:
@@ -79,7 +80,7 @@ def translate_lines(
 
     Sync: Blocks the host, counted as "decode", and until all ranks are done.
     """
-    full = [number for number, line in enumerate(lines) if line.strip()]
+    full = [number for number, line in enumerate(lines) if not is_blank(line)]
     sources = vocabs.src.encode([lines[number] for number in full])
     for at, source in enumerate(sources):
         if max_source is not None and len(source) > max_source:

@@ -79,10 +79,12 @@ def describe_data(config: TrainConfig, task: Task) -> str:
         skipped += f", {repeated} the same as others"
     long_val = f" ({n} too long for its loss)" if (n := len(corpus.val) - len(task.val)) else ""
     is_small = min(len(set(pairs.src)) for pairs in (corpus.val, corpus.test)) < _FEWEST_SCORED
+    names = [{"val": "validation"}.get(split, split) for split in corpus.held_out]
+    held_out = f", {' and '.join(names)} pairs held out of train" if names else ""
     return (
         f"{config.data or 'embedded corpus'}, {config.src} to {config.tgt}: "
         f"{len(task.train)} training pairs{skipped}, {len(corpus.val)} validation{long_val}, "
-        f"{len(corpus.test)} test{', too few for scores to mean much' if is_small else ''}"
+        f"{len(corpus.test)} test{held_out}{', too few for scores to mean much' if is_small else ''}"
     )
 
 

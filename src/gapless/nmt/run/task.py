@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gapless.errors import DataError
-from gapless.nmt.data.corpus import Corpus, Pairs, load_corpus
+from gapless.nmt.data.corpus import Corpus, Pairs, files_of_text, load_corpus
 from gapless.nmt.data.demo import demo_pairs
 from gapless.nmt.data.languages import find_language
 from gapless.nmt.data.token_pairs import TokenPairs
@@ -159,11 +159,10 @@ def read_corpus(config: TrainConfig) -> Corpus:
             src=config.src,
             tgt=config.tgt,
             columns=config.column_names(),
-            checks=config.check_columns,
             seed=config.seed,
         )
     named = [find_language(side) for side in (config.src, config.tgt)]
-    languages = ["" if language is None else language.family for language in named]
+    languages = ["" if language is None else language.code for language in named]
     if sorted(languages) != ["en", "zh"]:
         raise DataError(
             f"the embedded corpus is English-Chinese, but `src` is {config.src!r} and `tgt` "
@@ -191,7 +190,7 @@ def read_recorded(config: TrainConfig, *, run_dir: Path) -> Corpus:
         DataError: it is not there any more, or anything about it that cannot be used.
     """
     data = config.data
-    if data is not None and not Path(data).exists():
+    if data is not None and not Path(data).exists() and not files_of_text(Path(data)):
         where = "" if Path(data).is_absolute() else f" in {Path.cwd()}"
         raise DataError(
             f"{data}, the path of its text that {run_dir} recorded, does not exist{where}; name "

@@ -12,7 +12,7 @@ from gapless.nmt.data.corpus import SEEN_SHARE, plain
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -72,7 +72,7 @@ def find_trained_on(run_dir: Path, sources: Sequence[str]) -> list[int] | None:
     known = _read(run_dir)
     if known is None:
         return None
-    are_known = np.isin(_hashes(sources), known) | np.isin(_earlier_hashes(sources), known)
+    are_known = np.isin(_hashes(sources), known)
     return [n for n, is_known in enumerate(are_known) if is_known]
 
 
@@ -105,101 +105,13 @@ def are_many(count: int, *, of: int) -> bool:
     return count > SEEN_SHARE * of
 
 
-def mark_of_trained_on(run_dir: Path) -> str | None:
-    """Return what tells the file of a run from another one; None: it has none."""
-    path = run_dir / TRAINED_ON
-    return path.read_bytes()[-_DIGEST_BYTES:].hex() if path.is_file() else None
-
-
-def restore_trained_on(
-    run_dir: Path,
-    sources: Sequence[str],
-    *,
-    earlier: Path | None,
-    mark: str | bool | None,
-    is_unchanged: bool,
-) -> str | None:
-    """Write the file of a resumed run anew, where it is damaged or missing and surely the same.
-
-    What cannot be told any more is not kept: to know a part would tell the rest from new text wrongly.
-
-    Args:
-        run_dir: of the run.
-        sources: of the pairs that its batches are made of.
-        earlier: folder of the run that its first weights are from; None: they were random.
-        mark: of the file, as its newest state keeps it; earlier versions keep none, or that there is one.
-        is_unchanged: whether the run had this text since it began; decides where there is no mark.
-
-    Returns:
-        A line on what became of a file that was there; None: it is whole, or there was none.
-
-    Raises:
-        OSError: the disk is full.
-    """
-    path, there = run_dir / TRAINED_ON, _read(run_dir)
-    if there is not None and (not isinstance(mark, str) or mark == mark_of_trained_on(run_dir)):
-        return None
-    found = _rebuilt(sources, earlier=earlier, mark=mark, is_unchanged=is_unchanged)
-    if there is not None and found is None:
-        # A run that was killed had begun to train on more.
-        return None
-    was_there = bool(mark) or path.exists()
-    _write(run_dir, found)
-    if there is not None or not was_there:
-        return None
-    what = f"{path} is damaged or missing"
-    if found is not None:
-        return f"{what}; it is written anew from the training text, which is the same"
-    return (
-        f"{what}, and this text and the first weights do not say what it held; gapless evaluate cannot tell any "
-        "more which text the run was trained with"
-    )
-
-
-def _rebuilt(
-    sources: Sequence[str], *, earlier: Path | None, mark: str | bool | None, is_unchanged: bool
-) -> NDArray[np.uint64] | None:
-    """Return the hashes that a run had kept, None if they are not known."""
-    before = np.empty(0, _HASH) if earlier is None else _read(earlier)
-    if before is None:
-        return None
-    now = np.union1d(before, _hashes(sources))
-    if not isinstance(mark, str):
-        # The run that the first weights are from may have gone on since.
-        return now if is_unchanged and earlier is None else None
-    return next((one for one in (now, before) if _digest(_content(one)).hex() == mark), None)
-
-
 def is_damaged(run_dir: Path) -> bool:
     """Return whether the file of a run is there, but is not what was written."""
     return (run_dir / TRAINED_ON).is_file() and _read(run_dir) is None
 
 
-def damage_of_trained_on(run_dir: Path, *, was_kept: bool) -> str | None:
-    """Return a line if what a run keeps of its training text is missing or damaged.
-
-    Args:
-        run_dir: of the run.
-        was_kept: whether its newest state says that it is there.
-    """
-    path = run_dir / TRAINED_ON
-    if not path.is_file():
-        lost = "is missing; gapless evaluate cannot tell text that the run was trained on"
-        return f"{path} {lost}" if was_kept else None
-    return None if not is_damaged(run_dir) else f"{path}: holds other bytes than were written"
-
-
 def _hashes(sources: Sequence[str]) -> NDArray[np.uint64]:
-    return _hashes_of(map(plain, sources))
-
-
-def _earlier_hashes(sources: Sequence[str]) -> NDArray[np.uint64]:
-    """Return the hashes that runs of earlier versions kept, to which fewer near copies were alike."""
-    return _hashes_of(text.strip().casefold() for text in sources)
-
-
-def _hashes_of(texts: Iterable[str]) -> NDArray[np.uint64]:
-    digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
+    digests = (hashlib.blake2b(plain(one).encode(), digest_size=8).digest() for one in sources)
     return np.frombuffer(b"".join(digests), _HASH)
 
 
@@ -218,12 +130,8 @@ def _write(run_dir: Path, hashes: NDArray[np.uint64] | None) -> None:
     if hashes is None:
         path.unlink(missing_ok=True)
         return
-    content = _content(hashes)
+    content = hashes.astype(_HASH).tobytes()
     replace_file(path, content + _digest(content))
-
-
-def _content(hashes: NDArray[np.uint64]) -> bytes:
-    return hashes.astype(_HASH).tobytes()
 
 
 def _digest(content: bytes) -> bytes:

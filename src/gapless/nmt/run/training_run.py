@@ -18,7 +18,6 @@ from gapless.errors import RunFolderError, RunLockedError, UserError
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run.build import build_step, num_workers, training_sampler
 from gapless.nmt.run.checkpoints import check_averaged, load_state, set_weights
-from gapless.nmt.run.config import AUTO
 from gapless.nmt.run.config_file import check_removed
 from gapless.nmt.run.disk_space import check_disk_space
 from gapless.nmt.run.first_rank import made_by_first
@@ -42,16 +41,10 @@ from gapless.nmt.run.resume import (
     resolve_resumed,
     settings_to_keep,
 )
-from gapless.nmt.run.scoring import decide_scoring, notes_of_tokenizer, settle_language
-from gapless.nmt.run.sides import keep_sides, notes_of_earlier
+from gapless.nmt.run.scoring import decide_scoring, is_scored_alike
 from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus, read_recorded
 from gapless.nmt.run.time_limit import AgreedClock, TimeLimit, WallClock
-from gapless.nmt.run.trained_on import (
-    add_trained_on,
-    begin_trained_on,
-    mark_of_trained_on,
-    restore_trained_on,
-)
+from gapless.nmt.run.trained_on import add_trained_on, begin_trained_on, notes_of_known
 from gapless.nmt.run.translated_pairs import num_compared, num_translated
 from gapless.nmt.run.update_size import check_shapes, grown_update
 from gapless.pipeline.host_waits import HostWaits
@@ -225,7 +218,6 @@ class TrainingRun:
             "layout": settings_to_keep(self.config, self.resolved),
             "pairs": self.task.fingerprint,
             "numerics": numerics_in_force(),
-            "trained_on": mark_of_trained_on(self.run_dir),
         }
 
     def note_training(self) -> None:
@@ -340,8 +332,7 @@ def new_run(
     device = _device_of(config, device)
     resolved = resolve(config, is_accelerator=device.is_accelerator, world=ranks.world)
     corpus = read_corpus(config) if chosen is None else chosen.task.corpus
-    scoring = decide_scoring(config, corpus.train.tgt)
-    config = settle_language(config, corpus.train.tgt)
+    scoring = decide_scoring(config)
     first = made_by_first(ranks, lambda: _first_weights(config))
     vocabs = None if first is None else first.vocabs
     task = prepare(config, corpus=corpus, vocabs=vocabs) if chosen is None else chosen.task
@@ -362,12 +353,6 @@ def new_run(
     run.choices = [] if chosen is None else list(chosen.choices)
     if chosen is None or not chosen.holds_update:
         run.choices += grown_update(resolved)
-    run.notes += notes_of_tokenizer(config, corpus.train.tgt)
-    if config.text_tokenizer is not None:
-        named = f"nobody named the target side: it counts as {config.tgt}"
-        if corpus.train.are_named:
-            named = f"the sides are named {config.src} and {config.tgt}"
-        run.notes.append(f"{named}, but {scoring.because}")
     run_dir = made_by_first(ranks, lambda: _make_folder(run))
     if not ranks.is_first:
         run.write_to(run_dir)
@@ -422,9 +407,8 @@ def _begin_folder(run: TrainingRun) -> None:
         first = run.config.init_from
         earlier = None if first is None else Path(first)
         begin_trained_on(run.run_dir, earlier=earlier)
-        keep_sides(run.run_dir, run.task.corpus.train, run.config)
     if earlier is not None:
-        run.notes += notes_of_earlier(earlier, run.task.corpus, run.config)
+        run.notes += notes_of_known(earlier, run.task.corpus)
 
 
 def resumed_run(
@@ -518,7 +502,7 @@ def _read_run(
         run.load_state(saved.state, path=saved.path)
     if saved.validates_anew:
         run.position.forget_validations()
-    made_by_first(ranks, lambda: _check_folder(run, saved.state))
+    made_by_first(ranks, lambda: _check_folder(run))
     return run
 
 
@@ -542,16 +526,12 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
     is_recorded = config.data == begun.data
     corpus = read_recorded(config, run_dir=run_dir) if is_recorded else read_corpus(config)
     notes += corpus.notes
-    scoring = decide_scoring(config, corpus.train.tgt)
-    config = settle_language(replace(config, accumulate=resolved.accumulate), corpus.train.tgt)
+    scoring = decide_scoring(config)
+    config = replace(config, accumulate=resolved.accumulate)
     task = prepare(config, corpus=corpus, vocabs=vocabs)
     if not config.allow_changed_data:
         check_pairs(task.fingerprint, begun=state["pairs"])
-    notes += notes_of_tokenizer(config, corpus.train.tgt)
-    # An old run may have kept its language as it was asked for.
-    is_settled = begun.tgt_language != AUTO
-    before = begun if is_settled else settle_language(begun, corpus.train.tgt)
-    validates_anew = _validates_anew(config, task, begun=before, pairs=state["pairs"])
+    validates_anew = _validates_anew(config, task, begun=begun, pairs=state["pairs"])
     if validates_anew:
         notes.append(
             "validations have other pairs than before, or are scored otherwise: what was best so far does "
@@ -574,12 +554,8 @@ def _validates_anew(
     config: TrainConfig, task: Task, *, begun: TrainConfig, pairs: dict[str, dict[str, int]]
 ) -> bool:
     """Return whether the scores of validations cannot be compared with those of the state."""
-    is_scored_as_before = (config.tgt_language, config.score_tokenizer) == (
-        begun.tgt_language,
-        begun.score_tokenizer,
-    )
     now = task.fingerprint["validation"]
-    return not is_scored_as_before or now != dict(pairs.get("validation", now))
+    return not is_scored_alike(config, begun) or now != dict(pairs.get("validation", now))
 
 
 def _check_state(state: dict[str, Any], *, path: Path) -> None:
@@ -592,7 +568,7 @@ def _check_state(state: dict[str, Any], *, path: Path) -> None:
         )
 
 
-def _check_folder(run: TrainingRun, state: dict[str, Any]) -> None:
+def _check_folder(run: TrainingRun) -> None:
     """Check that the folder of a resumed run has what it needs, and write its settings there."""
     if run.config.average != "auto":
         check_averaged(
@@ -604,31 +580,7 @@ def _check_folder(run: TrainingRun, state: dict[str, Any]) -> None:
         )
     check_disk_space(run.run_dir, run.config, run.step)
     write_files(run.run_dir, files_of_run(run.config, run.task.vocabs))
-    first = run.config.init_from
-    told = restore_trained_on(
-        run.run_dir,
-        run.task.batched_sources(),
-        earlier=None if first is None else Path(first),
-        mark=state.get("trained_on"),
-        is_unchanged=_has_begun_with(run, state["pairs"]["training"]),
-    )
-    run.notes += [] if told is None else [told]
-    run.notes += notes_of_earlier(run.run_dir, run.task.corpus, run.config)
-
-
-def _has_begun_with(run: TrainingRun, pairs: dict[str, int]) -> bool:
-    """Return whether a resumed run had its training pairs in all its epochs.
-
-    Of other pairs an epoch would have had other target tokens.
-
-    Args:
-        run: that is resumed.
-        pairs: fingerprint of its training pairs in the state.
-    """
-    done = run.position.records[: run.position.epoch]
-    tokens = int(run.task.train.tgt_lengths.sum())
-    is_same = dict(pairs) == run.task.fingerprint["training"]
-    return is_same and bool(done) and all(epoch.target_tokens == tokens for epoch in done)
+    run.notes += notes_of_known(run.run_dir, run.task.corpus)
 
 
 def _device_of(config: TrainConfig, device: Device | None) -> Device:
