@@ -65,15 +65,6 @@ def test_damage_is_named(gapless, run, name, named):
     assert named in done.out
 
 
-def test_what_a_run_was_trained_on_is_missed(gapless, run):
-    """Its newest state says that it was there; that of an earlier version does not."""
-    (run / "trained_on.bin").unlink()
-    done = gapless("checkpoint", "verify", run)
-
-    assert (done.code, done.err, done.out.count("\n")) == (1, "", 1)
-    assert "trained_on.bin is missing; gapless evaluate cannot tell" in done.out
-
-
 def test_a_folder_that_is_no_run(gapless, tmp_path):
     """It is named."""
     gapless("checkpoint", "verify", tmp_path / "absent").check_refused(

@@ -56,7 +56,7 @@ def write_as(form, data, target):
             continue
         rows = ROWS[ending](pairs)
         (target / f"{split}.{form}").write_bytes(pack(rows.encode()))
-    return ["--columns", "zh,en"] if ending == "tsv" else []
+    return {"tsv": ["--columns", "zh,en"], "json": ["--columns", "en,zh"]}.get(ending, [])
 
 
 @pytest.mark.quick_cases(4)
@@ -154,7 +154,7 @@ def test_the_summary_counts_the_waits_of_a_hundred_batches(
     gapless, tmp_path, expected_waits, plan
 ):
     """The summary has each plan's host waits over a hundred batches, as on a GPU."""
-    rows = "".join(f"a {n}\tb {n}\n" for n in range(120))
+    rows = "en\tzh\n" + "".join(f"a {n}\tb {n}\n" for n in range(120))
     (tmp_path / "pairs.tsv").write_text(rows)
     words = ["--data", "pairs.tsv", "--tokenizer", "none", "--run-dir", "r", "--plan", plan]
 
@@ -350,7 +350,9 @@ def test_a_very_long_cell_is_read_as_any_other(gapless, tmp_path):
     rows.insert(20, ("very long " * 14_000, "很长"))
     for ending, mark in (("csv", ","), ("tsv", "\t")):
         data = tmp_path / f"d.{ending}"
-        data.write_text("".join(f"{en}{mark}{zh}\n" for en, zh in rows), encoding="utf-8")
+        data.write_text(
+            "".join(f"{en}{mark}{zh}\n" for en, zh in [("en", "zh"), *rows]), encoding="utf-8"
+        )
         done = gapless("train", "--data", data, "--run-dir", ending, *TINY)
 
         assert done.code == 0, done.err

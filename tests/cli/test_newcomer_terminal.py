@@ -118,7 +118,7 @@ def _wait_until(condition):
 def folder(tmp_path_factory):
     """A folder with pairs in a TSV."""
     folder = tmp_path_factory.mktemp("newcomer")
-    text = "".join(f"{source}\t{target}\n" for source, target in make_pairs(300))
+    text = "en\tzh\n" + "".join(f"{source}\t{target}\n" for source, target in make_pairs(300))
     (folder / "pairs.tsv").write_text(text, encoding="utf-8")
     return folder
 
@@ -260,7 +260,7 @@ DRY_RUN = ["train", "--data", "pairs.tsv", "--src", "en", "--tgt", "zh", "--dry-
 @pytest.fixture
 def dry_run(gapless, tmp_path):
     """Print what a run would do with some pairs, and other flags."""
-    text = "".join(f"{source}\t{target}\n" for source, target in make_pairs(300))
+    text = "en\tzh\n" + "".join(f"{source}\t{target}\n" for source, target in make_pairs(300))
     (tmp_path / "pairs.tsv").write_text(text, encoding="utf-8")
     return lambda *flags: gapless(*DRY_RUN, "--device", "cpu", *flags)
 
@@ -356,7 +356,9 @@ def test_a_run_ends_by_its_time_with_a_model(folder):
 @pytest.mark.slow
 def test_a_run_begins_from_another_one(session, folder):
     """`--init-from` takes its weights and its vocabulary, for new pairs."""
-    text = "".join(f"{source}\t{target}\n" for source, target in make_pairs(60, seed=8))
+    text = "en\tzh\n" + "".join(
+        f"{source}\t{target}\n" for source, target in make_pairs(60, seed=8)
+    )
     (folder / "new.tsv").write_text(text, encoding="utf-8")
 
     command = ["train", "--data", "new.tsv", "--init-from", "run", "--run-dir", "tuned"]

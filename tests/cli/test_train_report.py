@@ -28,7 +28,7 @@ def test_a_run_leaves_a_page_of_its_course(gapless, tmp_path):
     """The page stands beside the run, and the last line says where."""
     ended = gapless(
         "train", "--data", table(tmp_path), *SIDES, *TINY, "--epochs", "2", "--run-dir", "run",
-        "--no-check-columns", "--report", "page.html",
+        "--report", "page.html",
     )  # fmt: skip
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
 
@@ -41,7 +41,7 @@ def test_a_run_whose_name_is_no_utf_8_has_a_page(process, tmp_path):
     """The page shows the name with escapes, as the terminal does."""
     ended = process(
         "train", "--data", table(tmp_path), *SIDES, *TINY, "--max-steps", "1", "--run-dir",
-        os.fsdecode(b"r\xff"), "--no-check-columns", "--report", "page.html",
+        os.fsdecode(b"r\xff"), "--report", "page.html",
     )  # fmt: skip
 
     assert ended.returncode == 0, ended.stderr

@@ -31,6 +31,8 @@ _LINE_ENDS = re.compile(r"\r\n|\r|\n")
 # A column without a name of its own, in `columns`.
 UNNAMED = "_"
 
+_LONGEST_CELL = 2**31 - 1
+
 # Of the error about columns: so many rows, so many characters of a cell, so many cells.
 _ROWS_SHOWN, _LONGEST_SHOWN, _CELLS_SHOWN = 3, 60, 6
 
@@ -249,7 +251,17 @@ def _tsv_rows(path: Path) -> Iterator[_Row]:
 def _csv_rows(path: Path) -> Iterator[_Row]:
     """Give the cells of each row; line ends within a cell become spaces."""
     text = io.StringIO(read_text(path), newline="")
-    reader = csv.reader(text, strict=True, skipinitialspace=True)
+    # Of the process. A document in one cell is longer than what it allows to begin with.
+    limit = csv.field_size_limit(_LONGEST_CELL)
+    try:
+        return iter(
+            list(_numbered_rows(csv.reader(text, strict=True, skipinitialspace=True), path))
+        )
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _numbered_rows(reader: Any, path: Path) -> Iterator[_Row]:
     number = 1
     try:
         for cells in reader:
