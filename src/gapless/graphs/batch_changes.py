@@ -22,6 +22,7 @@ from gapless.pipeline.containers import (
     PLAIN,
     Container,
     container_of,
+    container_of_type,
     containers_in,
     distinct_containers,
     tensors_inside,
@@ -324,11 +325,11 @@ def _moved(part: Any, moved: dict[int, Any]) -> Any:
 
 
 def _container(value: Any) -> Container | None:
-    return None if isinstance(value, PLAIN) else container_of(type(value))
+    return None if isinstance(value, PLAIN) else container_of(value)
 
 
 def _parts(value: Any) -> dict[Any, Any]:
-    container = container_of(type(value))
+    container = container_of_type(type(value))
     assert container is not None
     parts = dict(zip(container.names(value), container.parts(value), strict=True))
     if not isinstance(value, list | tuple | MutableMapping):

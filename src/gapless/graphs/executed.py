@@ -11,11 +11,11 @@ from types import CodeType, FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gapless.graphs.value_places import (
-    CONTAINERS,
     MISSING,
     PLAIN_DESCRIPTORS,
     VIEWS,
     Place,
+    base_of,
     class_attribute,
     dict_of_view,
     entries_of,
@@ -215,17 +215,18 @@ def _parts_at(value: Any, kind: str, key: Any) -> list[Any]:
 
 def _tables_behind(value: Any, depth: int = 3) -> Iterator[Iterable[Any]]:
     """Return the items of a container, or of those that an iterator made in C goes through."""
-    if isinstance(value, tuple):
-        if len(value) <= _MOST_PARTS:
+    base = base_of(value)
+    if base is tuple:
+        if tuple.__len__(value) <= _MOST_PARTS:
             # One inside an iterator, such as a `zip` of others, may have gaps: only the collector passes them.
             parts = gc.get_referents(value)
             yield parts
             for part in parts:
                 if depth and _moves(part):
                     yield from _tables_behind(part, depth - 1)
-    elif isinstance(value, CONTAINERS):
-        if len(value) <= _MOST_PARTS:
-            yield value.values() if isinstance(value, dict | MappingProxyType) else value
+    elif base is not None:
+        if base.__len__(value) <= _MOST_PARTS:
+            yield base.values(value) if base in (dict, MappingProxyType) else base.__iter__(value)
     elif isinstance(value, VIEWS):
         yield from _tables_behind(dict_of_view(value), depth)
     elif depth and type(value).__module__ in ("builtins", "itertools") and _moves(value):

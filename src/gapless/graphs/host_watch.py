@@ -61,7 +61,7 @@ from gapless.graphs.plain_values import (
 )
 from gapless.graphs.reach import Reach
 from gapless.graphs.read_guards import ReadGuards
-from gapless.graphs.value_places import MISSING, Place, entries_of, shown_key
+from gapless.graphs.value_places import MISSING, Place, base_of, entries_of, shown_key
 from gapless.pipeline.containers import container_of, tensors_inside
 
 
@@ -466,7 +466,7 @@ def _parts_of_batch(batch: Any) -> tuple[set[int], list[torch.Tensor], Any]:
             continue
         if isinstance(value, nn.Module | torch.optim.Optimizer | type | ModuleType):
             continue
-        container = container_of(type(value))
+        container = container_of(value)
         if container is not None:
             ids.add(id(value))
             todo += container.parts(value)
@@ -605,9 +605,10 @@ _READERS = {function.__name__ for function in (*ATTRIBUTE_READERS, isinstance)}
 
 def _is_observed(value: Any) -> bool:
     """Return whether attributes of a value may lead on: of tensors those that users have given."""
-    if isinstance(value, torch.Tensor):
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
         return isinstance(value, nn.Parameter) or bool(entries_of(value))
-    return not isinstance(value, _NOT_OBSERVED)
+    return not issubclass(kind, _NOT_OBSERVED)
 
 
 def _ids_of_young() -> set[int]:
@@ -899,14 +900,17 @@ class _Profile:
             self._observe(executed.led.setdefault((root, links), Observed()), part)
 
     def _observe(self, observed: Observed, value: Any, depth: int = _OBSERVED_DEPTH) -> None:
-        if type(value) in _CONTAINERS or isinstance(value, tuple):
+        # Its type is asked, not the class that it names: what is raised here, the user's code gets.
+        is_tuple = issubclass(type(value), tuple)
+        if is_tuple or type(value) in _CONTAINERS:
             # No weak reference leads to it; its items stand for it.
             is_outermost = depth == _OBSERVED_DEPTH
             most = _MOST_OBSERVED_ITEMS if is_outermost else _MOST_OBSERVED_INSIDE
-            if len(value) <= most and depth:
-                for part in value.values() if isinstance(value, dict) else value:
+            if (tuple.__len__(value) if is_tuple else len(value)) <= most and depth:
+                base = base_of(value)
+                for part in dict.values(value) if base is dict else base.__iter__(value):
                     self._observe(observed, part, depth - 1)
-            if not is_outermost or isinstance(value, tuple) or not _holds_plain(value):
+            if not is_outermost or is_tuple or not _holds_plain(value):
                 return
         if not _is_observed(value) or id(value) in self._batch:
             return

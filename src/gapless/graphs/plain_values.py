@@ -170,7 +170,7 @@ def _num_tensors(value: Any, on_device: Callable[[torch.Tensor], bool], depth: i
         return 1 if on_device(value) and not isinstance(value, torch.nn.Parameter) else never
     if is_plain(value):
         return 0
-    container = container_of(type(value)) if depth else None
+    container = container_of(value) if depth else None
     if container is None:
         return never
     return sum(_num_tensors(part, on_device, depth - 1) for part in container.parts(value))
@@ -182,7 +182,7 @@ def same_but_tensors(before: Any, after: Any, depth: int = _DEPTH) -> bool:
         return True
     if type(before) is not type(after) or depth == 0:
         return False
-    container = container_of(type(before))
+    container = container_of(before)
     if container is None or is_plain(before):
         return same(before, after)
     if container.names(before) != container.names(after):

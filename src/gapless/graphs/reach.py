@@ -69,6 +69,7 @@ from gapless.graphs.value_places import (
     PLAIN_DESCRIPTORS,
     VIEWS,
     Place,
+    base_of,
     class_attribute,
     content_of,
     default_of,
@@ -737,7 +738,8 @@ class Reach:
                 (part, f"{name}[{shown_key(key)}]") for key, part in items_of(value)[:_MOST_ITEMS]
             ]
         if isinstance(value, list | tuple | set | frozenset | collections.deque):
-            return [(part, shown) for part in list(value)[:_MOST_ITEMS]]
+            held = list(base_of(value).__iter__(value))
+            return [(part, shown) for part in held[:_MOST_ITEMS]]
         if isinstance(value, VIEWS):
             table = dict_of_view(value)
             return [*self._each(table, name, site), *[(key, shown) for key in table]]

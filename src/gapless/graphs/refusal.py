@@ -15,6 +15,7 @@ import torch
 
 from gapless.device.environment import is_transformed, keeps_parametrizations
 from gapless.device.torch_modes import watching_modes
+from gapless.pipeline.containers import why_left_alone
 from gapless.pipeline.tree import has_address
 
 
@@ -321,6 +322,15 @@ def _inside_cached() -> Refusal:
 
 
 def _is_unknown(value: object) -> Refusal:
+    why = why_left_alone(value)
+    if why is not None:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        return Refusal(
+            "unknown_batch",
+            f"a batch holds a {kind}, which {why}; pass a dict, list or tuple of what the step needs",
+            name=f"a {type(value).__qualname__} in a batch",
+            is_of_call=True,
+        )
     return Refusal(
         "unknown_batch",
         f"a batch holds a {type(value).__module__}.{type(value).__qualname__}, whose values a "

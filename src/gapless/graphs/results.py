@@ -11,7 +11,7 @@ from gapless.graphs.addresses import address_of
 from gapless.graphs.gradient_graph import used_up
 from gapless.graphs.tensor_copies import TensorCopies
 from gapless.graphs.value_places import put_on
-from gapless.pipeline.containers import container_of, containers_in, tensors_inside
+from gapless.pipeline.containers import container_of_type, containers_in, tensors_inside
 
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def rebuilt(value: Any, leaves: Iterator[torch.Tensor]) -> Any:
         return kind([rebuilt(part, leaves) for part in value])
     if kind is dict:
         return {name: rebuilt(part, leaves) for name, part in value.items()}
-    container = container_of(kind)
+    container = container_of_type(kind)
     if container is None:
         return value
     return container.with_parts(value, [rebuilt(part, leaves) for part in container.parts(value)])

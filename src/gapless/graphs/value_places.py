@@ -32,6 +32,16 @@ def shown_key(key: Any) -> str:
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, MappingProxyType)
 
+
+def base_of(value: Any) -> Any:
+    """Return which of `CONTAINERS` a value is, whatever class it names; None if it is none.
+
+    Its methods show what is held, where those of a user's subclass may raise.
+    """
+    kind = type(value)
+    return next((base for base in CONTAINERS if issubclass(kind, base)), None)
+
+
 # Objects that are compared by their bytes.
 BUFFERS = (array.array, bytearray, memoryview, ctypes.c_int.__mro__[2])
 

@@ -2,7 +2,7 @@
 
 A batch is any nesting of tuples, named tuples, lists, mappings and dataclasses. Everything else in
 it is a leaf: a tensor, a plain value, an object with a `to` of its own, or anything that nobody
-here looks into.
+here looks into. Such is also an object that claims to be a container and behaves otherwise.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import copy
 import dataclasses
 import enum
 import operator
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, MutableMapping
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,21 +41,69 @@ class Container:
         names: returns the names of a container's parts, in order: indices, keys or fields.
         parts: returns its parts, in the same order.
         with_parts: returns a container of the same type with other parts, and all else as it was.
+        check: returns in a few words how a container behaves otherwise than one, None if it does not;
+            None: containers of this type cannot.
     """
 
     names: Callable[[Any], list[Any]]
     parts: Callable[[Any], list[Any]]
     with_parts: Callable[[Any, Sequence[Any]], Any]
+    check: Callable[[Any], str | None] | None = None
 
 
-def container_of(kind: type) -> Container | None:
-    """Return how containers of this type are taken apart; None if it is no container."""
+def container_of(value: Any) -> Container | None:
+    """Return how a container is taken apart; None if a value is none, or behaves otherwise than one."""
+    kind = type(value)
+    container = _known[kind] if kind in _known else container_of_type(kind)
+    if container is None or container.check is None or why_odd(value) is None:
+        return container
+    return None
+
+
+def container_of_type(kind: type) -> Container | None:
+    """Return how honest containers of this type are taken apart; None if it is no container."""
     if kind not in _known:
         _known[kind] = _new_container(kind)
     return _known[kind]
 
 
 _known: dict[type, Container | None] = {}
+
+
+def why_odd(value: Any) -> str | None:
+    """Return in a few words how a value behaves otherwise than its type claims; None if it does not.
+
+    TensorDict is a mapping whose iteration gives rows. What such an object raises while it is looked
+    at must not reach a loop that only called its step.
+    """
+    container = container_of_type(type(value))
+    if container is None or container.check is None:
+        return None
+    try:
+        return container.check(value)
+    except RecursionError:  # the batch leads to itself, or is nested too deeply
+        raise
+    except Exception as error:
+        return f"raises {type(error).__name__} when it is read"
+
+
+def why_left_alone(value: Any) -> str | None:
+    """Return in a few words why no graph can read a container's parts; None if one can.
+
+    A copy of it with other parts goes on with the attributes that stand beside them: a graph would
+    read those of another batch.
+    """
+    container = container_of_type(type(value))
+    if container is None or container is _DICT:
+        return None
+    why = why_odd(value)
+    attributes = None if why is not None else getattr(value, "__dict__", None)
+    if not attributes:
+        return why
+    names = set(container.names(value))
+    tensors = [name for name, part in attributes.items() if issubclass(type(part), torch.Tensor)]
+    beside = next((name for name in tensors if name not in names), None)
+    return None if beside is None else f"has a tensor beside its items, {beside!r}"
 
 
 def take_apart(kind: type) -> None:
@@ -67,17 +117,41 @@ def take_apart(kind: type) -> None:
 
 
 def _new_container(kind: type) -> Container | None:
+    if kind in (dict, OrderedDict, defaultdict):
+        return _DICT if kind is dict else dataclasses.replace(_MAPPING, check=None)
     if issubclass(kind, Mapping):
-        return _DICT if kind is dict else _MAPPING
+        return _MAPPING
     if dataclasses.is_dataclass(kind):
-        return Container(
-            _fields, lambda value: [getattr(value, name) for name in _fields(value)], _with_fields
-        )
+        return Container(_fields, _of_fields, _with_fields, _check_fields)
+    # What these hold is read past methods of their own.
     if issubclass(kind, tuple):
-        return Container(_indices, list, _tuple_with_parts)
+        return Container(_indices, _of_tuple, _tuple_with_parts)
     if issubclass(kind, list):
         return Container(_indices, list.copy, _list_with_parts)
     return None
+
+
+def _check_mapping(value: Any) -> str | None:
+    size = len(value)
+    # An iteration may have no end.
+    names = list(islice(value, size + 1))
+    if any(type(name).__hash__ is None for name in names):
+        return "gives no names of its items when it is iterated"
+    if len(set(names)) != size or len(names) != size:
+        return "gives other items than it holds"
+    for part, again in [(value[name], value[name]) for name in names]:
+        if not _is_kept(again, part):
+            return "gives other items each time that it is read"
+    return None
+
+
+def _check_fields(value: Any) -> None:
+    _of_fields(value)
+
+
+def cannot_rebuild(value: Any, instead: str) -> str:
+    """Return that a container cannot be made again with other parts, and what to use instead."""
+    return f"cannot rebuild a {type(value).__qualname__} on the device; use {instead}"
 
 
 def endless(batch: Any) -> str:
@@ -97,7 +171,12 @@ def has_own_to(kind: type) -> bool:
 
 
 def _indices(value: Any) -> list[int]:
-    return list(range(len(value)))
+    base = tuple if issubclass(type(value), tuple) else list
+    return list(range(base.__len__(value)))
+
+
+def _of_tuple(value: Any) -> list[Any]:
+    return list(tuple.__iter__(value))
 
 
 def _fields(value: Any) -> list[str]:
@@ -105,11 +184,15 @@ def _fields(value: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
 
 
+def _of_fields(value: Any) -> list[Any]:
+    return [getattr(value, name) for name in _fields(value)]
+
+
 def _holding(value: Any) -> list[str]:
     return [
         name
         for name, part in vars(value).items()
-        if isinstance(part, torch.Tensor) or container_of(type(part)) is not None
+        if issubclass(type(part), torch.Tensor) or container_of(part) is not None
     ]
 
 
@@ -120,7 +203,7 @@ def _with_holding(value: Any, parts: Sequence[Any]) -> Any:
 
 
 def _tuple_with_parts(value: Any, parts: Sequence[Any]) -> Any:
-    if all(map(operator.is_, value, parts)):
+    if all(map(operator.is_, _of_tuple(value), parts)):
         return value
     kind = type(value)
     if hasattr(kind, "n_sequence_fields"):  # made in C, such as `torch.return_types.max`
@@ -147,9 +230,7 @@ def _rebuilding(value: Any, instead: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise BatchError(
-            f"cannot rebuild a {type(value).__qualname__} on the device; use {instead}"
-        ) from error
+        raise BatchError(cannot_rebuild(value, instead)) from error
 
 
 def _with_fields(value: Any, parts: Sequence[Any]) -> Any:
@@ -177,8 +258,12 @@ def _mapping_with_parts(value: Any, parts: Sequence[Any]) -> Any:
 
 def _check_is_kept(kept: Any, part: Any) -> None:
     """Raise if a mapping changes what it is given or asked for: it would do so twice."""
-    if kept is not part and not (isinstance(part, PLAIN) and kept == part):
+    if not _is_kept(kept, part):
         raise TypeError("its items are not what was put there")
+
+
+def _is_kept(kept: Any, part: Any) -> bool:
+    return kept is part or (isinstance(part, PLAIN) and bool(kept == part))
 
 
 def _own_attributes(value: Any, twin: Any) -> None:
@@ -216,14 +301,15 @@ _MAPPING = Container(
     list,
     lambda value: [value[name] for name in value],
     _mapping_with_parts,
+    _check_mapping,
 )
 
 
 def containers_in(value: Any) -> Iterator[Any]:
     """Return all containers of a batch, from the outside in; one that stands there twice, twice."""
-    if isinstance(value, (torch.Tensor, *PLAIN)):
+    if issubclass(type(value), (torch.Tensor, *PLAIN)):
         return
-    container = container_of(type(value))
+    container = container_of(value)
     if container is None:
         return
     yield value
@@ -237,9 +323,9 @@ def distinct_containers(value: Any) -> list[Any]:
     todo = [value]
     while todo:
         part = todo.pop()
-        if id(part) in found or isinstance(part, (torch.Tensor, *PLAIN)):
+        if id(part) in found or issubclass(type(part), (torch.Tensor, *PLAIN)):
             continue
-        container = container_of(type(part))
+        container = container_of(part)
         if container is not None:
             found[id(part)] = part
             todo += container.parts(part)
@@ -256,10 +342,11 @@ def tensors_inside(value: Any) -> list[torch.Tensor]:
     todo = [value]
     while todo and len(seen) < _MOST_PARTS:
         part = todo.pop()
-        if id(part) in seen or isinstance(part, PLAIN):
+        kind = type(part)
+        if id(part) in seen or issubclass(kind, PLAIN):
             continue
         seen.add(id(part))
-        if isinstance(part, torch.Tensor):
+        if issubclass(kind, torch.Tensor):
             found.append(part)
         else:
             todo += _inner_parts(part)
@@ -267,7 +354,7 @@ def tensors_inside(value: Any) -> list[torch.Tensor]:
 
 
 def _inner_parts(value: Any) -> list[Any]:
-    container = container_of(type(value))
+    container = container_of(value)
     parts = [] if container is None else container.parts(value)
     return parts + [attribute for _, attribute in attributes_of(value)]
 

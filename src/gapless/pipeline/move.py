@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.pipeline.containers import PLAIN, container_of, has_own_to
+from gapless.errors import BatchError
+from gapless.pipeline.containers import (
+    PLAIN,
+    cannot_rebuild,
+    container_of_type,
+    has_own_to,
+    why_odd,
+)
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from gapless.pipeline.containers import Container
 
 
 class BatchWalk:
@@ -62,11 +72,13 @@ class BatchWalk:
             return self._move_list
         if kind is dict:
             return self._move_dict
-        container = container_of(kind)
-        if container is None:
-            return _itself
-        parts, with_parts = container.parts, container.with_parts
-        return lambda value: with_parts(value, [self.move(part) for part in parts(value)])
+        container = container_of_type(kind)
+        return _itself if container is None else partial(self._move_container, container)
+
+    def _move_container(self, container: Container, value: Any) -> Any:
+        if why_odd(value) is not None:
+            raise BatchError(cannot_rebuild(value, "a dict"))
+        return container.with_parts(value, [self.move(part) for part in container.parts(value)])
 
     def _move_tuple(self, value: tuple[Any, ...]) -> Any:
         return value if self._is_plain(value) else tuple([self.move(part) for part in value])

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 
 from gapless.errors import BatchError
-from gapless.pipeline.containers import PLAIN, attributes_of, container_of, endless
+from gapless.pipeline.containers import (
+    PLAIN,
+    attributes_of,
+    container_of_type,
+    endless,
+    why_left_alone,
+)
 from gapless.pipeline.step import Call
 
 
@@ -387,21 +393,27 @@ def _differences_of_attributes(
             yield f"{where}.{name} ({type(getattr(other, name)).__name__})"
 
 
+# Containers of these types hold what they say, and have no attributes.
+_BARE: Final = frozenset((tuple, list, dict))
+
+
 def _node_of(value: Any, leaves: list[torch.Tensor], unknown: list[Any]) -> _Node:
-    if isinstance(value, torch.Tensor):
+    # An object may name another class as its own, as one of `unittest.mock` does: its type is asked.
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
         leaves.append(value)
         return _TENSOR
-    if isinstance(value, PLAIN):
+    if issubclass(kind, PLAIN):
         if has_attributes(value):
             unknown.append(value)
             return _UnknownNode(value)
         return _PlainNode(value)
-    container = container_of(type(value))
-    if container is None:
+    container = container_of_type(kind)
+    if container is None or (kind not in _BARE and why_left_alone(value) is not None):
         unknown.append(value)
         return _UnknownNode(value)
     parts = [_node_of(part, leaves, unknown) for part in container.parts(value)]
-    if isinstance(value, tuple | list):
+    if issubclass(kind, (tuple, list)):
         return _SequenceNode(value, container, parts)
     return _NamedNode(value, container, dict(zip(container.names(value), parts, strict=True)))
 
