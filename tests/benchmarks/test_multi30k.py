@@ -59,7 +59,7 @@ def test_a_run_that_fails_is_told_with_its_reason(tmp_path, capsys, ranks):
 
     out = capsys.readouterr().out
     assert "; seed 1: exit code " in out
-    assert "gapless: error: unknown option --no-such-option" in out
+    assert "gapless: error: unrecognized arguments: --no-such-option" in out
 
 
 @pytest.mark.parametrize(
