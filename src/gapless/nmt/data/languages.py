@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Languages whose words 13a, sacrebleu's own tokenizer, does not find.
 _TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
+# Files often end in the code of the country.
+_TOKENIZERS |= {"cn": "zh", "jp": "ja-mecab", "kr": "ko-mecab"}
 _ANY_OTHER = "13a"
 
 # Two letters, then a script, a country or both.
