@@ -30,7 +30,10 @@ def has_mecab(request, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "tokenizer"),
     [
-        *[(name, "zh") for name in ("zh", "ZH", "cn", "zh-Hant", "zh_CN", "cmn", "Chinese", "中文")],
+        *[
+            (name, "zh")
+            for name in ("zh", "ZH", "cn", "zh-Hant", "zh_CN", "cmn", "Chinese", "中文")
+        ],
         *[
             ("ja", "ja-mecab"),
             ("Japanese", "ja-mecab"),
