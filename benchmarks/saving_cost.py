@@ -82,7 +82,16 @@ def turn(folder, options, *, save_every):
     """Train once; return target tokens a second, host waits and saves."""
     run = folder / "run"
     command = [
-        *(sys.executable, "-m", "gapless", "train", "--data", str(options.data)),
+        *(
+            sys.executable,
+            "-m",
+            "gapless",
+            "train",
+            "--data",
+            str(options.data),
+            "--columns",
+            "en,zh",
+        ),
         *("--run-dir", str(run), "--max-steps", str(options.updates), "--device", options.device),
         *("--save-every", str(save_every), *(TINY if options.tiny else BASE), *options.rest),
     ]

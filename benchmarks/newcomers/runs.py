@@ -109,7 +109,7 @@ def made(run: Run, *, folder: Path, setting: Setting, gpu: str | None = None) ->
     data = folder / "pairs.tsv"
     cut.write(data)
     command = ["train", "--data", str(data), "--src", cut.source, "--tgt", cut.target]
-    command += [*run.flags, *setting.on_device]
+    command += ["--columns", f"{cut.source},{cut.target}", *run.flags, *setting.on_device]
     if run.max_time:
         command += ["--max-time", run.max_time]
     limit = run.seconds * 2 + GRACE_SECONDS if run.max_time else LONGEST_SECONDS

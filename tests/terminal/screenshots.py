@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "terminal.md"
 HEADING = "## Screens\n"
 INTRODUCTION = """\
 The last lines that a terminal of 80 columns showed; `make screens` runs the commands in a real one. The table
-`pairs.tsv` holds 300 pairs of the embedded corpus.
+`pairs.tsv` holds 300 pairs of the embedded corpus under a header.
 """
 # Rows of a screen that the page shows, and columns of the terminal.
 ROWS, COLUMNS = 6, 80
@@ -60,7 +60,7 @@ def write_pairs(folder, *, count=300):
     """Write pairs of the embedded corpus, as a table that a user might have."""
     pairs = demo_pairs()["train"][:count]
     text = "".join(f"{source}\t{target}\n" for source, target in pairs)
-    (folder / "pairs.tsv").write_text(text, encoding="utf-8")
+    (folder / "pairs.tsv").write_text(f"en\tzh\n{text}", encoding="utf-8")
 
 
 def shots(folder):
