@@ -191,12 +191,12 @@ def test_an_answer_that_nobody_reads(finished, start, tmp_path):
     "value", ["nan", *(pytest.param(v, marks=pytest.mark.slow) for v in ("inf", "-inf"))]
 )
 def test_options_that_are_no_numbers(finished, run, command, value):
-    """A length penalty that is not finite is refused."""
+    """A length penalty that is not finite is out of range."""
     text = ["red"] if command == "translate" else []
 
     ended = run(command, finished, *CPU, f"--length-penalty={value}", *text)
 
-    ended.check_refused("--length-penalty", "finite")
+    ended.check_refused("--length-penalty", "-10 to 10")
     assert ended.out == ""
 
 
