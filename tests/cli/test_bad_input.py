@@ -530,9 +530,6 @@ def test_how_to_go_on_after_a_full_disk(gapless, tiny_data, tmp_path, monkeypatc
         assert gapless("train", "--resume", "r").code == 0
 
 
-ROWS = [(f"a cat {n} is here", f"这里有一只猫{n}") for n in range(60)]
-
-
 def test_no_updates_at_all(gapless, tiny_data):
     """The flag that was given is named, not the epochs that follow from it."""
     asked = gapless("train", "--data", tiny_data, *TINY[:-2], "--max-steps", "0")

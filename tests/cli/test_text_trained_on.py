@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import TINY, make_pairs
-from gapless.checkpoint.store import read_checkpoint, write_checkpoint
 
 
 ONE_EPOCH = [*TINY, "--epochs", "1"]
@@ -137,23 +136,6 @@ def test_text_of_before_a_resume_and_of_first_weights_was_trained_on(gapless, ta
     assert 12 <= _count(gapless, "r", "--data", "d.tsv") <= 20
     assert _count(gapless, "s", "--data", "old.tsv") == 52
     assert _count(gapless, "s", "--data", "d.tsv") >= 50
-
-
-def _damage(path):
-    data = bytearray(path.read_bytes())
-    data[3] ^= 1
-    path.write_bytes(data)
-
-
-def _of_an_earlier_version(run):
-    """Take from a run what earlier versions did not write."""
-    (run / "trained_on.bin").unlink()
-    for path in (run / "checkpoints").glob("step-*"):
-        saved = read_checkpoint(path)
-        meta = {name: value for name, value in saved.meta.items() if name != "trained_on"}
-        write_checkpoint(
-            path, step=saved.step, tensors=saved.tensors, meta=meta, files=saved.files
-        )
 
 
 def test_of_a_run_that_does_not_say_what_it_was_trained_on_nobody_can_tell(gapless, table):

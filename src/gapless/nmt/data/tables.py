@@ -33,6 +33,9 @@ UNNAMED = "_"
 
 _LONGEST_CELL = 2**31 - 1
 
+# A quote that nobody closes goes on to the next one, and takes all rows between as one cell.
+_MOST_LINES_OF_A_ROW = 100
+
 # Of the error about columns: so many rows, so many characters of a cell, so many cells.
 _ROWS_SHOWN, _LONGEST_SHOWN, _CELLS_SHOWN = 3, 60, 6
 
@@ -168,7 +171,7 @@ class _Sides:
         if is_header and not all(column in names for column, names in zip(at, found, strict=True)):
             raise self._unclear(
                 f"its header names other columns than `columns={','.join(self._columns)}`",
-                advice="Leave `columns` out",
+                advice="Give `columns` in the order of the header",
             )
         return at, is_header
 
@@ -265,6 +268,11 @@ def _numbered_rows(reader: Any, path: Path) -> Iterator[_Row]:
     number = 1
     try:
         for cells in reader:
+            if reader.line_num - number >= _MOST_LINES_OF_A_ROW:
+                raise DataError(
+                    f"{path} line {number}: a row goes on for {reader.line_num - number + 1:,} lines, expected "
+                    f'{_MOST_LINES_OF_A_ROW} at most; close its quote, and write one within quotes twice, ""'
+                )
             if cells:
                 yield f"line {number}", [_LINE_ENDS.sub(" ", cell) for cell in cells]
             number = reader.line_num + 1
