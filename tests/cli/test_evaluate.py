@@ -13,7 +13,6 @@ import pytest
 
 from cli.conftest import TINY, make_pairs
 from gapless.cli import evaluate_command
-from gapless.cli.error_text import with_flags
 from gapless.nmt.run import score
 
 
@@ -257,27 +256,6 @@ def test_pairs_with_gaps_are_told(gapless, tiny_run):
 
 
 # --- what it advises ---
-
-
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        (
-            "other files are read with `src` and `tgt`, and",
-            "other files are read with --data, and",
-        ),
-        (
-            "give both `src` and `tgt`, as in `src=en` `tgt=zh`",
-            "give --columns, as in --columns en,zh",
-        ),
-        ("as in `columns=_,en,zh` with `src=en` `tgt=zh`", "as in --columns _,en,zh"),
-        ("exchange `src` and `tgt`, or in `columns`", "exchange --columns"),
-    ],
-)
-def test_sides_are_named_by_columns_where_a_command_has_only_these(message, expected):
-    """Where it has options for the sides, these stay."""
-    assert with_flags(message, {"columns", "data"}) == expected
-    assert "--src" in with_flags("`src` and `tgt`", {"columns", "data", "src", "tgt"})
 
 
 @pytest.mark.parametrize("name", ["--data", "--out"])

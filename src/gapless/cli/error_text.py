@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import platform
-import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -14,20 +13,6 @@ from gapless.device.memory_errors import describe_shortage
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-
-
-# How the library advises to name the sides, and what to do instead where a command has no such
-# options: the run has named them, and its names can be given to columns.
-_NO_SIDES = (
-    (r"other files are read with `src` and `tgt`", "other files are read with `data`"),
-    (
-        r"name (two of them|the sides) with `src` and `tgt`",
-        "give them the names of the run's sides, in the file or, of a table, in order with `columns`",
-    ),
-    (r" with `src=[^`]*` `tgt=[^`]*`", ""),
-    (r"`src=([^`]*)` `tgt=([^`]*)`", r"`columns=\1,\2`"),
-    (r"(both )?`src` and `tgt`(, or in `columns`)?", "`columns`"),
-)
 
 
 def with_flags(message: str, names: Collection[str]) -> str:
@@ -42,9 +27,6 @@ def with_flags(message: str, names: Collection[str]) -> str:
         message: of the library.
         names: of the options that the command has.
     """
-    if "columns" in names and "src" not in names:
-        for advice, instead in _NO_SIDES:
-            message = re.sub(advice, instead, message)
     parts = message.split("`")
     if len(parts) % 2 == 0:  # an odd number of backticks: some are part of a value
         return message
