@@ -12,6 +12,7 @@ was started, and which has ended how.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -20,9 +21,17 @@ import select
 import signal
 import socket
 import sys
+import threading
+import traceback
 
 
 PRELOADED = [
+    "gapless.cli.main",
+    "gapless.cli.checkpoint_command",
+    "gapless.nmt.run.chosen_run",
+    "gapless.nmt.run.translator",
+    "gapless.nmt.data.arriving_lines",
+    "sacrebleu.tokenizers.tokenizer_none",
     "gapless.cli.train_command",
     "gapless.cli.translate_command",
     "gapless.cli.evaluate_command",
@@ -123,15 +132,43 @@ def become(request, files):
     sys.argv = ["gapless", *request["arguments"]]
 
 
+def end(run):
+    """Run something and exit with its code, as Python does, but take no library down.
+
+    What Python does after this walks through all modules: 0.4 s of each process.
+    """
+    code = 0
+    try:
+        run()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            code = 120  # as Python's own
+    os._exit(code)
+
+
+def run_request():
+    """Run the code that comes first, and the command."""
+    exec(request["before"], {})
+    if request["module"] == "gapless":
+        from gapless.cli.main import main
+
+        main()
+    else:
+        importlib.import_module(request["module"]).main(*request["arguments"])
+
+
 link = socket.socket(fileno=int(sys.argv[1]))
 preload()
 tell(link, ready=os.getpid())
 request, files = serve(link)
 become(request, files)
-exec(request["before"], {})
-if request["module"] == "gapless":
-    from gapless.cli.main import main
-
-    main()
-else:
-    importlib.import_module(request["module"]).main(*request["arguments"])
+end(run_request)
