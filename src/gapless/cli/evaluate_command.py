@@ -172,9 +172,14 @@ def _print(figures: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _with_options(config: TrainConfig, options: Namespace) -> TrainConfig:
-    """Return the settings of a run with those of this evaluation."""
+    """Return the settings of a run with those of this evaluation.
+
+    As in training, a target that is named anew is not scored with the tokenizer that the run names.
+    """
     names = ("src", "tgt", "columns", "score_tokenizer")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if given.get("tgt", config.tgt) != config.tgt:
+        given.setdefault("score_tokenizer", None)
     if options.data is not None:
         given["data"] = str(options.data)
     return replace(config, **given)
