@@ -32,8 +32,8 @@ from benchmarks.side_by_side_runs import Record, Side, Value
 ROOT = Path(__file__).parents[1]
 WORKER = Path(__file__).with_name("side_by_side_worker.py")
 
-# Whose keys may have other names in the other tree; values under equal names are compared.
-_MAY_BE_RENAMED = "plan_settings"
+# Kinds of values that one tree may have and the other not; values under equal names are compared.
+_MAY_DIFFER_IN_KEYS = ("plan_settings", "settings", "meta", "files")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Row:
         case: its name.
         num_values: compared, by kind.
         difference: the first one, None if all values are equal.
-        note: keys that one of the trees does not have, where that is allowed.
+        note: keys that one of the trees does not have, where that is allowed: they are left out.
     """
 
     case: str
@@ -69,8 +69,8 @@ def compare_case(case: str, old: list[Value] | None, new: list[Value] | None) ->
     if not old or not new:
         return Row(case, {}, f"only the {'old' if old else 'new'} tree has values")
     before, after = by_name(old), by_name(new)
-    renamed = [name for name in before.keys() ^ after.keys() if name[0] == _MAY_BE_RENAMED]
-    compared = [name for name in {**before, **after} if name not in renamed]
+    left_out = {name for name in before.keys() ^ after.keys() if name[0] in _MAY_DIFFER_IN_KEYS}
+    compared = [name for name in {**before, **after} if name not in left_out]
     differences = (
         f"{kind}, {label}: {before.get((kind, label), 'none')!r} became "
         f"{after.get((kind, label), 'none')!r}"
@@ -78,7 +78,7 @@ def compare_case(case: str, old: list[Value] | None, new: list[Value] | None) ->
         if before.get((kind, label)) != after.get((kind, label))
     )
     counts = Counter(kind for kind, _ in compared)
-    return Row(case, dict(counts), next(differences, None), _renamed(renamed, before))
+    return Row(case, dict(counts), next(differences, None), _note(left_out, before))
 
 
 def by_name(values: list[Value]) -> dict[tuple[str, str], str]:
@@ -96,12 +96,19 @@ def by_name(values: list[Value]) -> dict[tuple[str, str], str]:
     return found
 
 
-def _renamed(names: list[tuple[str, str]], before: dict[tuple[str, str], str]) -> str:
-    if not names:
-        return ""
-    old = sorted(label for kind, label in names if (kind, label) in before)
-    new = sorted(label for kind, label in names if (kind, label) not in before)
-    return f"renamed keys in {_MAY_BE_RENAMED}: {old} became {new}"
+def _note(left_out: set[tuple[str, str]], before: dict[tuple[str, str], str]) -> str:
+    parts = []
+    for kind in _MAY_DIFFER_IN_KEYS:
+        old = sorted({_key(label) for at, label in left_out & before.keys() if at == kind})
+        new = sorted({_key(label) for at, label in left_out - before.keys() if at == kind})
+        if old or new:
+            parts.append(f"left out of {kind}: {old} of the old tree, {new} of the new one")
+    return "; ".join(parts)
+
+
+def _key(label: str) -> str:
+    """Return the key at the end of a label, which may begin with the file that holds it."""
+    return label.rpartition("/")[-1]
 
 
 def break_all(record: Record) -> None:

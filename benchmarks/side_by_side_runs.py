@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import yaml
 
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ LEFT_OUT = {
     "peak_memory_bytes",
 }
 
-# Folders of a run that are left out: events hold times, and the figures of metrics.jsonl.
-LEFT_OUT_FOLDERS = {"tensorboard"}
+# Parts of a run that are left out: events hold the figures of metrics.jsonl, and both hold times.
+LEFT_OUT_PARTS = {"tensorboard", "errors.log"}
 
 PLANS = ("blocking", "four-stream", "captured", "auto")
 
@@ -173,7 +174,7 @@ def digest_run(folder: Path) -> list[Value]:
     found = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
-        if path.is_file() and name.parts[0] not in LEFT_OUT_FOLDERS:
+        if path.is_file() and name.parts[0] not in LEFT_OUT_PARTS:
             found += _digest_file(path, str(name))
     return found
 
@@ -188,7 +189,12 @@ def _digest_file(path: Path, name: str) -> list[Value]:
         state = torch.load(path, map_location="cpu", weights_only=True)
         return [("state", at, text) for at, text in _flat(state, name)]
     if path.name == "meta.json":
-        return [("state", at, text) for at, text in _flat(json.loads(path.read_text()), name)]
+        meta = json.loads(path.read_text())
+        meta.pop("metrics", None)  # length and hash of metrics.jsonl, which holds times
+        return [("meta", at, text) for at, text in _flat(meta, name)]
+    if path.name == "config.yaml":
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return [("settings", f"{name}/{key}", repr(value)) for key, value in settings.items()]
     if path.name == "manifest.json":  # hashes of the files beside it
         return []
     kind = "weights" if path.suffix == ".safetensors" else "files"

@@ -52,17 +52,24 @@ def test_values_of_one_name_are_refused():
         compare_case("a", LOSSES, [*LOSSES, LOSSES[0]])
 
 
-def test_renamed_plan_settings_are_noted_and_equal_names_compared():
-    old = [("plan_settings", "streams", "3"), ("plan_settings", "sync_interval", "1")]
-    new = [("plan_settings", "streams", "3"), ("plan_settings", "wait_every", "1")]
+@pytest.mark.parametrize(
+    ("kind", "folder"),
+    [("plan_settings", ""), ("settings", "config.yaml/"), ("meta", "meta.json/"), ("files", "")],
+)
+def test_settings_of_one_tree_are_noted_and_equal_names_compared(kind, folder):
+    """A setting that was removed or renamed is left out, and the line says so."""
+    old = [(kind, f"{folder}streams", "3"), (kind, f"{folder}sync_interval", "1")]
+    new = [(kind, f"{folder}streams", "3"), (kind, f"{folder}wait_every", "1")]
 
     row = compare_case("a", old, new)
 
     assert row.difference is None
-    assert row.num_values == {"plan_settings": 1}
-    assert row.note == ("renamed keys in plan_settings: ['sync_interval'] became ['wait_every']")
-    changed = compare_case("a", old, [("plan_settings", "streams", "4"), new[1]])
-    assert changed.difference.startswith("plan_settings, streams")
+    assert row.num_values == {kind: 1}
+    assert row.note == (
+        f"left out of {kind}: ['sync_interval'] of the old tree, ['wait_every'] of the new one"
+    )
+    changed = compare_case("a", old, [(kind, f"{folder}streams", "4"), new[1]])
+    assert changed.difference.startswith(f"{kind}, {folder}streams")
 
 
 def write_run(folder, *, wall_seconds=1.0):
@@ -107,7 +114,7 @@ def nudge_state(path):
 @pytest.mark.parametrize(
     ("name", "change", "kind"),
     [
-        ("config.yaml", flip_last_bit, "files"),
+        ("config.yaml", change_text("gapless", "auto"), "settings"),
         ("metrics.jsonl", change_text("1.5", repr(math.nextafter(1.5, 2))), "metrics"),
         ("summary.json", change_text("1.5", repr(math.nextafter(1.5, 2))), "summary"),
         ("summary.json", change_text('"count": 2', '"count": 3'), "summary"),
