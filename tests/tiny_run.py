@@ -1,6 +1,10 @@
-"""Settings of a run that takes a second, on a CPU."""
+"""Toys of translation runs: settings and text of a run that takes a second on a CPU, and its observers."""
 
 from __future__ import annotations
+
+import os
+import random
+import signal
 
 from gapless.nmt.run.config import make_config
 
@@ -24,3 +28,34 @@ def tiny_config(folder, **settings):
             **settings,
         }
     )
+
+
+def write_letters(path, *, letters="abcdefgh", count=60, seed=1):
+    """Write a table of pairs without a header: a few letters, and the same ones backwards."""
+    draw = random.Random(seed)
+    rows = [
+        " ".join(draw.choice(letters) for _ in range(draw.randint(2, 7))) for _ in range(count)
+    ]
+    path.write_text("".join(f"{row}\t{row[::-1]}\n" for row in rows))
+    return path
+
+
+class Silent:
+    """Says nothing of a run."""
+
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+
+
+class Stopping(Silent):
+    """Sends a signal to this process after some batches; None: never."""
+
+    def __init__(self, after=None, *, number=signal.SIGTERM):
+        self.left = after
+        self.number = number
+
+    def batch_queued(self, *_, **__):
+        if self.left is not None:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), self.number)

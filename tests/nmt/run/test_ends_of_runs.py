@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import random
 import signal
 from types import SimpleNamespace
 
@@ -19,7 +18,7 @@ from gapless.nmt.run.learning_watch import LearningWatch
 from gapless.nmt.run.position import Position
 from gapless.nmt.run.time_limit import TimeLimit
 from gapless.nmt.run.trainer import Trainer
-from tiny_run import tiny_config
+from tiny_run import tiny_config, write_letters
 
 
 pytestmark = pytest.mark.quick_tests(14)
@@ -45,11 +44,7 @@ class Listener:
 
 @pytest.fixture
 def folder(tmp_path, numerics):
-    draw = random.Random(1)
-    rows = [
-        " ".join(draw.choice("abcdefgh") for _ in range(draw.randint(2, 7))) for _ in range(60)
-    ]
-    (tmp_path / "d.tsv").write_text("".join(f"{row}\t{row[::-1]}\n" for row in rows))
+    write_letters(tmp_path / "d.tsv")
     return tmp_path
 
 

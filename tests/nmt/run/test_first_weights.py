@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 from dataclasses import replace
 
@@ -15,28 +14,14 @@ from gapless.nmt.run.chosen_run import choose_run
 from gapless.nmt.run.config import make_config, settings_given
 from gapless.nmt.run.first_weights import read_first_weights
 from gapless.nmt.run.trainer import Trainer
-from tiny_run import tiny_config
-
-
-class Silent:
-    """Says nothing of a run."""
-
-    def __getattr__(self, name):
-        return lambda *_, **__: None
-
-
-def write(path, letters, *, seed):
-    draw = random.Random(seed)
-    rows = [" ".join(draw.choice(letters) for _ in range(draw.randint(2, 7))) for _ in range(40)]
-    path.write_text("".join(f"{row}\t{row[::-1]}\n" for row in rows))
-    return path
+from tiny_run import Silent, tiny_config, write_letters
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A trained run, which no test changes."""
     folder = tmp_path_factory.mktemp("trained")
-    write(folder / "d.tsv", "abcdefgh", seed=1)
+    write_letters(folder / "d.tsv", count=40)
     settings = {"batch_size": 8, "warmup": 2, "beam": 1}
     with numerics_restored():
         config = tiny_config(folder, run_dir=str(folder / "first"), **settings)
@@ -52,7 +37,7 @@ def first(trained, tmp_path, numerics):
 
 def further(first, **flags):
     """Train on other text, whose letters are some of the first run's and one more."""
-    data = write(first.parent / "other.tsv", "abcx", seed=2)
+    data = write_letters(first.parent / "other.tsv", letters="abcx", count=40, seed=2)
     asked = {
         "data": str(data),
         "device": "cpu",

@@ -6,69 +6,48 @@ import itertools
 import json
 import math
 import os
-import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from gapless.device.numerics import numerics_restored
 from gapless.errors import NonFiniteLossError, RunFolderError, RunLockedError, UserError
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run import checkpoints, training_run
 from gapless.nmt.run.config import make_config
-from gapless.nmt.run.folder import changed_files, check_unused, read_config
+from gapless.nmt.run.folder import LOCK, changed_files, check_unused, read_config
+from gapless.nmt.run.resolved import resolve
+from gapless.nmt.run.resume import resolve_resumed, settings_to_keep
 from gapless.nmt.run.summary import describe_run
 from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run.training_run import new_run
 from gapless.nmt.run.validation import score_pairs
+from tiny_run import Silent, Stopping, tiny_config, write_letters
 
 
-pytestmark = pytest.mark.quick_tests(20)
+FINAL = "checkpoints/final/tensors.safetensors"
 
+# An epoch of this text has 7 updates of 2 batches.
+SETTINGS = {
+    "d_model": 16,
+    "ffn": 16,
+    "batch_size": 4,
+    "batch_tokens": None,
+    "dropout": 0.3,
+    "epochs": 3,
+    "warmup": 5,
+    "beam": 1,
+    "max_length": 20,
+    "accumulate": 2,
+    "average": 2,
+}
 
-class Silent:
-    """Watches a run, and sends a signal to this process after some batches."""
-
-    def __init__(self, *, interrupt_after=None, number=signal.SIGINT):
-        self.left = interrupt_after
-        self.number = number
-
-    def started(self, facts):
-        pass
-
-    def noted(self, text):
-        pass
-
-    def warned(self, text):
-        pass
-
-    def capturing_ahead(self, done, *, of):
-        pass
-
-    def epoch_started(self, epoch, **numbers):
-        pass
-
-    def batch_queued(self, progress, *, run):
-        if self.left is not None:
-            self.left -= 1
-            if self.left == 0:
-                os.kill(os.getpid(), self.number)
-
-    def validating(self):
-        pass
-
-    def validated(self, figures):
-        pass
-
-    def epoch_ended(self, record):
-        pass
-
-    def testing(self, count):
-        pass
+# Ends inside its third epoch.
+LONG = {**SETTINGS, "epochs": 5, "schedule": "constant", "max_steps": 17}
 
 
 @pytest.fixture(autouse=True)
@@ -79,69 +58,142 @@ def ctrl_c_interrupts():
     signal.signal(signal.SIGINT, former)
 
 
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A folder with the text of all runs, which no test changes."""
+    folder = tmp_path_factory.mktemp("text")
+    write_letters(folder / "d.tsv")
+    return folder
+
+
 @pytest.fixture
-def settings(tmp_path):
-    draw = random.Random(1)
-    rows = [
-        " ".join(draw.choice("abcdefgh") for _ in range(draw.randint(2, 7))) for _ in range(60)
+def train(text):
+    """Train a run on the text, or on another; return its summary."""
+    return lambda run, observer=None, **settings: train_in(text, run, observer, **settings)
+
+
+def train_in(text, run, observer=None, **settings):
+    config = tiny_config(text, **{**SETTINGS, "run_dir": str(run), **settings})
+    return Trainer.new(config, observer=observer or Silent()).train()
+
+
+def resume(run, observer=None, **flags):
+    config = make_config(flags, file=run / "config.yaml")
+    return Trainer.resume(config, run, observer=observer or Silent()).train()
+
+
+class KilledError(Exception):
+    """Ends a run whose files were copied before."""
+
+
+class Killed(Silent):
+    """After some batches copies the files of a run, as a kill would leave them once all is written."""
+
+    def __init__(self, copy, *, after):
+        self.left = after
+        self.copy = copy
+        self.trainer = None
+
+    def batch_queued(self, *_, **__):
+        self.left -= 1
+        if self.left == 0:
+            self.trainer._saver.drain()
+            shutil.copytree(self.trainer.run.run_dir, self.copy)
+            raise KilledError
+
+
+def kill(text, run, *, after, **settings):
+    """Leave in a folder what a run that is killed after some batches would leave."""
+    observer = Killed(run, after=after)
+    whole = run.with_name(f"{run.name}.whole")
+    config = tiny_config(text, **{**SETTINGS, "run_dir": str(whole), **settings})
+    observer.trainer = Trainer.new(config, observer=observer)
+    with pytest.raises(KilledError):
+        observer.trainer.train()
+
+
+@pytest.fixture(scope="module")
+def runs(text, tmp_path_factory):
+    """Runs that tests look at, or copy: one that nobody stopped, a longer one, a stopped and a killed one."""
+    folder = tmp_path_factory.mktemp("runs")
+    with numerics_restored():
+        found = SimpleNamespace(
+            whole=folder / "whole",
+            of_whole=train_in(text, folder / "whole"),
+            long=folder / "long",
+            of_long=train_in(text, folder / "long", **LONG),
+            stopped=folder / "stopped",
+            of_stopped=train_in(text, folder / "stopped", Stopping(3)),
+            killed=folder / "killed",
+        )
+        kill(text, found.killed, after=34, plan="gapless", loss_interval=2)
+    return found
+
+
+@pytest.fixture
+def copy(runs, tmp_path):
+    """Copy one of the runs, so that a test may go on with it."""
+    return lambda name: shutil.copytree(getattr(runs, name), tmp_path / "run")
+
+
+def read_rows(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def read_losses(run):
+    return [(row["step"], row["loss"]) for row in read_rows(run) if row["kind"] == "train"]
+
+
+def read_epochs(run):
+    return [
+        (row["kind"], row["step"], row.get("loss"), row.get("val_loss"))
+        for row in read_rows(run)
+        if row["kind"] != "train"
     ]
-    (tmp_path / "d.tsv").write_text("".join(f"{row}\t{row[::-1]}\n" for row in rows))
-    return {
-        "data": str(tmp_path / "d.tsv"),
-        "columns": "en,zh",
-        "tokenizer": "none",
-        "device": "cpu",
-        "workers": 0,
-        "d_model": 16,
-        "heads": 2,
-        "ffn": 16,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "batch_size": 4,
-        "batch_tokens": None,
-        "dropout": 0.3,
-        "epochs": 3,
-        "warmup": 5,
-        "max_length": 20,
-        "accumulate": 2,
-        "average": 2,
-    }
 
 
-def train(settings, run, **watch):
-    config = make_config({**settings, "run_dir": str(run)})
-    return Trainer.new(config, observer=Silent(**watch)).train()
+def same_end(one, other):
+    return (one / FINAL).read_bytes() == (other / FINAL).read_bytes()
 
 
-def resume(run, *, flags=None, **watch):
-    config = make_config(flags or {}, file=run / "config.yaml")
-    return Trainer.resume(config, run, observer=Silent(**watch)).train()
+def check_alike(whole, parts, of_whole, of_parts):
+    """Two runs have the same losses, scores, records, epochs, checkpoints and final weights."""
+    for name in ("loss", "epochs", "batches", "steps", "bleu"):
+        assert of_whole[name] == of_parts[name], name
+    assert not of_parts["interrupted"]
+    assert read_losses(whole) == read_losses(parts)
+    assert [step for step, _ in read_losses(parts)] == list(range(of_whole["batches"]))
+    assert read_epochs(whole) == read_epochs(parts)
+    names = [
+        sorted(path.name for path in (run / "checkpoints").iterdir() if path.name[:4] != "step")
+        for run in (whole, parts)
+    ]
+    assert names[0] == names[1]
+    assert same_end(whole, parts)
 
 
-@pytest.mark.quick_cases(2)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("batches", [3, 14, 20])
-def test_an_interrupted_run_goes_on_with_the_same_bits(settings, tmp_path, batches, number):
+def files_of(run):
+    """Return what is in the files of a run, but for that of its lock."""
+    paths = [path for path in run.rglob("*") if path.is_file() and path.name != LOCK]
+    return {str(path.relative_to(run)): path.read_bytes() for path in paths}
+
+
+# --- the same bits ---
+
+
+@pytest.mark.parametrize(
+    ("batches", "number"), [(3, signal.SIGTERM), (14, signal.SIGINT), (20, signal.SIGTERM)]
+)
+def test_an_interrupted_run_goes_on_with_the_same_bits(train, runs, tmp_path, batches, number):
     """Weights, losses and the record of losses are those of a run that never stopped."""
-    whole = train(settings, tmp_path / "whole")
-    stopped = train(settings, tmp_path / "parts", interrupt_after=batches, number=number)
-    resumed = resume(tmp_path / "parts")
+    stopped = train(tmp_path / "run", Stopping(batches, number=number))
+    resumed = resume(tmp_path / "run")
 
     assert stopped["interrupted"]
-    assert not resumed["interrupted"]
-    assert whole["loss"] == resumed["loss"]
-    final = "checkpoints/final/tensors.safetensors"
-    assert (tmp_path / "whole" / final).read_bytes() == (tmp_path / "parts" / final).read_bytes()
-    assert whole["batches"] == resumed["batches"]
-    steps = [
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("whole", "parts")
-    ]
-    losses = [[(r["step"], r["loss"]) for r in rows if r["kind"] == "train"] for rows in steps]
-    assert losses[0] == losses[1]
+    check_alike(runs.whole, tmp_path / "run", runs.of_whole, resumed)
 
 
-def test_a_run_that_is_stopped_while_it_captures(settings, tmp_path, monkeypatch):
+def test_a_run_that_is_stopped_while_it_captures(train, runs, tmp_path, monkeypatch):
     """It gives the captures up and saves what it has, which is its beginning."""
 
     def capture_ahead(self, examples, step, *, on_batch, **rest):
@@ -149,17 +201,14 @@ def test_a_run_that_is_stopped_while_it_captures(settings, tmp_path, monkeypatch
         on_batch(1)
         pytest.fail("the captures went on")
 
-    whole = train(settings, tmp_path / "whole")
     with monkeypatch.context() as patched:
         patched.setattr(TrainLoop, "captures_ahead", True)
         patched.setattr(TrainLoop, "capture_ahead", capture_ahead)
-        stopped = train(settings, tmp_path / "parts")
-    resumed = resume(tmp_path / "parts")
+        stopped = train(tmp_path / "run")
+    resumed = resume(tmp_path / "run")
 
-    assert stopped["interrupted"]
-    assert stopped["steps"] == 0
-    assert whole["loss"] == resumed["loss"]
-    assert same_end(tmp_path / "whole", tmp_path / "parts")
+    assert (stopped["interrupted"], stopped["steps"]) == (True, 0)
+    check_alike(runs.whole, tmp_path / "run", runs.of_whole, resumed)
 
 
 class StoppedInTest(Silent):
@@ -169,236 +218,368 @@ class StoppedInTest(Silent):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_run_that_is_stopped_while_it_tests(settings, tmp_path):
+def test_a_run_that_is_stopped_while_it_tests(train, runs, tmp_path):
     """It gives the test up, since nothing is lost, and a resumed run makes it again."""
-    whole = train(settings, tmp_path / "whole")
-    config = make_config({**settings, "run_dir": str(tmp_path / "parts")})
-    stopped = Trainer.new(config, observer=StoppedInTest()).train()
-    resumed = resume(tmp_path / "parts")
+    stopped = train(tmp_path / "run", StoppedInTest())
+    resumed = resume(tmp_path / "run")
 
-    assert stopped["interrupted"]
-    assert stopped["bleu"] is None
-    assert whole["bleu"] == resumed["bleu"]
-    assert same_end(tmp_path / "whole", tmp_path / "parts")
+    assert (stopped["interrupted"], stopped["bleu"]) == (True, None)
+    check_alike(runs.whole, tmp_path / "run", runs.of_whole, resumed)
 
 
-def test_packed_batches_go_on_as_they_were(settings, tmp_path):
+def test_packed_batches_go_on_as_they_were(train, tmp_path):
     """The state keeps the layout, since a device may have chosen it and not the settings."""
-    packed = {**settings, "batch_size": None, "batch_tokens": 40, "pack": True}
-    whole = train(packed, tmp_path / "whole")
-    train(packed, tmp_path / "parts", interrupt_after=5)
+    packed = {"batch_size": None, "batch_tokens": 40, "pack": True, "epochs": 2}
+    whole = train(tmp_path / "whole", **packed)
+    train(tmp_path / "parts", Stopping(5), **packed)
     config = tmp_path / "parts" / "config.yaml"
-    text = config.read_text(encoding="utf-8")
-    config.write_text(text.replace("pack: true", "pack: null"), encoding="utf-8")
+    config.write_text(config.read_text("utf-8").replace("pack: true", "pack: null"), "utf-8")
     resumed = resume(tmp_path / "parts")
 
     assert whole["padding_share"] < 0.5
-    assert whole["loss"] == resumed["loss"]
-    assert same_end(tmp_path / "whole", tmp_path / "parts")
+    check_alike(tmp_path / "whole", tmp_path / "parts", whole, resumed)
 
 
-def test_the_layout_of_a_run_does_not_change(settings, tmp_path):
-    """Another layout is refused: batches already done could not be told from batches to do."""
-    train(settings, tmp_path / "run", interrupt_after=3)
-    config = make_config({"fixed_shapes": True}, file=tmp_path / "run" / "config.yaml")
+def test_a_resume_keeps_the_update(runs, copy):
+    """Asked for with `auto`, or not at all: the run goes on as if it had not been interrupted."""
+    run = copy("stopped")
+    stopped = resume(run, Stopping(4), accumulate="auto")
+    assert stopped["interrupted"]
 
-    with pytest.raises(UserError, match="`fixed_shapes` is true, but the run began with false"):
-        Trainer.resume(config, tmp_path / "run", observer=Silent())
+    check_alike(runs.whole, run, runs.of_whole, resume(run))
 
 
-@pytest.mark.parametrize("interrupt_after", [3, None])
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"batch_size": 5}, "`batch_size` is 5, but the run began with 4"),
-        ({"batch_tokens": 40}, "`batch_tokens` is 40, but the run began with none"),
-        ({"seed": 2}, "`seed` is 2, but the run began with 1"),
-        ({"accumulate": 1}, "`accumulate` is 1, but the run began with 2"),
-        ({"max_length": 5}, "`max_length` is 5, but the run began with 20"),
-        ({"heads": 4}, "`heads` is 4, but the run began with 2"),
-    ],
-)
-def test_what_orders_the_batches_does_not_change(
-    settings, tmp_path, flags, message, interrupt_after
-):
-    """A setting that cuts or orders batches cannot change when a run is resumed."""
-    train({**settings, "epochs": 1}, tmp_path / "run", interrupt_after=interrupt_after)
-    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    config = make_config({**flags, "epochs": 2}, file=tmp_path / "run" / "config.yaml")
+def test_a_run_may_stop_many_times(train, tmp_path):
+    """A run that is interrupted in every epoch and within updates ends with the same bits."""
+    settings = {"accumulate": 3, "plan": "gapless", "loss_interval": 7}
+    whole = train(tmp_path / "whole", **settings)
+    train(tmp_path / "parts", Stopping(2), **settings)
+    summary, stops = {"interrupted": True}, 0
+    while summary["interrupted"]:
+        left = whole["batches"] - len(read_losses(tmp_path / "parts"))
+        summary = resume(tmp_path / "parts", Stopping(min(11, left) or None))
+        stops += 1
 
-    with pytest.raises(UserError, match=f"^{message}, .*new run$"):
-        Trainer.resume(config, tmp_path / "run", observer=Silent())
-    assert before == (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    assert stops > 3
+    check_alike(tmp_path / "whole", tmp_path / "parts", whole, summary)
+
+
+def test_a_killed_run_goes_on_from_its_last_state(runs, copy):
+    """Lines of what it did after that state are made again."""
+    run = copy("killed")
+    assert len(read_losses(run)) > 28
+
+    check_alike(runs.whole, run, runs.of_whole, resume(run))
+
+
+def test_a_state_inside_an_epoch_is_resumed_from(text, runs, tmp_path):
+    """Killed long before the end of the first epoch, a run goes on inside it, with the same bits."""
+    run = tmp_path / "run"
+    kill(text, run, after=9, save_every="1")
+    _, state = checkpoints.load_state(run)
+    assert (state["position"]["epoch"], len(state["position"]["losses"]) > 0) == (0, True)
+
+    check_alike(runs.whole, run, runs.of_whole, resume(run))
+
+
+def go_back_to(run, *, updates):
+    """Leave a run the states of its first updates alone, as if later ones had been lost."""
+    for path in (run / "checkpoints").glob("step-*"):
+        if int(path.name.removeprefix("step-")) > updates:
+            shutil.rmtree(path)
+
+
+def test_a_run_that_goes_back_and_ends_earlier(text, train, tmp_path):
+    """Weights of epochs after the state do not count; those before it are still there."""
+    settings = {"average": 2, "keep": 50}
+    train(tmp_path / "whole", epochs=2, **settings)
+    kill(text, tmp_path / "run", after=44, epochs=4, **settings)
+    go_back_to(tmp_path / "run", updates=7)
+
+    resume(tmp_path / "run", epochs=2)
+
+    assert same_end(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_run_is_not_changed_before_it_goes_on(copy):
+    """Making a trainer removes neither lines nor weights that are ahead of the state."""
+    run = copy("killed")
+    go_back_to(run, updates=7)
+    before = files_of(run)
+
+    trainer = Trainer.resume(make_config({}, file=run / "config.yaml"), run, observer=Silent())
+    trainer.run.lock.release()
+
+    assert before == files_of(run)
+
+
+def test_the_best_weights_are_those_of_the_record(text, tmp_path):
+    """A run that goes back to an earlier state forgets the best weights of lost epochs."""
+    run = tmp_path / "run"
+    settings = {"lr": 1e-3, "schedule": "constant", "average": 8, "dropout": 0.0, "keep": 50}
+    kill(text, run, after=44, epochs=4, **settings)
+    lost = checkpoints.read_weights(run / "checkpoints" / "best")
+    go_back_to(run, updates=7)
+
+    resume(run, epochs=2)
+
+    best = checkpoints.read_weights(run / "checkpoints" / "best")
+    last = checkpoints.read_weights(run / "checkpoints" / "epoch-0002")
+    assert all(torch.equal(best[name], last[name]) for name in last)
+    assert not all(torch.equal(best[name], lost[name]) for name in last)
+
+
+# --- runs that end by their updates ---
+
+
+@pytest.mark.parametrize("ends", [(7, 17), (14, 17), (3, 10, 11, 17)])
+def test_a_run_that_ended_by_its_updates_goes_on_to_more(train, runs, tmp_path, ends):
+    """A run that ended inside an epoch takes the rest of it, as if it had never ended."""
+    first = train(tmp_path / "run", **{**LONG, "max_steps": ends[0]})
+    for end in ends[1:]:
+        resumed = resume(tmp_path / "run", max_steps=end)
+
+    assert first["steps"] == ends[0]
+    assert first["bleu"] is not None
+    check_alike(runs.long, tmp_path / "run", runs.of_long, resumed)
+
+
+def test_an_end_inside_an_epoch_is_validated_and_tested_once(train, tmp_path):
+    """Whatever the interval of validations; and a run that ended there stays ended when it is resumed."""
+    run = tmp_path / "run"
+    first = train(run, **{**LONG, "max_steps": 10, "val_interval": 4})
+    before, weights = read_epochs(run), (run / FINAL).read_bytes()
+    again = resume(run)
+
+    assert [row[:2] for row in before] == [("epoch", 1), ("epoch", 2), ("test", 2)]
+    assert [val_loss is None for _, _, _, val_loss in before] == [True, False, True]
+    assert before == read_epochs(run)
+    assert (first["steps"], first["loss"]) == (again["steps"], again["loss"])
+    assert weights == (run / FINAL).read_bytes()
+
+
+def test_a_run_may_be_stopped_at_its_last_update(train, runs, tmp_path):
+    """An interrupt just before the last update loses nothing of the epoch."""
+    stopped = train(tmp_path / "run", Stopping(20), **{**LONG, "max_steps": 10})
+
+    assert (stopped["interrupted"], stopped["steps"]) == (True, 10)
+    resumed = resume(tmp_path / "run", max_steps=17)
+    check_alike(runs.long, tmp_path / "run", runs.of_long, resumed)
+
+
+def test_a_finished_run_that_is_resumed_stays_finished(runs, copy):
+    """Nothing is trained again, and the final weights are the same bytes."""
+    run = copy("whole")
+    (state,) = (run / "checkpoints").glob("step-*21")
+    saved_at = state.stat().st_mtime_ns
+
+    again = resume(run)
+
+    check_alike(runs.whole, run, runs.of_whole, again)
+    assert saved_at == state.stat().st_mtime_ns
+
+
+# --- what may change, and what may not ---
 
 
 @pytest.mark.parametrize(
     ("begun", "flags", "message"),
     [
-        (("en", "de"), {"src": "de", "tgt": "en"}, "`src` is de, but the run began with en"),
-        (("en", "de"), {"src": "fr"}, "`src` is fr, but the run began with en"),
-        (
-            ("en", "zh-Hans"),
-            {"tgt": "zh-Hant"},
-            "`tgt` is zh-Hant, but the run began with zh-Hans",
-        ),
+        ({}, {"batch_size": 5}, "`batch_size` is 5, but the run began with 4"),
+        ({}, {"batch_tokens": 40}, "`batch_tokens` is 40, but the run began with none"),
+        ({}, {"seed": 2}, "`seed` is 2, but the run began with 1"),
+        ({}, {"accumulate": 1}, "`accumulate` is 1, but the run began with 2"),
+        ({}, {"max_length": 5}, "`max_length` is 5, but the run began with 20"),
+        ({}, {"heads": 4}, "`heads` is 4, but the run began with 2"),
+        ({}, {"fixed_shapes": True}, "`fixed_shapes` is true, but the run began with false"),
+        ({}, {"src": "zh", "tgt": "en"}, "`src` is zh, but the run began with en"),
+        ({}, {"src": "fr"}, "`src` is fr, but the run began with en"),
+        ({"tgt": "zh-Hans"}, {"tgt": "zh-Hant"}, "`tgt` is zh-Hant, but the run began with zh-Hans"),
         # A name of no language would let another one in later.
-        (("en", "de"), {"tgt": "target"}, "`tgt` is target, but the run began with de"),
-        (
-            ("source", "de"),
-            {"src": "original"},
-            "`src` is original, but the run began with source",
-        ),
+        ({}, {"tgt": "target"}, "`tgt` is target, but the run began with zh"),
+        ({"src": "a"}, {"src": "b"}, "`src` is b, but the run began with a"),
     ],
-)
-def test_sides_of_a_run_keep_their_languages(settings, tmp_path, begun, flags, message):
-    """Text without a header is the same by any names, which translations and scores go by."""
-    train(
-        {**settings, "src": begun[0], "tgt": begun[1], "columns": ",".join(begun), "epochs": 1},
-        tmp_path / "run",
-        interrupt_after=3,
-    )
-
-    with pytest.raises(UserError, match=f"^{message}, which must stay the same; leave it out"):
-        resume(tmp_path / "run", flags=flags)
-
-
-def test_a_side_may_be_called_by_another_name_of_its_language(settings, tmp_path):
-    """But by no name of another language, nor of none."""
-    run = tmp_path / "run"
-    sides = {"src": "en", "tgt": "de", "columns": "en,de"}
-    train({**settings, **sides, "epochs": 1}, run, interrupt_after=3)
-
-    with pytest.raises(UserError, match="`tgt` is fr, but the run began with de"):
-        resume(run, flags={"tgt": "fr"})
-    resume(run, flags={"src": "English", "tgt": "German"}, interrupt_after=1)
-
-    assert (read_config(run).src, read_config(run).tgt) == ("English", "German")
-
-
-def test_a_state_that_does_not_name_the_sides_goes_by_the_settings(
-    settings, tmp_path, monkeypatch
+)  # fmt: skip
+def test_what_orders_the_batches_or_names_the_sides_does_not_change(
+    tmp_path, begun, flags, message
 ):
+    """Batches already done could not be told from batches to do; text has the same pairs by any names."""
+    config = tiny_config(tmp_path, **{**SETTINGS, **begun})
+    kept = settings_to_keep(config, resolve(config, is_accelerator=False))
+    other = tiny_config(tmp_path, **{**SETTINGS, **begun, **flags, "epochs": 9})
+
+    with pytest.raises(
+        UserError, match=f"^{message}, which must stay the same; leave it out, or start a new run$"
+    ):
+        resolve_resumed(other, kept)
+
+
+def test_a_side_may_be_called_by_another_name_of_its_language(tmp_path):
+    """Other settings that order no batches may change too."""
+    config = tiny_config(tmp_path, **SETTINGS, src="en", tgt="de")
+    kept = settings_to_keep(config, resolve(config, is_accelerator=False))
+    renamed = tiny_config(tmp_path, **{**SETTINGS, "lr": 0.5}, src="English", tgt="German")
+
+    assert resolve_resumed(renamed, kept).accumulate == 2
+
+
+def test_a_state_that_does_not_name_the_sides_goes_by_the_settings(copy, monkeypatch):
     """As older runs wrote them."""
-    run = tmp_path / "run"
-    sides = {"src": "en", "tgt": "de", "columns": "en,de"}
-    train({**settings, **sides, "epochs": 1}, run, interrupt_after=3)
+    run = copy("stopped")
     checkpoint, state = checkpoints.load_state(run, on_damaged=print)
     for side in ("src", "tgt"):
         del state["layout"][side]
     monkeypatch.setattr(training_run, "load_state", lambda *_, **__: (checkpoint, state))
 
     with pytest.raises(UserError, match="`src` is fr, but the run began with en"):
-        resume(run, flags={"src": "fr"})
+        resume(run, src="fr")
 
 
-def test_the_pairs_of_a_run_do_not_change(settings, tmp_path):
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"seed": 2}, "`seed` is 2, but the run began with 1"),
+        ({"init_from": "other"}, "`init_from` is other, but a resumed run goes on"),
+        ({"d_model": 64}, "holds the weights of another model"),
+    ],
+)
+def test_a_resume_that_is_refused_changes_nothing(copy, flags, message):
+    """Neither settings nor the record; a resumed run has its own weights, and takes no first ones."""
+    run = copy("stopped")
+    before = files_of(run)
+
+    with pytest.raises(UserError, match=message):
+        resume(run, **flags)
+
+    assert before == files_of(run)
+
+
+def test_the_pairs_of_a_run_do_not_change(runs, text, copy, tmp_path):
     """Other text is refused, even of equal lengths; the same text in another file is not."""
-    train(settings, tmp_path / "run", interrupt_after=3)
-    data = tmp_path / "d.tsv"
-    moved = data.rename(tmp_path / "moved.tsv")
-    config = make_config({"data": str(moved)}, file=tmp_path / "run" / "config.yaml")
-    Trainer.resume(config, tmp_path / "run", observer=Silent()).run.lock.release()
-    data.write_text("".join(f"{line}\n" for line in reversed(moved.read_text().splitlines())))
+    run = copy("stopped")
+    moved = shutil.copy(text / "d.tsv", tmp_path / "moved.tsv")
+    config = make_config({"data": str(moved)}, file=run / "config.yaml")
+    Trainer.resume(config, run, observer=Silent()).run.lock.release()
+    rows = moved.read_text().splitlines()
+    moved.write_text("".join(f"{row}\n" for row in reversed(rows)))
 
     with pytest.raises(UserError, match="training pairs are not the 56 that the run began with"):
-        resume(tmp_path / "run", flags={"data": str(data)})
+        resume(run, data=str(moved))
 
 
-def test_settings_are_kept_as_asked(settings, tmp_path):
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [("val", "validation pairs are not the 4"), ("test", "test pairs are not the 5")],
+)
+def test_text_of_other_splits_does_not_change(train, tmp_path, split, message):
+    """It is named, and allowed when that is asked for, with that resume alone."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, count in (("train", 20), ("val", 4), ("test", 5)):
+        rows = "".join(f"a b {n}\tb a {n}\n" for n in range(count))
+        (data / f"{name}.tsv").write_text(rows)
+    run = tmp_path / "run"
+    train(run, Stopping(3), data=str(data), epochs=1)
+    rows = (data / f"{split}.tsv").read_text().splitlines()
+    (data / f"{split}.tsv").write_text("".join(f"{row}\n" for row in reversed(rows)))
+
+    with pytest.raises(UserError, match=message):
+        resume(run)
+    resume(run, Stopping(1), allow_changed_data=True)
+    assert "allow_changed_data: false" in (run / "config.yaml").read_text()
+    resume(run)
+
+
+# --- settings ---
+
+
+def test_settings_are_kept_as_asked(runs):
     """The file keeps open what one device decided, so that another device decides for itself."""
-    train(settings, tmp_path / "run", interrupt_after=3)
-    text = (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
+    text = (runs.stopped / "config.yaml").read_text(encoding="utf-8")
 
     assert all(f"{name}: null" in text for name in ("pack", "fixed_shapes", "compile"))
 
 
-def test_flags_of_a_resume_are_kept_for_the_next(settings, tmp_path):
+def test_flags_of_a_resume_are_kept_for_the_next(train, tmp_path):
     """The number of updates asked for with a resume holds for the next resume as well."""
-    settings = {**settings, "epochs": 5, "schedule": "constant"}
-    train({**settings, "max_steps": 4}, tmp_path / "run")
-    stopped = resume(tmp_path / "run", flags={"max_steps": 8}, interrupt_after=3)
+    train(tmp_path / "run", **{**LONG, "max_steps": 2})
+    stopped = resume(tmp_path / "run", Stopping(3), max_steps=5)
     assert stopped["interrupted"]
 
-    assert resume(tmp_path / "run")["steps"] == 8
+    assert resume(tmp_path / "run")["steps"] == 5
 
 
-def test_settings_of_a_resume_that_trains_nothing_are_kept(settings, tmp_path):
+def test_settings_of_a_resume_that_trains_nothing_are_kept(copy):
     """The state of a finished run is saved anew with them, so that nothing differs from it."""
-    train({**settings, "epochs": 1}, tmp_path / "run")
-    resume(tmp_path / "run", flags={"beam": 3})
-    told = changed_files(tmp_path / "run")
-    resume(tmp_path / "run")
+    run = copy("whole")
+    resume(run, beam=3)
+    told = changed_files(run)
+    resume(run)
 
     assert told == []
-    assert read_config(tmp_path / "run").beam == 3
+    assert read_config(run).beam == 3
 
 
-def test_what_differs_from_the_settings_that_were_saved_is_named(settings, tmp_path):
+def test_what_differs_from_the_settings_that_were_saved_is_named(copy):
     """Whoever wrote to the file, or was killed after a resume with flags, reads which settings."""
-    train({**settings, "epochs": 1}, tmp_path / "run")
-    file = tmp_path / "run" / "config.yaml"
-    beam, lines = read_config(tmp_path / "run").beam, file.read_text("utf-8").splitlines()
-    others = ["beam: 9" if line.startswith("beam:") else line for line in lines]
-    file.write_text("\n".join(others), "utf-8")
-    (told,) = changed_files(tmp_path / "run")
-    file.write_text("beam: [", "utf-8")
-    (unreadable,) = changed_files(tmp_path / "run")
-    others = ["heads: 7" if line.startswith("heads:") else line for line in lines]
-    file.write_text("\n".join(others), "utf-8")
-    (contradicting,) = changed_files(tmp_path / "run")
+    run = copy("whole")
+    file = run / "config.yaml"
+    lines = file.read_text("utf-8").splitlines()
 
-    says = f"which is used: it says beam 9 instead of {beam}; settings are changed by flags"
-    assert told.endswith(says)
-    assert f"which is used: it cannot be read: config {file} is not YAML: " in unreadable
-    assert (
-        "which is used: it cannot be read: `d_model` must be a multiple of 2 * `heads`"
-        in contradicting
-    )
-    for line in (unreadable, contradicting):
-        assert line.endswith("; settings are changed by flags")
-        assert "\n" not in line
+    def told_with(text):
+        file.write_text(text, "utf-8")
+        (told,) = changed_files(run)
+        assert told.endswith("; settings are changed by flags")
+        assert "\n" not in told
+        return told
+
+    def other(name, value):
+        return "\n".join(
+            f"{name}: {value}" if line.startswith(f"{name}:") else line for line in lines
+        )
+
+    assert "which is used: it says beam 9 instead of 1; " in told_with(other("beam", 9))
+    unreadable = f"which is used: it cannot be read: config {file} is not YAML: "
+    assert unreadable in told_with("beam: [")
+    contradicting = "which is used: it cannot be read: `d_model` must be a multiple of 2 * `heads`"
+    assert contradicting in told_with(other("heads", 7))
 
 
-def test_a_resumed_run_says_where_it_goes_on_and_what_is_changed(settings, tmp_path):
+def test_a_resumed_run_says_where_it_goes_on_and_what_is_changed(copy):
     """So that nobody takes it for the run that it was."""
-    Trainer.new(
-        make_config({**settings, "run_dir": str(tmp_path / "run")}),
-        observer=Silent(interrupt_after=7),
-    ).train()
-    config = make_config({"lr": 0.25, "epochs": 9}, file=tmp_path / "run" / "config.yaml")
+    run = copy("killed")
+    config = make_config({"lr": 0.25, "epochs": 9}, file=run / "config.yaml")
 
-    trainer = Trainer.resume(config, tmp_path / "run", observer=Silent())
+    trainer = Trainer.resume(config, run, observer=Silent())
     about = describe_run(trainer.run)
     trainer.run.lock.release()
 
-    updates = trainer.run.step.num_updates
-    assert updates > 0
-    assert f"resumed after update {updates}" in about["run"]
+    assert "resumed after update 14" in about["run"]
     assert "-> 0.25" in about["changed"]
     assert "-> 9" in about["changed"]
     assert "run_dir" not in about["changed"]
 
 
-def test_a_resume_keeps_the_update(settings, tmp_path):
-    """Asked for with `auto`, or not at all: the run goes on as if it had not been interrupted."""
-    settings = {**settings, "accumulate": 2}
-    whole = train(settings, tmp_path / "whole")
-    train(settings, tmp_path / "run", interrupt_after=4)
-    stopped = resume(tmp_path / "run", flags={"accumulate": "auto"}, interrupt_after=4)
-    assert stopped["interrupted"]
-    resumed = resume(tmp_path / "run")
-
-    check_alike(tmp_path / "whole", tmp_path / "run", whole, resumed)
+# --- folders without a state ---
 
 
-def test_a_folder_with_a_run_that_saved_no_state_gives_no_advice_that_fails(settings, tmp_path):
-    """To resume it would be refused in turn; to remove it is no advice while it has weights."""
-    run = tmp_path / "run"
-    train({**settings, "epochs": 1}, run)
-    with pytest.raises(RunFolderError, match="or resume it with"):
-        check_unused(run)
+def remove_states(run):
     for path in (run / "checkpoints").glob("step-*"):
         shutil.rmtree(path)
+
+
+def truncate(checkpoint):
+    """Cut the tensors of a checkpoint."""
+    file = checkpoint / "tensors.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+def test_a_folder_with_a_run_that_saved_no_state_gives_no_advice_that_fails(copy):
+    """To resume it would be refused in turn; to remove it is no advice while it has weights."""
+    run = copy("whole")
+    with pytest.raises(RunFolderError, match="or resume it with"):
+        check_unused(run)
+    remove_states(run)
 
     with pytest.raises(RunFolderError, match="can be translated with, but not resumed") as told:
         check_unused(run)
@@ -412,9 +593,9 @@ def test_a_folder_with_a_run_that_saved_no_state_gives_no_advice_that_fails(sett
         check_unused(run)
 
 
-def test_a_folder_that_is_being_written_is_not_called_a_run_without_a_state(settings, tmp_path):
+def test_a_folder_that_is_being_written_is_not_called_a_run_without_a_state(text, tmp_path):
     """A run that has saved nothing yet is named by its process; nobody is told to remove it."""
-    config = make_config({**settings, "run_dir": str(tmp_path / "run")})
+    config = tiny_config(text, run_dir=str(tmp_path / "run"))
     running = new_run(config)
     try:
         with pytest.raises(RunLockedError) as told:
@@ -429,23 +610,10 @@ def test_a_folder_that_is_being_written_is_not_called_a_run_without_a_state(sett
     assert "remove" not in str(told.value)
 
 
-def test_a_resume_that_is_refused_keeps_nothing(settings, tmp_path):
-    """A resume that is refused does not change the file of settings."""
-    train(settings, tmp_path / "run", interrupt_after=3)
-    before = (tmp_path / "run" / "config.yaml").read_bytes()
-
-    with pytest.raises(RunFolderError):
-        resume(tmp_path / "run", flags={"d_model": 64})
-
-    assert before == (tmp_path / "run" / "config.yaml").read_bytes()
-
-
-def test_a_run_whose_states_are_gone(settings, tmp_path):
+def test_a_run_whose_states_are_gone(copy):
     """It cannot be resumed; what its whole weights are good for is said, and only without any to remove it."""
-    run = tmp_path / "run"
-    train({**settings, "epochs": 2, "average": 2}, run)
-    for path in (run / "checkpoints").glob("step-*"):
-        shutil.rmtree(path)
+    run = copy("whole")
+    remove_states(run)
 
     def told():
         with pytest.raises(
@@ -457,22 +625,20 @@ def test_a_run_whose_states_are_gone(settings, tmp_path):
         assert ("remove" in str(new.value)) == ("remove the folder" in str(caught.value))
         return str(caught.value).rpartition("; ")[2]
 
-    final = run / "checkpoints" / "final"
     begin = f"choose another `run_dir`, and begin with its weights by `init_from={run}`"
     assert told() == f"its weights are whole: {begin}"
     shutil.rmtree(run / "checkpoints" / "best")
-    truncate(final)
-    translate = "choose another `run_dir`, and translate with its weights epoch-0002"
+    truncate(run / "checkpoints" / "final")
+    translate = "choose another `run_dir`, and translate with its weights epoch-0003"
     assert told() == f"its weights are whole: {translate}"
     for path in (run / "checkpoints").glob("epoch-*"):
         truncate(path)
     assert told() == "remove the folder, and start the run anew"
 
 
-def test_a_run_whose_states_are_all_damaged(settings, tmp_path):
+def test_a_run_whose_states_are_all_damaged(copy):
     """It cannot be resumed, but its weights are whole, and named."""
-    run = tmp_path / "run"
-    train(settings, run)
+    run = copy("whole")
     for path in (run / "checkpoints").glob("step-*"):
         truncate(path)
 
@@ -481,206 +647,33 @@ def test_a_run_whose_states_are_all_damaged(settings, tmp_path):
     assert str(told.value).endswith(f"begin with its weights by `init_from={run}`")
 
 
-def truncate(checkpoint):
-    """Cut the tensors of a checkpoint."""
-    file = checkpoint / "tensors.safetensors"
-    file.write_bytes(file.read_bytes()[:-8])
+# --- losses that are not finite ---
+
+WILD = {"lr": 1e30, "clip_norm": 0.0, "warmup": 0}
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_with_its_batch(settings, tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run_with_its_batch(train, tmp_path):
     """A learning rate far too high ends in an error that names the update; losses are kept."""
     with pytest.raises(NonFiniteLossError, match=r"loss of update \d+ .* is (nan|inf)") as caught:
-        train({**settings, "lr": 1e30, "clip_norm": 0.0, "warmup": 0}, tmp_path / "run")
+        train(tmp_path / "run", **WILD)
 
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = read_rows(tmp_path / "run")
     assert rows[caught.value.step]["loss"] is None
     assert all(row["loss"] is not None for row in rows[: caught.value.step])
 
 
-def test_no_state_holds_what_is_not_finite(settings, tmp_path):
+def test_no_state_holds_what_is_not_finite(train, tmp_path):
     """States saved after the loss became NaN, but before it was read, are not kept."""
-    wild = {**settings, "lr": 1e30, "clip_norm": 0.0, "warmup": 0, "accumulate": 1}
+    settings = {**WILD, "accumulate": 1, "save_every": "1", "plan": "gapless", "loss_interval": 9}
     with pytest.raises(NonFiniteLossError):
-        train({**wild, "save_every": "1", "plan": "gapless", "loss_interval": 9}, tmp_path / "run")
+        train(tmp_path / "run", **settings)
 
     for path in (tmp_path / "run" / "checkpoints").glob("step-*"):
         _, state = checkpoints.load_state(tmp_path / "run")
         assert all(math.isfinite(loss) for loss in state["position"]["losses"]), path
 
 
-def test_a_state_inside_an_epoch_is_resumed_from(settings, tmp_path):
-    """Killed long before the end of the first epoch, a run goes on inside it, with the same bits."""
-    settings = {**settings, "save_every": "1", "epochs": 2}
-    whole = train(settings, tmp_path / "whole")
-    kill(settings, tmp_path / "killed", after=9, files=0)
-    _, state = checkpoints.load_state(tmp_path / "killed")
-    assert (state["position"]["epoch"], len(state["position"]["losses"]) > 0) == (0, True)
-
-    resumed = resume(tmp_path / "killed")
-
-    check_alike(tmp_path / "whole", tmp_path / "killed", whole, resumed)
-
-
-@pytest.mark.parametrize(
-    ("split", "message"),
-    [("val", "validation pairs are not the 4"), ("test", "test pairs are not the 5")],
-)
-def test_text_of_other_splits_does_not_change(settings, tmp_path, split, message):
-    """It is named, and allowed when that is asked for, with that resume alone."""
-    data = tmp_path / "data"
-    data.mkdir()
-    for name, count in (("train", 20), ("val", 4), ("test", 5)):
-        rows = "".join(f"a b {n}\tb a {n}\n" for n in range(count))
-        (data / f"{name}.tsv").write_text(rows)
-    run = tmp_path / "run"
-    train({**settings, "data": str(data)}, run, interrupt_after=3)
-    rows = (data / f"{split}.tsv").read_text().splitlines()
-    (data / f"{split}.tsv").write_text("".join(f"{row}\n" for row in reversed(rows)))
-
-    with pytest.raises(UserError, match=message):
-        resume(run)
-    resume(run, flags={"allow_changed_data": True}, interrupt_after=1)
-    assert "allow_changed_data: false" in (run / "config.yaml").read_text()
-    resume(run)
-
-
-def read_losses(run):
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    return [(row["step"], row["loss"]) for row in rows if row["kind"] == "train"]
-
-
-def same_end(one, other):
-    final = "checkpoints/final/tensors.safetensors"
-    return (one / final).read_bytes() == (other / final).read_bytes()
-
-
-def test_a_run_may_stop_many_times(settings, tmp_path):
-    """A run that is interrupted in every epoch and within updates ends with the same bits."""
-    settings = {**settings, "accumulate": 3, "plan": "gapless", "loss_interval": 7}
-    whole = train(settings, tmp_path / "whole")
-    train(settings, tmp_path / "parts", interrupt_after=2)
-    summary, stops = {"interrupted": True}, 0
-    while summary["interrupted"]:
-        left = whole["batches"] - len(read_losses(tmp_path / "parts"))
-        summary = resume(tmp_path / "parts", interrupt_after=min(11, left) or None)
-        stops += 1
-
-    assert stops > 3
-    assert whole["loss"] == summary["loss"]
-    assert same_end(tmp_path / "whole", tmp_path / "parts")
-    assert read_losses(tmp_path / "whole") == read_losses(tmp_path / "parts")
-    assert [step for step, _ in read_losses(tmp_path / "parts")] == list(range(whole["batches"]))
-
-
-def test_a_resumed_run_takes_no_first_weights(settings, tmp_path):
-    """It goes on with its own, so that weights of another run would mean nothing."""
-    train(settings, tmp_path / "run", interrupt_after=3, number=signal.SIGTERM)
-
-    with pytest.raises(UserError, match="`init_from` is other, but a resumed run goes on"):
-        resume(tmp_path / "run", flags={"init_from": "other"})
-
-
-KILLED = """
-import json, os, signal, sys, time
-from pathlib import Path
-from gapless.nmt.run.config import make_config
-from gapless.nmt.run.trainer import Trainer
-
-class Killer:
-    left = int(sys.argv[2])
-    def __getattr__(self, name):
-        return lambda *args, **kwargs: None
-    def batch_queued(self, progress, *, run):
-        self.left -= 1
-        if not self.left:
-            end = time.monotonic() + 20
-            while not is_saved():
-                if time.monotonic() > end:
-                    sys.exit("not saved in time")
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-settings = json.loads(sys.argv[1])
-folder = Path(settings["run_dir"]) / "checkpoints"
-
-def is_saved():
-    return list(folder.glob("step-*")) and len(list(folder.glob("epoch*"))) >= int(sys.argv[3])
-
-Trainer.new(make_config(settings), observer=Killer()).train()
-"""
-
-
-def kill(settings, run, *, after, files=1):
-    """Train in a process of its own that is killed after some batches, a state and epoch files."""
-    settings = json.dumps({**settings, "run_dir": str(run)})
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, settings, str(after), str(files)],
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-
-    assert done.returncode == -signal.SIGKILL
-
-
-@pytest.mark.parametrize("batches", [20, pytest.param(40, marks=pytest.mark.slow)])
-def test_a_killed_run_goes_on_from_the_last_saved_epoch(settings, tmp_path, batches):
-    """A killed run resumes from its last state, which may be some epochs old."""
-    whole = train(settings, tmp_path / "whole")
-    run = tmp_path / "killed"
-    kill(settings, run, after=batches)
-
-    resumed = resume(run)
-
-    assert whole["loss"] == resumed["loss"]
-    assert whole["batches"] == resumed["batches"]
-    assert read_losses(tmp_path / "whole") == read_losses(run)
-    assert same_end(tmp_path / "whole", run)
-
-
-def go_back_to(run, *, updates):
-    """Leave a run the states of its first updates alone, as if later ones had been lost."""
-    for path in (run / "checkpoints").glob("step-*"):
-        if int(path.name.removeprefix("step-")) > updates:
-            shutil.rmtree(path)
-
-
-def test_a_run_that_goes_back_and_ends_earlier(settings, tmp_path):
-    """Weights of epochs after the state do not count; those before it are still there."""
-    settings = {**settings, "average": 3, "keep": 50}
-    train(settings, tmp_path / "whole")
-    kill({**settings, "epochs": 8}, tmp_path / "killed", after=80, files=4)
-    go_back_to(tmp_path / "killed", updates=14)
-
-    resume(tmp_path / "killed", flags={"epochs": 3})
-
-    assert same_end(tmp_path / "whole", tmp_path / "killed")
-
-
-def test_a_run_is_not_changed_before_it_goes_on(settings, tmp_path):
-    """Making a trainer removes neither lines nor weights that are ahead of the state."""
-    run = tmp_path / "run"
-    kill(settings, run, after=40, files=2)
-    before = read_losses(run), sorted((run / "checkpoints").iterdir())
-
-    Trainer.resume(make_config({}, file=run / "config.yaml"), run, observer=Silent())
-
-    assert before == (read_losses(run), sorted((run / "checkpoints").iterdir()))
-
-
-def test_the_best_weights_are_those_of_the_record(settings, tmp_path):
-    """A run that goes back to an earlier state forgets the best weights of lost epochs."""
-    run = tmp_path / "run"
-    settings = {**settings, "lr": 1e-3, "schedule": "constant", "average": 8, "dropout": 0.0}
-    kill({**settings, "epochs": 8, "keep": 50}, run, after=80, files=5)
-    go_back_to(run, updates=7)
-
-    resume(run, flags={"epochs": 2})
-
-    best = checkpoints.read_weights(run / "checkpoints" / "best")
-    last = checkpoints.read_weights(run / "checkpoints" / "epoch-0002")
-    assert all(torch.equal(best[name], last[name]) for name in last)
+# --- what a state holds, and when it is written ---
 
 
 @pytest.mark.parametrize("has_updated", [False, True])
@@ -703,7 +696,7 @@ def test_the_state_of_a_scaler_is_taken_without_a_wait(train_tiny, has_updated):
     assert step.scaler.state_dict() == expected
 
 
-def test_weights_are_written_while_they_are_validated(settings, tmp_path, monkeypatch):
+def test_weights_are_written_while_they_are_validated(train, tmp_path, monkeypatch):
     """A long validation does not put off the checkpoint of the epoch before it."""
     seen = []
 
@@ -716,32 +709,16 @@ def test_weights_are_written_while_they_are_validated(settings, tmp_path, monkey
         return score_pairs(run, pairs, beam=beam)
 
     monkeypatch.setattr("gapless.nmt.run.validation.score_pairs", wait_for_weights)
-    train({**settings, "epochs": 1, "val_interval": 1}, tmp_path / "run")
+    train(tmp_path / "run", epochs=1, val_interval=1)
 
     assert seen == [True]
 
 
-def test_a_finished_run_that_is_resumed_stays_finished(settings, tmp_path):
-    """Nothing is trained again, and the final weights are the same bytes."""
-    first = train(settings, tmp_path / "run")
-    before = (tmp_path / "run" / "checkpoints" / "final" / "tensors.safetensors").read_bytes()
-    (state,) = (tmp_path / "run" / "checkpoints").glob("step-*21")
-    saved_at = state.stat().st_mtime_ns
-
-    again = resume(tmp_path / "run")
-
-    assert first["batches"] == again["batches"] == len(read_losses(tmp_path / "run"))
-    assert (
-        before == (tmp_path / "run" / "checkpoints" / "final" / "tensors.safetensors").read_bytes()
-    )
-    assert saved_at == state.stat().st_mtime_ns
-
-
-def test_the_seconds_of_a_run_are_those_of_all_its_processes(settings, tmp_path, monkeypatch):
+def test_the_seconds_of_a_run_are_those_of_all_its_processes(train, tmp_path, monkeypatch):
     """The wall time of a resumed run includes that of its earlier processes."""
     readings = itertools.count(0, 100)
     monkeypatch.setattr("gapless.nmt.run.time_limit.perf_counter", lambda: next(readings))
-    train(settings, tmp_path / "run", interrupt_after=3)
+    train(tmp_path / "run", Stopping(3), epochs=1)
     _, state = checkpoints.load_state(tmp_path / "run")
     kept = state["position"]["wall_seconds"]
     # The second process takes no time at all.
@@ -750,79 +727,3 @@ def test_the_seconds_of_a_run_are_those_of_all_its_processes(settings, tmp_path,
     assert kept >= 100
     assert resume(tmp_path / "run")["wall_seconds"] == kept
     assert resume(tmp_path / "run")["wall_seconds"] == kept
-
-
-def read_epochs(run):
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    return [
-        (row["kind"], row["step"], row.get("loss"), row.get("val_loss"))
-        for row in rows
-        if row["kind"] != "train"
-    ]
-
-
-def check_alike(whole, parts, of_whole, of_parts):
-    """Two runs have the same losses, records, epochs, checkpoints and final weights."""
-    assert of_whole["loss"] == of_parts["loss"]
-    assert of_whole["epochs"] == of_parts["epochs"]
-    assert read_losses(whole) == read_losses(parts)
-    assert [step for step, _ in read_losses(parts)] == list(range(of_whole["batches"]))
-    assert read_epochs(whole) == read_epochs(parts)
-    names = [
-        sorted(path.name for path in (run / "checkpoints").iterdir() if path.name[:4] != "step")
-        for run in (whole, parts)
-    ]
-    assert names[0] == names[1]
-    assert same_end(whole, parts)
-
-
-# An epoch has 7 updates.
-@pytest.mark.quick_cases(3)
-@pytest.mark.parametrize("ends", [(3, 5), (10, 12), (10, 14), (10, 17), (7, 17), (3, 10, 11, 30)])
-def test_a_run_that_ended_by_its_updates_goes_on_to_more(settings, tmp_path, ends):
-    """A run that ended inside an epoch takes the rest of it, as if it had never ended."""
-    settings = {**settings, "epochs": 5, "schedule": "constant"}
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    of_whole = train({**settings, "max_steps": ends[-1]}, whole)
-    first = train({**settings, "max_steps": ends[0]}, parts)
-    for end in ends[1:]:
-        of_parts = resume(parts, flags={"max_steps": end})
-
-    assert first["steps"] == ends[0]
-    assert first["bleu"] is not None
-    check_alike(whole, parts, of_whole, of_parts)
-
-
-def test_an_end_inside_an_epoch_is_validated_and_tested_once(settings, tmp_path):
-    """A run that ended inside an epoch stays ended when resumed, and can go on to more updates."""
-    settings = {**settings, "epochs": 5, "schedule": "constant", "val_interval": 4}
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    of_whole = train({**settings, "max_steps": 17}, whole)
-    first = train({**settings, "max_steps": 10}, parts)
-    before = read_epochs(parts)
-    weights = (parts / "checkpoints" / "final" / "tensors.safetensors").read_bytes()
-    again = resume(parts)
-
-    assert [(kind, step) for kind, step, _, _ in before] == [
-        ("epoch", 1),
-        ("epoch", 2),
-        ("test", 2),
-    ]
-    assert [val_loss is None for _, _, _, val_loss in before] == [True, False, True]
-    assert before == read_epochs(parts)
-    assert (first["steps"], first["loss"]) == (again["steps"], again["loss"])
-    assert weights == (parts / "checkpoints" / "final" / "tensors.safetensors").read_bytes()
-    check_alike(whole, parts, of_whole, resume(parts, flags={"max_steps": 17}))
-
-
-def test_a_run_may_be_stopped_at_its_last_update(settings, tmp_path):
-    """An interrupt just before the last update loses nothing of the epoch."""
-    settings = {**settings, "epochs": 5, "schedule": "constant"}
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    of_whole = train({**settings, "max_steps": 17}, whole)
-    stopped = train({**settings, "max_steps": 10}, parts, interrupt_after=20)
-
-    assert stopped["interrupted"]
-    assert stopped["steps"] == 10
-    check_alike(whole, parts, of_whole, resume(parts, flags={"max_steps": 17}))

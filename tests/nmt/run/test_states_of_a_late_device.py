@@ -10,41 +10,25 @@ from gapless.nmt.run import checkpoints, training_run
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.trainer import Trainer
 from gapless.testing.simulated.simulated_device import SimulatedDevice
-
-
-class Silent:
-    """Says nothing of a run."""
-
-    def __getattr__(self, name):
-        return lambda *_, **__: None
+from tiny_run import Silent, tiny_config, write_letters
 
 
 @pytest.fixture
 def train(tmp_path, monkeypatch, numerics):
     """Train or resume in a folder, on a simulated device; return the summary."""
-    rows = [" ".join("abcdefgh"[n % 8 : n % 8 + 2 + n % 3]) for n in range(36)]
-    (tmp_path / "d.tsv").write_text("".join(f"{row}\t{row[::-1]}\n" for row in rows))
+    write_letters(tmp_path / "d.tsv", count=24)
     settings = {
-        "data": str(tmp_path / "d.tsv"),
-        "columns": "en,zh",
-        "tokenizer": "none",
-        "workers": 0,
+        "device": "auto",
         "beam": 1,
-        "d_model": 8,
-        "heads": 2,
-        "ffn": 8,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
         "batch_size": 4,
         "dropout": 0.3,
-        "epochs": 1,
         "warmup": 5,
         "average": 1,
         "keep": 50,
         "compile": False,
         "pack": False,
         "fixed_shapes": False,
-        "max_length": 20,
+        "max_length": 8,
     }
 
     def call(run, **more):
@@ -53,7 +37,7 @@ def train(tmp_path, monkeypatch, numerics):
             if run.exists():
                 config = make_config({}, file=run / "config.yaml")
                 return Trainer.resume(config, run, observer=Silent()).train()
-            config = make_config({**settings, **more, "run_dir": str(run)})
+            config = tiny_config(tmp_path, **{**settings, **more}, run_dir=str(run))
             return Trainer.new(config, observer=Silent()).train()
 
     return call
