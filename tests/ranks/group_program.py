@@ -1,10 +1,12 @@
 """Ask several ranks for all that `TorchRanks` offers; each rank prints JSON of what it got.
 
-Run as `group_program.py CASE [DEVICE]`, under the environment of torchrun.
+Run as `group_program.py DEVICE CASE...`, under the environment of torchrun: the ranks meet once, and do
+one case after the other.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -19,15 +21,24 @@ from gapless.nmt.run.same_weights import check_same_weights
 from gapless.pipeline.host_waits import HostWaits
 from gapless.ranks import find_ranks
 from gapless.ranks.launch import device_of, read_launch
+from ranks.sum_program import SUMS
 
 
-WAITS = []
+# What ranks send each other: plain values of any kind and size, and tensors of any type and shape.
+VALUES = [None, 3, "text", {"a": (1, 2.5)}, b"\0" * 3_000_000, ["é", float("inf")]]
+SHAPES = [(), (0,), (5,), (2, 3), (1000, 7)]
+DTYPES = [torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.bool]
 
 
-@contextmanager
-def blocking(reason):
-    WAITS.append(reason)
-    yield
+def counted(waits):
+    """Return what notes each wait."""
+
+    @contextmanager
+    def blocking(reason):
+        waits.append(reason)
+        yield
+
+    return blocking
 
 
 def values(ranks):
@@ -47,9 +58,26 @@ def values(ranks):
     }
 
 
+def told(ranks):
+    """Return what came back otherwise than it was sent."""
+    wrong = []
+    for value in VALUES:
+        if ranks.agree((ranks.rank, value)) != [(rank, value) for rank in range(ranks.world)]:
+            wrong.append(f"agree: {value!r:.20}")
+        if ranks.share((ranks.rank, value)) != (0, value):
+            wrong.append(f"share: {value!r:.20}")
+    for shape, dtype in itertools.product(SHAPES, DTYPES):
+        gathered = ranks.gather_rows(torch.full(shape, ranks.rank).to(dtype))
+        expected = torch.stack([torch.full(shape, rank).to(dtype) for rank in range(ranks.world)])
+        if gathered.dtype != dtype or not torch.equal(gathered, expected):
+            wrong.append(f"gather_rows: {shape}, {dtype}")
+    return wrong
+
+
 def flags(ranks):
     """Rank 1 raises flags; all act on them after the same updates."""
-    agreement = ranks.agreement(("stop", "failed"), blocking=blocking, every=3)
+    waits = []
+    agreement = ranks.agreement(("stop", "failed"), blocking=counted(waits), every=3)
     raised = {1: ("stop", 1), 4: ("stop", 2), 10: ("failed", 1)}
     seen = {}
     for update in range(1, 12):
@@ -64,14 +92,14 @@ def flags(ranks):
         assert ranks.agree(update) == [update] * ranks.world
         if agreed:
             seen[update] = agreed
-    return {"seen": seen, "last": agreement.finish(), "waits": WAITS}
+    return {"seen": seen, "last": agreement.finish(), "waits": waits}
 
 
 def slow(ranks):
     """Updates of rank 1 take 0.1 s, and 3 s from the 21st on; rank 0 raises flags at some of them."""
-    now = 0.0
+    now, waits = 0.0, []
     agreement_room.perf_counter = lambda: now
-    agreement = ranks.agreement(("stop", "failed"), blocking=blocking)
+    agreement = ranks.agreement(("stop", "failed"), blocking=counted(waits))
     raised = {1: ("stop", 1), 6: ("stop", 2), 27: ("failed", 3), 31: ("stop", 4)}
     seen = {}
     for update in range(1, 33):
@@ -80,7 +108,7 @@ def slow(ranks):
             agreement.ask(*raised[update])
         if agreed := agreement.after_update(update):
             seen[update] = agreed
-    return {"seen": seen, "last": agreement.finish(), "waits": len(WAITS)}
+    return {"seen": seen, "last": agreement.finish(), "waits": len(waits)}
 
 
 def weights(ranks):
@@ -98,41 +126,44 @@ def weights(ranks):
     return None
 
 
-def lost(wait):
+def is_left(ranks):
     """Rank 1 ends without a word, while rank 0 waits for it."""
+    # A rank that goes while another one still connects cannot be reached, which is something else.
+    ranks.agree("here")
+    if ranks.rank == 1:
+        os._exit(0)
+    ranks.agreement(("stop",), blocking=counted([])).finish()
 
-    def case(ranks):
-        # A rank that goes while another one still connects cannot be reached, which is something else.
-        ranks.agree("here")
-        if ranks.rank == 1:
-            os._exit(0)
-        wait(ranks)
 
-    return case
+def raises(ranks):
+    """Rank 1 raises what nobody catches, while the ranks agree again and again."""
+    agreement = ranks.agreement(("stop",), blocking=counted([]), every=1)
+    for update in range(1, 1_000_000):
+        ranks.note_updates(update)
+        agreement.after_update(update)
+        if update == 10 and ranks.rank == 1:
+            raise RuntimeError("planted in one rank")
 
 
 CASES = {
-    "values": values,
-    "flags": flags,
-    "slow": slow,
-    "weights": weights,
-    "lost values": lost(lambda ranks: ranks.agree(1)),
-    "lost rows": lost(lambda ranks: ranks.gather_rows(torch.ones(2))),
-    "lost flags": lost(lambda ranks: ranks.agreement(("stop",), blocking=blocking).finish()),
-    "one gpu": None,
+    **{one.__name__: one for one in (values, told, flags, slow, weights, is_left, raises)},
+    **SUMS,
 }
+
+# All that the ranks live through.
+LIVING = ["values", "told", "flags", "slow", "weights", *SUMS]
 
 
 def main():
-    case, name = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "cpu"
+    name, *cases = sys.argv[1:]
     launch = read_launch(os.environ)
     device = find_device(device_of(launch, name, num_gpus=num_gpus()))
     device.make_current()
     torch.set_default_device(device.torch_device)
-    uuid = "GPU-1234" if case == "one gpu" else device.uuid()
+    uuid = "GPU-1234" if cases == ["one gpu"] else device.uuid()
     try:
         ranks = find_ranks(device.torch_device, uuid=uuid)
-        found = CASES[case](ranks)
+        found = {case: CASES[case](ranks) for case in cases}
         ranks.end()
     except GaplessError as error:
         found = {"error": f"{type(error).__name__}: {error}"}

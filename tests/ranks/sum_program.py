@@ -1,17 +1,11 @@
-"""Train with gradients that several gloo ranks sum, and print what came of it as JSON.
-
-Run as `sum_program.py RANK WORLD STORE` by a test, once for each rank.
-"""
+"""What ranks train with gradients that they sum: cases of `group_program.py`."""
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 
 from gapless.device.find import find_device
 from gapless.errors import RanksError
@@ -23,7 +17,6 @@ from gapless.nmt.run.translation_step import TranslationStep
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.step import StepLoss
 from gapless.plans import get_plan
-from gapless.ranks.gradient_sum import FlatSum
 
 
 NUM_UPDATES = 6
@@ -110,16 +103,16 @@ def bits_of(model):
     return torch.cat(weights).view(torch.uint8).numpy().tobytes().hex()
 
 
-def trained(case, *, rank, world, agree):
+def trained(case, ranks):
     """Return the bits of the weights after training on this rank's batches."""
     model = Model(case.dtype)
     optimizer = optimizer_of(model)
-    gradients = FlatSum(model.parameters(), group=dist.group.WORLD, agree=agree)
-    size = world * case.accumulate
+    gradients = ranks.sum_gradients(model.parameters())
+    size = ranks.world * case.accumulate
     for number in range(NUM_UPDATES):
         batches = [batch_of(number * size + place) for place in range(size)]
         tokens = max(1, sum(map(num_tokens, batches)))
-        mine = batches[rank * case.accumulate : (rank + 1) * case.accumulate]
+        mine = batches[ranks.rank * case.accumulate : (ranks.rank + 1) * case.accumulate]
         for batch in mine:
             backward(model, batch, tokens)
         gradients.finish()
@@ -128,10 +121,10 @@ def trained(case, *, rank, world, agree):
     return bits_of(model)
 
 
-def text_of_error(agree, first, second, *, num_weights=2):
+def text_of_error(ranks, first, second, *, num_weights=2):
     """Return what the second of two updates says, in which these parameters get gradients."""
     weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(num_weights)]
-    gradients = FlatSum(weights, group=dist.group.WORLD, agree=agree)
+    gradients = ranks.sum_gradients(weights)
     try:
         for numbers in (first, second):
             for number in numbers:
@@ -142,22 +135,6 @@ def text_of_error(agree, first, second, *, num_weights=2):
     except RanksError as error:
         return f"{type(error).__name__}: {error}"
     return None
-
-
-class Ranks:
-    """As much of `gapless.ranks.Ranks` as a step asks for, over a gloo group."""
-
-    def __init__(self, agree, *, rank, world):
-        self.rank, self.world = rank, world
-        self._agree = agree
-
-    def sum_gradients(self, params):
-        return FlatSum(params, group=dist.group.WORLD, agree=self._agree)
-
-    def gather_rows(self, rows):
-        gathered = [torch.empty_like(rows) for _ in range(self.world)]
-        dist.all_gather(gathered, rows)
-        return torch.stack(gathered)
 
 
 def sentences(number, *, ends_update, update_tokens):
@@ -233,26 +210,23 @@ def losses_of_a_loop(ranks):
         return [repr(record.losses), loop.losses.weights, record.mean_loss]
 
 
-def main():
-    rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    torch.use_deterministic_algorithms(True)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+def deterministic(train):
+    """Return a case that trains with deterministic algorithms."""
 
-    def agree(value):
-        values = [None] * world
-        dist.all_gather_object(values, value)
-        return values
+    def case(ranks):
+        torch.use_deterministic_algorithms(True)
+        return train(ranks)
 
-    found = {case.name: trained(case, rank=rank, world=world, agree=agree) for case in CASES}
-    found["ranks differ"] = text_of_error(agree, [0] if rank else [0, 1], [])
-    found["one has more"] = text_of_error(agree, [0] if rank else [0, 1], [], num_weights=2 - rank)
-    found["updates differ"] = text_of_error(agree, [0, 1], [0])
-    ranks = Ranks(agree, rank=rank, world=world)
-    found["steps"] = steps_of_translation(ranks, rank=rank)
-    found["losses"] = losses_of_a_loop(ranks)
-    print(json.dumps(found))
-    dist.destroy_process_group()
+    return case
 
 
-if __name__ == "__main__":
-    main()
+SUMS = {
+    **{case.name: deterministic(lambda ranks, case=case: trained(case, ranks)) for case in CASES},
+    "ranks differ": lambda ranks: text_of_error(ranks, [0] if ranks.rank else [0, 1], []),
+    "one has more": lambda ranks: text_of_error(
+        ranks, [0] if ranks.rank else [0, 1], [], num_weights=2 - ranks.rank
+    ),
+    "updates differ": lambda ranks: text_of_error(ranks, [0, 1], [0]),
+    "steps": deterministic(lambda ranks: steps_of_translation(ranks, rank=ranks.rank)),
+    "losses": losses_of_a_loop,
+}

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,35 +18,9 @@ from gapless.ranks.group import _group_on
 from ranks import nccl_program, sum_program as program
 
 
-# The two ranks are started once.
-pytestmark = pytest.mark.xdist_group("two ranks that sum")
+pytestmark = pytest.mark.xdist_group("processes: group")
 
 WORLD = 2
-SECONDS = 120
-
-
-@pytest.fixture(scope="module")
-def of_ranks(tmp_path_factory):
-    """What each of two ranks printed."""
-    store = tmp_path_factory.mktemp("ranks") / "store"
-    started = [
-        subprocess.Popen(
-            [sys.executable, program.__file__, str(rank), str(WORLD), str(store)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[1],
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        ended = [process.communicate(timeout=SECONDS) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in started] == [0] * WORLD, [one[1] for one in ended]
-    return [json.loads(out) for out, _ in ended]
 
 
 def on_one_rank(case):
@@ -225,9 +196,8 @@ def check_program(ended, *, captures):
         assert found["captured"] == {"bits": found["expected"], "graphs": int(captures)}
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_a_loop_sums_over_gloo(fork, world):
-    """A group of one sums nothing, and parts alone."""
-    ended = fork(nccl_program.__file__, "kept", world=world).end()
+def test_a_group_of_one_sums_nothing_and_parts_alone(fork):
+    """The program is the one that two GPUs run."""
+    ended = fork(nccl_program.__file__, "kept", world=1).end()
 
     check_program(ended, captures=False)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from gapless.errors import EXIT_PEER_LOST
+import gapless.ranks.group as group_room
+from gapless.errors import EXIT_PEER_LOST, PeerLostError
+from gapless.ranks.gradient_sum import FlatSum
+from gapless.ranks.group import TorchRanks
 from ranks.groups import torchrun
 
 
@@ -21,9 +27,7 @@ def found(ended):
     return [json.loads(rank.out) for rank in ended.ranks]
 
 
-def check_values(ended):
-    ended.check_done()
-    first, second = found(ended)
+def check_values(first, second):
     assert (first.pop("place"), second.pop("place")) == ([0, 2, True], [1, 2, False])
     assert first == second
     rows = [[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]]
@@ -36,52 +40,42 @@ def check_values(ended):
     }
 
 
-def test_all_ranks_get_what_they_ask_for(fork):
-    """Values come in the order of ranks; gradients are summed; rows are stacked; nothing is said."""
-    ended = fork(PROGRAM, "values").end()
-
-    check_values(ended)
-    assert ended.err == ""
+def test_all_ranks_get_what_they_ask_for(of_ranks):
+    """Values come in the order of ranks; gradients are summed; rows are stacked."""
+    check_values(*(found["values"] for found in of_ranks))
 
 
 @pytest.mark.multi_gpu
 def test_ranks_on_gpus_get_the_same(tmp_path):
     """Each rank has the GPU of its number; sums and rows go over NCCL."""
-    check_values(torchrun(PROGRAM, "values", "cuda", folder=tmp_path / "ranks").end())
+    ended = torchrun(PROGRAM, "cuda", "values", folder=tmp_path / "ranks").end()
+
+    ended.check_done()
+    check_values(*(one["values"] for one in found(ended)))
 
 
 @pytest.mark.multi_gpu
 def test_two_ranks_on_one_gpu_end_before_nccl(tmp_path):
     """Both say the same, and nothing hangs."""
-    ended = torchrun(PROGRAM, "one gpu", "cuda", folder=tmp_path / "ranks").end()
+    ended = torchrun(PROGRAM, "cuda", "one gpu", folder=tmp_path / "ranks").end()
 
     ended.check_done()
     assert all("ranks 0, 1 have the same GPU" in one["error"] for one in found(ended))
 
 
-def test_all_ranks_act_on_flags_at_the_same_update(fork):
-    """The largest value counts, once, at the second exchange after it was raised."""
-    ended = fork(PROGRAM, "flags").end()
-
-    ended.check_done()
-    first, second = found(ended)
-    assert first == second
-    assert first == {
+# What both ranks find in a case, by its name.
+ON_BOTH = {
+    # Values of all kinds, tensors of all types and shapes: nothing comes back otherwise.
+    "told": [],
+    # The largest value counts, once, at the second exchange after it was raised.
+    "flags": {
         "seen": {"6": {"stop": 3}, "9": {"stop": 2}},
         "last": {"failed": 1},
         # After updates 6 and 9, and twice at the end.
         "waits": ["agreement"] * 4,
-    }
-
-
-def test_slow_updates_are_agreed_on_more_often(fork):
-    """By the time of the slowest rank, which all know: a flag does not wait for seconds."""
-    ended = fork(PROGRAM, "slow").end()
-
-    ended.check_done()
-    first, second = found(ended)
-    assert first == second
-    assert first == {
+    },
+    # By the time of the slowest rank, which all know: a flag does not wait for seconds.
+    "slow": {
         "seen": {
             # Nothing is known of the time yet.
             "1": {"stop": 1},
@@ -94,15 +88,20 @@ def test_slow_updates_are_agreed_on_more_often(fork):
         "last": {},
         # At updates 1 and 2, at multiples of 5 from 10 on, again at 30, then at each and at the end.
         "waits": 11,
-    }
+    },
+}
 
 
-def test_weights_that_differ_are_found(fork):
+@pytest.mark.parametrize("case", ON_BOTH)
+def test_both_ranks_find_what_is_expected(of_ranks, case):
+    """What is told comes back as it was sent, and flags are acted on at the same update."""
+    assert [found[case] for found in of_ranks] == [ON_BOTH[case]] * 2
+
+
+def test_weights_that_differ_are_found(of_ranks):
     """One bit is enough; all ranks say the same, and name the update, the weight and the rank."""
-    ended = fork(PROGRAM, "weights").end()
+    first, second = (found["weights"] for found in of_ranks)
 
-    ended.check_done()
-    first, second = found(ended)
     assert first == second
     assert first["waits"] == {"checkpoint": 1}
     assert first["said"].startswith(
@@ -112,7 +111,7 @@ def test_weights_that_differ_are_found(fork):
 
 def test_two_ranks_on_one_gpu_are_refused(fork):
     """All ranks raise the same error, which names the ranks and what to do."""
-    ended = fork(PROGRAM, "one gpu").end()
+    ended = fork(PROGRAM, "cpu", "one gpu").end()
 
     ended.check_done()
     first, second = found(ended)
@@ -126,6 +125,7 @@ def test_a_rank_that_never_comes_is_named(fork):
     """The others wait for a limited time, and say who is missing."""
     ended = fork(
         PROGRAM,
+        "cpu",
         "values",
         before=[
             "import gapless.ranks.meeting as meeting; meeting.SECONDS_TO_ARRIVE = 0.5",
@@ -140,10 +140,9 @@ def test_a_rank_that_never_comes_is_named(fork):
     )
 
 
-@pytest.mark.parametrize("awaited", ["values", "rows", "flags"])
-def test_a_rank_that_is_gone_ends_the_others(fork, awaited):
+def test_a_rank_that_is_gone_ends_the_others(fork):
     """Nobody waits for it, and what follows from that is not told."""
-    ended = fork(PROGRAM, f"lost {awaited}").end()
+    ended = fork(PROGRAM, "cpu", "is_left").end()
 
     assert [rank.code for rank in ended.ranks] == [EXIT_PEER_LOST, 0]
     assert ended.out == ""
@@ -153,10 +152,66 @@ def test_a_rank_that_is_gone_ends_the_others(fork, awaited):
     assert "rank 1 is gone after update 0, its process has ended" in ended.err
 
 
+def test_an_error_that_nobody_catches_ends_all(fork):
+    """Of a script that knows nothing of heartbeats; the error of the other rank is not shown."""
+    ended = fork(PROGRAM, "cpu", "raises").end()
+
+    assert [one.code for one in ended.ranks] == [EXIT_PEER_LOST, 1]
+    assert ended.err.count("Traceback") == 1, ended.err
+    assert "RuntimeError: planted in one rank" in ended.ranks[1].err
+
+
+def ranks_in_pieces():
+    """Return ranks without groups, whose collectives a test makes fail."""
+    ranks = TorchRanks.__new__(TorchRanks)
+    vars(ranks).update(rank=0, world=2, is_first=True, side=None, main=None)
+    return ranks
+
+
+def summed(ranks):
+    weight = torch.nn.Parameter(torch.ones(2))
+    gradients = FlatSum([weight], group=None, agree=lambda value: [value])
+    weight.grad = torch.ones(2)
+    gradients.finish()
+
+
+def agreed(ranks):
+    ranks.agreement(("stop",), blocking=lambda reason: nullcontext()).finish()
+
+
+COLLECTIVES = {
+    "the values": lambda ranks: ranks.agree(1),
+    "the value of rank 0": lambda ranks: ranks.share(1),
+    "the losses": lambda ranks: ranks.gather_rows(torch.ones(2)),
+    "the gradients": summed,
+    "the agreement": agreed,
+}
+
+
+@pytest.mark.parametrize("what", COLLECTIVES)
+def test_a_closed_connection_is_a_lost_rank_in_each_collective(monkeypatch, what):
+    """Another error of torch is as it was."""
+
+    def fail(text):
+        def raised(*_, **__):
+            raise RuntimeError(text)
+
+        for name in ("all_gather_object", "broadcast_object_list", "all_reduce"):
+            monkeypatch.setattr(dist, name, raised)
+        monkeypatch.setattr(group_room, "_all_gather", raised)
+
+    fail("[gloo/transport/tcp/pair.cc:1] Connection closed by peer\nmore")
+    with pytest.raises(PeerLostError, match=rf"{what} of all ranks failed \(.*closed by peer\)"):
+        COLLECTIVES[what](ranks_in_pieces())
+    fail("another")
+    with pytest.raises(RuntimeError, match="another"):
+        COLLECTIVES[what](ranks_in_pieces())
+
+
 @pytest.mark.slow
 def test_torchrun_starts_the_same(tmp_path):
     """The variables and the store of the real launcher do, at the first attempt."""
-    ended = torchrun(PROGRAM, "flags", folder=tmp_path / "ranks").end()
+    ended = torchrun(PROGRAM, "cpu", "flags", folder=tmp_path / "ranks").end()
 
     ended.check_done()
-    assert found(ended)[0]["seen"] == {"6": {"stop": 3}, "9": {"stop": 2}}
+    assert found(ended)[0]["flags"] == ON_BOTH["flags"]
