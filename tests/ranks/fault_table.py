@@ -6,7 +6,6 @@ The ranks train on the CPU under torchrun. The seconds are those from the fault 
 is gone; with `--restarts`, until all ranks train again. Exits with 1 if one group hung, ended not as
 `ranks.faults` expects, or left a run that a resume does not bring to the end of an undisturbed one.
 
-With `--out FILE` each trial is a line of JSON there, and the same command goes on after the last one.
 At the end stand the seconds of each kind of fault.
 """
 
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import shutil
 import signal
 import statistics
@@ -28,7 +26,6 @@ from faults.runs import differences, newest_step, write_data
 from faults.small_disk import SmallDisk
 from ranks.faults import FAULTS, SLOW, WATCHED, inject, wrong_with
 from ranks.groups import HungError, fork_ranks, torchrun
-from ranks.product import NotBuiltError
 from ranks.rank_program import file_of
 from ranks.runs import SAVE_EVERY, options, resume_options
 
@@ -176,11 +173,9 @@ def main():
     faults = [one for one in FAULTS if chosen.only in one.name]
     if chosen.restarts:
         faults = [one for one in faults if one.launches_again]
-    tried_before = rows_in(chosen)
-    rows = list(tried_before)
+    rows = []
     print(f"{'fault':42}{'seconds':>9}  end", flush=True)
-    trials = enumerate(itertools.islice(itertools.cycle(faults), chosen.trials))
-    for number, fault in itertools.islice(trials, len(rows), None):
+    for number, fault in enumerate(itertools.islice(itertools.cycle(faults), chosen.trials)):
         own = folder / str(number)
         tried = try_fault(
             fault,
@@ -193,10 +188,7 @@ def main():
             restarts=chosen.restarts,
         )
         launcher.stop_all()
-        rows.append(row_of(fault, tried, chosen))
-        if chosen.out:
-            with chosen.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(rows[-1]) + "\n")
+        rows.append((fault.kind, tried))
         print(f"{fault.name:42}{tried.seconds:9.1f}  {'; '.join(tried.wrong) or 'as expected'}")
         sys.stdout.flush()
         if tried.wrong:
@@ -205,55 +197,25 @@ def main():
             shutil.rmtree(own)
     launcher.close()
     print("\n".join(summary_of(rows)))
-    if any(row["wrong"] for row in rows[len(tried_before) :]):
+    is_wrong = any(tried.wrong for _, tried in rows)
+    if is_wrong:
         print(f"what differs is kept in {folder}")
     else:
         shutil.rmtree(folder)
-    return int(any(row["wrong"] for row in rows))
-
-
-def row_of(fault, tried, chosen):
-    """Return what is written down of a trial."""
-    return {
-        "fault": fault.name,
-        "kind": fault.kind,
-        "seconds": round(tried.seconds, 2),
-        "wrong": tried.wrong,
-        **setting_of(chosen),
-    }
-
-
-def setting_of(chosen):
-    """Return what all trials of a table have in common."""
-    names = ("device", "plan", "forked", "restarts", "only")
-    return {name: getattr(chosen, name) for name in names}
-
-
-def rows_in(chosen):
-    """Return the trials of this table that an earlier command has written down."""
-    if chosen.out is None or not chosen.out.exists():
-        return []
-    # A line that was cut by a kill is of a trial that is made again.
-    text = chosen.out.read_text(encoding="utf-8")
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    if not text.endswith("\n"):
-        chosen.out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    setting = setting_of(chosen)
-    rows = [json.loads(line) for line in lines]
-    return [row for row in rows if setting.items() <= row.items()][: chosen.trials]
+    return int(is_wrong)
 
 
 def summary_of(rows):
     """Return the lines that say how each kind of fault ended."""
     lines = ["", f"{'kind':42}{'trials':>7}{'median s':>10}{'most s':>8}{'wrong':>7}"]
-    for kind in dict.fromkeys(row["kind"] for row in rows):
-        own = [row for row in rows if row["kind"] == kind]
-        seconds = [row["seconds"] for row in own]
-        wrong = sum(bool(row["wrong"]) for row in own)
+    for kind in dict.fromkeys(kind for kind, _ in rows):
+        own = [tried for name, tried in rows if name == kind]
+        seconds = [tried.seconds for tried in own]
+        wrong = sum(bool(tried.wrong) for tried in own)
         lines.append(
             f"{kind:42}{len(own):7}{statistics.median(seconds):10.1f}{max(seconds):8.1f}{wrong:7}"
         )
-    right = sum(not row["wrong"] for row in rows)
+    right = sum(not tried.wrong for _, tried in rows)
     return [*lines, f"{right} of {len(rows)} ended as expected"]
 
 
@@ -265,13 +227,8 @@ def parse():
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--plan", default="gapless", help="on a GPU captured, with graphs alive")
     parser.add_argument("--restarts", action="store_true", help="torchrun starts the ranks again")
-    parser.add_argument("--out", type=Path, help="file of JSON lines to go on with")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except NotBuiltError as missing:
-        print(missing)
-        sys.exit(1)
+    sys.exit(main())

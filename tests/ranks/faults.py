@@ -12,7 +12,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ranks import product
+from gapless.errors import EXIT_PEER_LOST
 
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def _codes_of(fault, rank, *, torchrun):
     if fault.peer_codes is not None:
         return fault.peer_codes
     # An error that all know of has its own code on all.
-    codes = {product.exit_peer_lost(), *(code for code in fault.codes if 0 < code != OWN_CODE)}
+    codes = {EXIT_PEER_LOST, *(code for code in fault.codes if 0 < code != OWN_CODE)}
     return codes | ({SIGTERM_CODE, -signal.SIGTERM} if torchrun else set())
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings, strategies as st
 
 from gapless.nmt.data.packed_layout import choose_packed_layout
 from gapless.nmt.data.padded_layout import PaddedLayout
+from gapless.nmt.data.sampler import MicrobatchSampler
 from gapless.nmt.data.token_pairs import TokenPairs
-from ranks import product
 
 
 # Batches in an update, on all ranks together.
@@ -33,17 +33,12 @@ def laid_out(lengths, kind):
 
 def updates_of(pairs, layout, *, world, rank, epoch, skip=0):
     """Return the batches of one rank, update by update."""
-    batches = product.dealt_batches(
-        pairs,
-        layout,
-        accumulate=UPDATE // world,
-        rank=rank,
-        world=world,
-        epoch=epoch,
-        skip=skip,
+    sampler = MicrobatchSampler(
+        pairs, layout, accumulate=UPDATE // world, one_shape=True, seed=1, rank=rank, world=world
     )
+    sampler.set_epoch(epoch, skip=skip)
     found = [[]]
-    for batch in batches:
+    for batch in sampler:
         found[-1].append(batch)
         if batch.ends_update:
             found.append([])

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from types import SimpleNamespace
-
 import pytest
 
-from ranks import product
-from ranks.fault_table import Tried, row_of, rows_in, summary_of
+from gapless.errors import EXIT_PEER_LOST as LOST
 from ranks.faults import FAULTS, GONE, TORCHRUN_KILLS, wrong_with
 from ranks.groups import Ended, EndedRank
 
 
-LOST = 77
 BY_NAME = {fault.name: fault for fault in FAULTS}
-
-
-@pytest.fixture(autouse=True)
-def code_of_lost_peers(monkeypatch):
-    """Give the judge a code, whatever that of the product is."""
-    monkeypatch.setattr(product, "exit_peer_lost", lambda: LOST)
 
 
 def end(codes, *, err="", seconds=1.0, rank_seconds=(1.0, 1.0)):
@@ -94,30 +83,6 @@ def test_torchrun_may_be_first():
 
     assert wrong_with(BY_NAME["rank 1 is killed"], ended, torchrun=True) == []
     assert wrong_with(BY_NAME["rank 1 is killed"], ended, torchrun=False) != []
-
-
-def test_a_table_goes_on_after_its_last_whole_line(tmp_path):
-    """Trials of another setting, and a line that was cut, do not count."""
-    setting = {"device": "cpu", "plan": "gapless", "forked": True, "restarts": False, "only": ""}
-    chosen = SimpleNamespace(out=tmp_path / "table.jsonl", trials=5, **setting)
-    fault = BY_NAME["rank 1 is killed"]
-    rows = [
-        row_of(fault, Tried(seconds, wrong, ""), SimpleNamespace(**{**setting, "plan": plan}))
-        for seconds, wrong, plan in (
-            (1.0, [], "gapless"),
-            (9.0, [], "captured"),
-            (3.0, ["x"], "gapless"),
-        )
-    ]
-    whole = "".join(json.dumps(row) + "\n" for row in rows)
-    chosen.out.write_text(whole + whole[:20])
-
-    found = rows_in(chosen)
-
-    assert [row["seconds"] for row in found] == [1.0, 3.0]
-    assert chosen.out.read_text() == whole
-    assert summary_of(found)[-2].split() == ["a", "rank", "is", "killed", "2", "2.0", "3.0", "1"]
-    assert summary_of(found)[-1] == "1 of 2 ended as expected"
 
 
 def test_names_tell_faults_apart():
