@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gapless.device.find import find_device
 from gapless.errors import UserError
 from gapless.nmt.run.alike import check_alike
 
@@ -30,10 +31,47 @@ def folder(tmp_path):
     return tmp_path
 
 
-def said_of(folder):
+def said_of(folder, **given):
     ranks = Ranks(None)
-    check_alike(ranks, {"data": folder})
+    check_alike(ranks, {"data": folder, **given}, device=find_device("cpu"))
     return ranks.own
+
+
+@pytest.mark.parametrize(
+    ("what", "there", "said"),
+    [
+        (
+            "`lr`",
+            "0.03",
+            "`lr` is 0.02 on rank 0, but 0.03 on rank 1; start all ranks with the same",
+        ),
+        ("`plan`", None, "`plan` is 'full' on rank 0, but missing on rank 1"),
+        ("gapless", "0.0", "gapless is .*, but 0.0 on rank 1"),
+        ("torch", "0.0", "torch is .*, but 0.0 on rank 1"),
+        ("the processor", "OTHER", "but OTHER on rank 1; .* set ATEN_CPU_CAPABILITY"),
+        ("{folder}/dev.en, as text,", "6 bytes (checksum 0)", "dev.en, as text, is 6 bytes"),
+        ("{folder}/train.en, as text,", None, "train.en, as text, is .* but missing on rank 1"),
+    ],
+)
+def test_what_differs_is_named_with_both_values(folder, what, there, said):
+    """Settings, libraries, processors and text: each alone would give ranks other weights."""
+    given = {"lr": 0.02, "plan": "full", "seed": None}
+    other = said_of(folder, **given)
+    name = what.format(folder=folder)
+    assert other.pop(name)
+    if there is not None:
+        other[name] = there
+
+    with pytest.raises(UserError, match=said):
+        check_alike(Ranks(other), {"data": folder, **given}, device=find_device("cpu"))
+
+
+def test_text_is_compared_by_its_content(folder):
+    """Two files of one length differ."""
+    before = said_of(folder)
+    (folder / "dev.en").write_text("DEV.EN")
+
+    assert said_of(folder).items() ^ before.items() != set()
 
 
 def test_all_files_of_text_are_compared_and_no_others(folder):
