@@ -5,6 +5,7 @@ As on a GPU, a sum that another rank does not take part in never returns.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -55,6 +56,8 @@ def harm_when_done(pulse, harm, harmed):
 
 def train(pulse, harm, harmed):
     rank = dist.get_rank()
+    if harm == "begins_with_the_lock" and harmed == str(rank):
+        hold_the_lock()
     try:
         for number in range(1, UPDATES + 1):
             add(fails=harm == "sees_the_error")
@@ -132,6 +135,16 @@ def pauses(pulse):
         time.sleep(3.0)
 
 
+def pauses_with_the_lock(pulse):
+    with pulse.pause():
+        hold_the_lock()
+
+
+def hold_the_lock():
+    """Let no other thread of Python run, as a library may that computes for long."""
+    ctypes.PyDLL(None).sleep(3)
+
+
 def nothing(pulse):
     del pulse
 
@@ -145,7 +158,7 @@ HARMS = {
         one.__name__: one
         for one in (is_killed, is_stopped, is_stopped_in_a_pause, is_stopped_in_a_short_pause)
     },
-    **{one.__name__: one for one in (raises, waits, pauses)},
+    **{one.__name__: one for one in (raises, waits, pauses, pauses_with_the_lock)},
 }
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 
-import torch
-
 from faults.runs import newest_step, tensors_in, train_options
 
 
@@ -38,22 +36,6 @@ def kill_when_saved(group, run, *, update=SAVE_EVERY):
 def final_weights(run):
     """Return the final weights of a run, bit for bit."""
     return tensors_in(run / "checkpoints" / "final")
-
-
-def largest_difference(run, other):
-    """Return the largest absolute difference of a final weight of two runs."""
-    ours, theirs = final_weights(run), final_weights(other)
-    assert ours.keys() == theirs.keys()
-    return max(
-        (_values(ours[name]) - _values(theirs[name])).abs().max().item()
-        for name in ours
-        if ours[name][0].is_floating_point
-    )
-
-
-def _values(tensor):
-    dtype, _, raw = tensor
-    return torch.frombuffer(bytearray(raw), dtype=dtype).double()
 
 
 def validations(run):

@@ -16,11 +16,14 @@ LIMIT = 60
 
 
 def test_a_wait_that_takes_long_is_told_once(fork):
-    """The line says where it waits, for how long and what to do; then the answer comes as ever."""
-    ended = fork(PROGRAM, "late").end(limit=LIMIT)
+    """The line says where it waits, for how long and what to do; then the answer comes as ever.
+
+    A wait before it, which was short, is not told.
+    """
+    ended = fork(PROGRAM).end(limit=LIMIT)
 
     ended.check_done()
-    assert [rank.out for rank in ended.ranks] == ["0.5\n", "0.5\n"]
+    assert [rank.out for rank in ended.ranks] == ["0.5\n0.5\n"] * 2
     text = PROGRAM.read_text(encoding="utf-8")
     at = text[: text.index("# all ranks")].count("\n") + 1
     assert ended.err.splitlines() == [
@@ -28,12 +31,3 @@ def test_a_wait_that_takes_long_is_told_once(fork):
         "1,800 s at most; all ranks have to make this call, and equally often: none may stand under a "
         "condition such as `if rank == 0`"
     ]
-
-
-def test_a_wait_that_is_short_is_not_told(fork):
-    """As almost all are."""
-    ended = fork(PROGRAM, "early").end(limit=LIMIT)
-
-    ended.check_done()
-    assert [rank.out for rank in ended.ranks] == ["0.5\n", "0.5\n"]
-    assert ended.err == ""
