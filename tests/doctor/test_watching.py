@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import threading
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,7 +15,12 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 import gapless
 import gapless.doctor
+from gapless.device import in_use
 from gapless.doctor import watching
+from gapless.doctor.active import watched_by
+from gapless.doctor.phases import Phases
+from gapless.doctor.watch_settings import WatchSettings
+from gapless.doctor.watching import Watch
 from gapless.errors import UserError
 
 
@@ -134,9 +142,10 @@ def test_a_closure_that_is_called_many_times_is_one_step(model):
     assert watched.session.steps.num_steps == 11
 
 
-def test_weights_that_are_changed_by_hand_have_steps(model):
-    """Nine backward passes show that there is no optimizer, and are part of the warm-up."""
-    with gapless.doctor.watch(warm_up=10, num_steps=20) as watched:
+@pytest.mark.parametrize("warm_up", [10, 2])
+def test_weights_that_are_changed_by_hand_have_steps(model, warm_up):
+    """Nine backward passes show that there is no optimizer, and are part of the warm-up, or all of it."""
+    with gapless.doctor.watch(warm_up=warm_up, num_steps=20) as watched:
         for _ in range(51):
             model(torch.randn(2, 4)).square().mean().backward()
             with torch.no_grad():
@@ -162,6 +171,21 @@ def test_accumulated_gradients_are_one_step(model):
 
     assert watched.session.step == "a call of SGD.step"
     assert watched.session.steps.num_steps == 19
+
+
+def test_an_optimizer_takes_over_in_the_midst_of_a_window(model):
+    """What was watching the batches of a first validation ends before the steps are watched."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with gapless.doctor.watch(warm_up=0, num_steps=20) as watched:
+        for _ in DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=1):
+            pass
+        assert "item" in vars(torch.Tensor)
+        run_all(train(model, optimizer, num_steps=2))
+        assert "item" not in vars(torch.Tensor)
+        run_all(train(model, optimizer, num_steps=20))
+
+    assert watched.session.step == "a call of SGD.step"
 
 
 def test_steps_by_the_loader(model):
@@ -255,3 +279,148 @@ def test_a_failure_of_the_doctor_is_no_failure_of_the_script(model, monkeypatch)
 
     assert len(steps) == 60
     assert any("ZeroDivisionError" in note for note in watched.session.notes)
+
+
+def test_what_goes_wrong_at_the_end_is_told_as_well(model, monkeypatch):
+    """Nobody looks for a second failure where only the first is told."""
+    monkeypatch.setattr(Phases, "step_ended", lambda self: 1 / 0)
+    monkeypatch.setattr(Phases, "end", lambda self: {}["end"])
+
+    with gapless.doctor.watch() as watched:
+        run_all(train(model, torch.optim.SGD(model.parameters())))
+
+    assert any("ZeroDivisionError" in one and "KeyError" in one for one in watched.session.notes)
+
+
+# What the command line and a GPU make of a watch
+
+
+@pytest.fixture
+def gpu_is_used(monkeypatch):
+    """Says to all watches that begin from now on that the script has begun to use a GPU."""
+    told = []
+    monkeypatch.setattr(in_use, "call_when_gpu_is_used", told.append)
+    return lambda: [tell() for tell in told]
+
+
+@contextmanager
+def watched(**given):
+    """Watch the body as the command line does."""
+    watch = Watch(WatchSettings(**given))
+    watch.start()
+    try:
+        with watched_by(watch):
+            yield watch
+    finally:
+        watch.end()
+
+
+def is_watching_seconds():
+    return "gapless-doctor" in {thread.name for thread in threading.enumerate()}
+
+
+def test_steps_before_a_gpu_is_used_do_not_count(model, gpu_is_used):
+    """They are another script's, as it were: windows begin anew."""
+    optimizer = torch.optim.SGD(model.parameters())
+
+    with watched(warm_up=0, num_steps=4) as watch:
+        run_all(train(model, optimizer, num_steps=3))
+        gpu_is_used()
+        run_all(train(model, optimizer, num_steps=3))
+        assert watch.seen == []
+        run_all(train(model, optimizer, num_steps=3))
+
+    assert [(one.phase, one.num_steps) for one in watch.seen] == [("plain", 4), ("sites", 1)]
+
+
+def test_seconds_are_watched_until_the_script_ends(gpu_is_used):
+    """Where there is no step; a GPU that is used after the end, or in a child, is nobody's business."""
+    with watched():
+        gpu_is_used()
+        assert is_watching_seconds()
+    gpu_is_used()
+    assert not is_watching_seconds()
+
+
+def test_a_forked_child_is_not_watched(gpu_is_used):
+    """It has no hook of ours, and no thread begins in it."""
+    with watched():
+        child = os.fork()
+        if child == 0:
+            gpu_is_used()
+            os._exit(len(torch_optimizer._global_optimizer_post_hooks) + is_watching_seconds())
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert code == 0
+
+
+def test_steps_that_the_doctor_makes_are_no_steps_of_the_script(model, monkeypatch):
+    """A variant may call an optimizer when it is put in."""
+    optimizer = torch.optim.SGD(model.parameters())
+    begin = watching._passes_of
+
+    def trains_itself(phase, *, is_exact):
+        optimizer.step()
+        return begin(phase, is_exact=is_exact)
+
+    monkeypatch.setattr(watching, "_passes_of", trains_itself)
+    with watched(warm_up=0, num_steps=4) as watch:
+        run_all(train(model, optimizer, num_steps=7))
+
+    assert [(one.phase, one.num_steps) for one in watch.seen] == [("plain", 4), ("sites", 2)]
+
+
+def test_a_script_that_catches_its_end_is_stopped_again(model):
+    """`except BaseException: pass` around a step would let it run for days."""
+    optimizer = torch.optim.SGD(model.parameters())
+    codes = []
+    with watched(warm_up=0, num_steps=1, stops_after=True):
+        for _ in range(6):
+            try:
+                run_all(train(model, optimizer, num_steps=1))
+            except watching.Stopped as end:
+                codes.append(end.code)
+
+    assert codes == [0] * 4
+
+
+def test_a_failure_of_the_doctor_does_not_stop_the_script(model, monkeypatch):
+    """Although its windows are over then."""
+    monkeypatch.setattr(watching, "_passes_of", lambda phase, is_exact: 1 / 0)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    with watched(warm_up=0, num_steps=1, stops_after=True) as watch:
+        run_all(train(model, optimizer, num_steps=6))
+
+    assert "ZeroDivisionError" in watch.problem
+
+
+class Endless:
+    """A variant that is never settled."""
+
+    name, change, refusal, details = "endless", "Nothing.", "", ()
+    is_settled, num_steps_to_recover = False, 0
+
+    def start(self, step_ended):
+        self.is_in = True
+
+    def stop(self):
+        self.is_in = False
+
+    def close(self):
+        pass
+
+
+def test_variants_are_measured_behind_the_windows_until_the_script_ends(model):
+    """Whatever the script calls its steps by then; what was seen in the windows stays."""
+    optimizer = torch.optim.SGD(model.parameters())
+    variant = Endless()
+
+    with watched(warm_up=0, num_steps=1, variants=lambda: [variant], tries_all=True) as watch:
+        run_all(train(model, optimizer, num_steps=90))
+        assert (variant.is_in, watch.turns.is_over) == (True, False)
+        for _ in range(3):
+            gapless.doctor.step()
+
+    assert (variant.is_in, watch.turns.is_over) == (False, True)
+    assert [(one.phase, one.num_steps) for one in watch.seen] == [("plain", 1), ("sites", 1)]

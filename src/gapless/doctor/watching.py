@@ -210,9 +210,6 @@ class Watch:
         self.turns.start()
 
     def _new_phases(self) -> Phases:
-        from gapless.device.in_use import is_gpu_in_use
-
-        self.has_gpu = is_gpu_in_use()
         windows = plan_windows(
             # What was called before it was known for the step was warm-up as well.
             warm_up=max(0, self._settings.warm_up - self.source.num_earlier_calls),
