@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,24 +30,28 @@ class Snippet:
     """A short script without its markers, and the verdict expected of each line, from 1."""
 
     name: str
-    why: str
     source: str
     expected: dict[int, str]
 
 
 def static_snippets() -> list[Snippet]:
-    """Return the snippets of `static_cases.toml`, each behind the common set-up."""
+    """Return the snippets of `static_cases.toml`, each behind the lines that stand before it."""
     table = tomllib.loads((HERE / "static_cases.toml").read_text(encoding="utf-8"))
-    return [_snippet(case, table["setup"]) for case in table["case"]]
+    sections = (("in_a_step", table["step"], "    "), ("in_a_loop", table["loop"], "    "))
+    return [
+        _snippet(name, table["setup"] + head + textwrap.indent(code, indent))
+        for section, head, indent in (*sections, ("alone", "", ""))
+        for name, code in table[section].items()
+    ]
 
 
-def _snippet(case: dict, setup: str) -> Snippet:
+def _snippet(name: str, code: str) -> Snippet:
     lines, expected = [], {}
-    for number, line in enumerate((setup + case["code"]).splitlines(), start=1):
+    for number, line in enumerate(code.splitlines(), start=1):
         if marker := _MARKER.search(line):
             expected[number] = marker.group(1)
         lines.append(_MARKER.sub("", line))
-    return Snippet(case["name"], case["why"], "\n".join(lines) + "\n", expected)
+    return Snippet(name, "\n".join(lines) + "\n", expected)
 
 
 def read_command_line() -> dict[str, list[dict]]:
