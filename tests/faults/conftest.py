@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from pathlib import Path
 
 import pytest
 
+from faults.processes import Ended
 from faults.runs import train_options, write_data
-
-
-# Of the tests with processes, one in so many is run by `make test`; `make check` runs the others.
-_ONE_IN = 5
-
-
-def pytest_collection_modifyitems(items):
-    folder = f"{Path(__file__).parent}{os.sep}"
-    own = [item for item in items if str(item.path).startswith(folder)]
-    quick = [item for item in own if item.get_closest_marker("slow") is None]
-    for number, item in enumerate(sorted(quick, key=lambda item: item.nodeid)):
-        if number % _ONE_IN:
-            item.add_marker(pytest.mark.slow)
+from gapless.cli.main import run_command
 
 
 @pytest.fixture
@@ -40,6 +27,17 @@ def run(launcher, tmp_path):
 
     def call(*arguments, **options):
         return launcher.run(*arguments, **{"folder": tmp_path, **options})
+
+    return call
+
+
+@pytest.fixture
+def command(capsys, numerics):
+    """Run a command that trains nothing in this process."""
+
+    def call(*arguments):
+        code = run_command([str(argument) for argument in arguments])
+        return Ended(code, *capsys.readouterr())
 
     return call
 

@@ -28,6 +28,7 @@ def training(start, data, tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_a_second_writer_is_refused(training, run, data, finished, tmp_path):
     """It is told who writes, and the first goes on as if nothing had been."""
     first = training()
@@ -87,6 +88,7 @@ def test_two_resumes_at_once(training, start, finished, tmp_path):
     check_same_run(tmp_path / "run", finished)
 
 
+@pytest.mark.slow
 def test_workers_that_outlive_their_run_hold_no_lock(training, run, finished, tmp_path):
     """A worker that is stopped when its run is killed keeps nobody from going on."""
     first = training("--workers", 2)
@@ -103,21 +105,3 @@ def test_workers_that_outlive_their_run_hold_no_lock(training, run, finished, tm
     resumed.check_done()
     check_same_run(tmp_path / "run", finished)
     first.stop()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "{host} {pid}",
-        *(
-            pytest.param(c, marks=pytest.mark.slow)
-            for c in ('{{"host": "{host}", "pid": {pid}}}', "", "\0")
-        ),
-    ],
-)
-def test_a_lock_file_without_a_holder(run, finished_copy, content):
-    """What a lock file says counts for nothing once nobody holds it."""
-    text = content.format(host=socket.gethostname(), pid=os.getpid())
-    (finished_copy / "lock").write_text(text)
-
-    run("train", "--resume", finished_copy).check_done()
