@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,13 +13,22 @@ from pathlib import Path
 import pytest
 
 from doctor.tables import files_of, read_command_line
-from faults.processes import Launcher, environment, shared_launcher
+from faults.processes import Ended, Launcher, environment, shared_launcher
 from gapless.cli.doctor_command import EXCLUDES
 from gapless.cli.main import run_command
 
 
 TABLE = read_command_line()
-QUICK = [run for run in TABLE["run"] if run.get("needs") not in ("torchrun", "gpu")]
+
+
+LOOKS = [
+    run for run in TABLE["run"] if run["argv"][0] == "explain" or run["argv"][1] == "--static"
+]
+RUNS = [
+    pytest.param(run, marks=[pytest.mark.slow] * (run.get("needs") == "torchrun"))
+    for run in TABLE["run"]
+    if run not in LOOKS and run.get("needs") != "gpu"
+]
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 
 # The first line of a report as text.
@@ -110,23 +120,23 @@ def split_report(err: str) -> tuple[str, str]:
 
 
 @pytest.mark.quick_cases(10)
-@pytest.mark.parametrize("run", QUICK, ids=lambda run: run["name"])
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run["name"])
 def test_a_run_is_as_promised(run, tmp_path, launcher):
     """Exit code, outputs and files, and all that Python itself would have said and done."""
     # Without torch a new process is quicker than a copy of one that has it.
-    check_run(run, tmp_path, launcher, real="needs" not in run)
+    check_run(run, tmp_path, launcher, real=run.get("needs") != "torch")
 
 
-ANEW = ["report_to_standard_error", "torchrun"]
+@pytest.mark.parametrize("run", LOOKS, ids=lambda run: run["name"])
+def test_what_runs_no_script_is_as_promised(run, tmp_path, monkeypatch, capsys):
+    """A look at files, and an explanation, end in a process of the tests as in one of their own."""
+    monkeypatch.chdir(tmp_path)
+    write_files(run, tmp_path)
 
+    code = run_command(run["argv"])
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ANEW)
-def test_a_run_in_a_process_of_its_own_is_as_promised(name, tmp_path, launcher):
-    """The same where torch is imported by the script, not before; and all ranks of torchrun."""
-    (run,) = [run for run in TABLE["run"] if run["name"] == name]
-
-    check_run(run, tmp_path, launcher, real=True)
+    _check_texts(run, Ended(code, *capsys.readouterr()))
+    _check_files(run, tmp_path)
 
 
 def test_ranks_that_cannot_meet_run_all_the_same(tmp_path, launcher):
@@ -255,28 +265,31 @@ def test_a_thread_may_train_after_the_end_of_the_main_one(tmp_path, launcher):
     assert "20 steps watched" in done.err
 
 
-def test_two_sessions_are_compared(tmp_path, launcher):
+def test_two_sessions_are_compared(tmp_path, launcher, monkeypatch, capsys):
     """What is new counts for --fail-on; nothing is run."""
-    (tmp_path / "s.py").write_text(files_of({"files": {"s.py": "LOOP"}})["s.py"])
-    for name in ("before", "after"):
-        launcher.run("doctor", "--save", name, "s.py", folder=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    Path("s.py").write_text(files_of({"files": {"s.py": "LOOP"}})["s.py"])
+    launcher.run("doctor", "--save", "before", "s.py", folder=tmp_path)
+    shutil.copy("before", "after")
 
     words = ["--diff", "before", "after", "--html", "page.html", "--fail-on", "any"]
-    done = launcher.run("doctor", *words, folder=tmp_path, real=True)
+    code = run_command(["doctor", *words])
 
-    assert (done.code, done.err) == (0, "")
-    assert "before: s.py" in done.out
-    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")
+    assert "before: s.py" in out
+    assert Path("page.html").read_text().startswith("<!doctype html>")
 
 
-def test_a_file_that_is_no_session_is_refused(tmp_path, launcher):
+def test_a_file_that_is_no_session_is_refused(tmp_path, capsys):
     """In one line that names it."""
-    (tmp_path / "a").write_text("{}")
+    path = tmp_path / "a"
+    path.write_text("{}")
 
-    done = launcher.run("doctor", "--diff", "a", "a", folder=tmp_path, real=True)
-
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "a is not a session" in done.err
+    assert run_command(["doctor", "--diff", str(path), str(path)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert f"{path} is not a session" in err
 
 
 def test_a_report_that_cannot_be_written_changes_nothing_for_the_script(tmp_path, launcher):
@@ -292,16 +305,17 @@ def test_a_report_that_cannot_be_written_changes_nothing_for_the_script(tmp_path
 
 
 @pytest.mark.parametrize("entry", TABLE["refused"], ids=lambda entry: entry["name"])
-def test_mistakes_are_refused_before_the_script_begins(entry, tmp_path, launcher):
+def test_mistakes_are_refused_before_the_script_begins(entry, tmp_path, monkeypatch, capsys):
     """One line that names the thing; nothing is run, nothing is written."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "s.py").write_text("open('ran', 'w')\n")
 
-    done = launcher.run(*entry["argv"], folder=tmp_path, real=True)
+    code = run_command(entry["argv"])
 
-    assert done.code == 2
-    assert (done.out, done.err.count("\n")) == ("", 1)
-    assert [name for name in entry["names"] if name not in done.err] == []
-    assert not (tmp_path / "ran").exists()
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert [name for name in entry["names"] if name not in err] == []
+    assert [path.name for path in tmp_path.iterdir()] == ["s.py"]
 
 
 VALUES = {
