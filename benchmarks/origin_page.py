@@ -10,6 +10,7 @@ its marks. The same files give the same pages. Needs neither torch nor gapless.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import sys
@@ -79,7 +80,9 @@ _WORDS: dict[Language, dict[str, str]] = {
         "unknown": "not compared",
         "na": "n/a",
         "ours": "ours",
-        "claim": "| claim | where | {} | why |",
+        "claims": "The figures are of {}.",
+        "claim": "* {said}: {verdicts}; {why}",
+        "reasons": "Why:",
         "apart": "Timed in another call than the others: {}.",
         "problem": "Not measured, {}: {}.",
         "rounds": "The time limit allowed {done} of {total} rounds.",
@@ -108,7 +111,9 @@ _WORDS: dict[Language, dict[str, str]] = {
         "unknown": "未比对",
         "na": "无",
         "ours": "本项目",
-        "claim": "| 原文 | {} | 原因 |",
+        "claims": "数字依次是 {}。",
+        "claim": "* {said}：{verdicts}；{why}",
+        "reasons": "原因：",
         "apart": "与其他方案不在同一次运行中计时：{}。",
         "problem": "未能测量 {}：{}。",
         "rounds": "因为限时，{total} 轮里只做了 {done} 轮。",
@@ -198,8 +203,8 @@ _INTRODUCTION = f"""# The origin's plans and claims
 
 Five documents in Chinese describe a training system in C++, and claim what each of its plans would gain, before
 anything was measured. Here every plan runs on their workload, a Transformer of width 512 with 8 heads and 6 + 6 layers and
-batches of 32 sentences, and every claim gets a verdict. [What became of the system, in Chinese](../zh/origin.md). [Which
-plan for whom](../which-plan.md). These commands, 5 to 8 minutes on a GPU each, write this page:
+batches of 32 sentences, and every claim gets a verdict. [What became of the system](../zh/origin.md), in Chinese. These
+commands, 5 to 8 minutes on a GPU each, write this page:
 
 ```
 {_COMMAND.format("fp32")}
@@ -207,27 +212,27 @@ plan for whom](../which-plan.md). These commands, 5 to 8 minutes on a GPU each, 
 {_COMMAND.format("fp32")} --tuning
 ```
 
-* Data: synthetic pairs of about 28 tokens, vocabularies of 32,000; 93.3 million parameters, dropout 0.1, fused Adam.
-  Rows are padded to few shapes.
+* Data: synthetic pairs of about 28 tokens, vocabularies of 32,000; 93.3 million parameters, dropout 0.1, fused Adam;
+  rows padded to few shapes.
 * Same bits: every loss and, after every step, every tensor against a plain loop, with deterministic
   algorithms. Times are of rounds in turns, without them.
-* NVML is what nvidia-smi shows: the share of sample windows in which any kernel ran. Kernels is the share of time in which
-  one ran, from a trace. CPU is the training process's. MiB is the peak of tensors.
+* NVML, as nvidia-smi shows it: the share of sample windows in which any kernel ran. Kernels: the share of time in which
+  one ran, from a trace. CPU: of the training process. MiB: the peak of tensors.
 * Hosts differ by 2x in how long they launch a step, and so in what launching less gains."""
 
-_CLAIMS_TEXT = f"""{len(CLAIMS)} claims; what several documents say has one row. `000:117` is line 117 of document 000;
+_CLAIMS_TEXT = f"""{len(CLAIMS)} claims; what several documents say has one line. `000:117` is line 117 of document 000;
 their words are in `benchmarks/origin_claims.py`. A claim is confirmed if the figure lies in the range that it names, and
 refuted if it is less (<) or more (>). A time has to differ by more than the middle halves of the rounds (else ≈).
 Shown is the change, or the figure where there is none; = are the same bits, – cannot be measured here.
 
-"Before" is what the document starts from: 004 a loop that reads every loss, 000 to 002 one with late reads, 003 the plan
-of 000. In 004 "plan 1" means late reads; in 001 to 003 four streams. A refuted claim is no fault of a plan. Some claims
+Changes are from what the document starts from: 004 a loop that reads every loss, 000 to 002 one with late reads, 003 the
+plan of 000. In 004 "plan 1" means late reads; in 001 to 003 four streams. A refuted claim is no fault of a plan. Some
 contradict one another: 003 expects 6 to 10 % of two stages together, 001 and 002 10 to 15 % of the second alone."""
 
 
-_TUNING_TEXT = """004 advises (lines 249 to 251) to read losses every 20 to 30 batches where a batch has fewer
-than 20 sentences, every 5 to 10 above 50, and every 10 otherwise. Milliseconds a batch under `deferred-loss`; bold: the
-fastest, and those whose rounds overlap with its own."""
+_TUNING_TEXT = """004 advises (lines 249 to 251) to read losses every 20 to 30 batches below 20 sentences, every 5 to 10
+above 50, and every 10 otherwise. Milliseconds a batch under `deferred-loss`; bold: the fastest, and those whose rounds
+overlap with its own."""
 
 
 # --- parts, in both languages ---
@@ -374,34 +379,44 @@ def verdict_lines(files: Files, language: Language) -> Iterator[str]:
 
 
 def claims_lines(files: Files, language: Language) -> Iterator[str]:
-    """Return the table of the claims, a row for what several documents say, and then its reasons."""
+    """Return the claims plan by plan, a line for what several documents say, and then the reasons."""
     names = _shown(files)
     found = {name: _results(files, name) for name in names}
     if not any(found.values()):
         return
     letters: dict[str, str] = {}
-    yield _WORDS[language]["claim"].format(", ".join(names))
-    yield f"|{'---|' * (4 if language == 'en' else 3)}"
-    for group in _groups():
-        of_group = [results and results[group[0]] for results in found.values()]
-        reasons = dict.fromkeys(one.finding.reason for one in of_group if one)
-        for reason in reasons:
-            letters.setdefault(reason, _letter(len(letters)))
-        verdicts = _verdicts(of_group, language)
-        why = ", ".join(letters[reason] for reason in reasons)
-        yield f"| {_said([CLAIMS[at] for at in group], language)} | {verdicts} | {why} |"
+    yield _WORDS[language]["claims"].format(", ".join(names))
+    for plan, groups in itertools.groupby(_groups(), key=_plan_of):
+        yield from ("", f"`{plan}`", "")
+        for group in groups:
+            of_group = [results and results[group[0]] for results in found.values()]
+            reasons = dict.fromkeys(one.finding.reason for one in of_group if one)
+            for reason in reasons:
+                letters.setdefault(reason, _letter(len(letters)))
+            yield _WORDS[language]["claim"].format(
+                said=_said([CLAIMS[at] for at in group], language),
+                verdicts=_verdicts(of_group, language),
+                why=", ".join(letters[reason] for reason in reasons),
+            )
+    yield ""
+    yield _WORDS[language]["reasons"]
     yield ""
     for reason, letter in letters.items():
         yield f"* {letter}: {REASONS[language][reason]}"
 
 
 def _groups() -> list[list[int]]:
-    """Return the places of the claims, those together that one figure and one range decide."""
+    """Return the places of the claims, by plan, those together that one figure and range decide."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for at, claim in enumerate(CLAIMS):
         key = (claim.plan, claim.figure, claim.low, claim.high, claim.than)
         groups.setdefault(key, []).append(at)
-    return list(groups.values())
+    plans = list(ORIGINS_NAMES["en"])
+    return sorted(groups.values(), key=lambda group: plans.index(_plan_of(group)))
+
+
+def _plan_of(group: Sequence[int]) -> str:
+    return CLAIMS[group[0]].plan
 
 
 def _letter(number: int) -> str:
@@ -412,8 +427,8 @@ def _said(claims: Sequence[Claim], language: Language) -> str:
     where = ";".join(f"{claim.document}:{claim.lines.replace(' ', '')}" for claim in claims)
     first = claims[0]
     if language == "zh":
-        return f"{where}「{first.quote}」（`{first.plan}`）"
-    return f"`{first.plan}`: {first.text} | {where}"
+        return f"{where}「{first.quote}」"
+    return f"{first.text} ({where})"
 
 
 def _verdicts(results: Sequence[Result | None], language: Language) -> str:

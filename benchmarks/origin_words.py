@@ -18,8 +18,7 @@ REASONS: dict[Language, dict[str, str]] = {
         "waits_device": "The device is the slower one: under every plan the host waits for it somewhere.",
         "waits_longer": "The device is the slower one, so fewer waits are longer ones.",
         "time_slower": "Its streams, events and transfers cost the host more than the waits that it saves.",
-        "time_launch": "Launches bound the step, and the waits take a fraction of a millisecond of it: more "
-        "than that cannot be saved by removing them.",
+        "time_launch": "Launches bound the step: its waits take a fraction of a millisecond, and no more can be saved.",
         "time_device": "Kernels bound the step: no plan that runs the same kernels can save more than the "
         "rest.",
         "busy_launch": "Between kernels the device waits for launches, not for a host that waits.",
