@@ -143,7 +143,7 @@ def _limit(row: Row) -> list[str]:
 
 
 def attention(folder: Path) -> Lines:
-    """Kernels of `benchmarks.attention`; those that fail in every case have a line of their own."""
+    """Kernels of `benchmarks.attention` by size of the model; a failing kernel has its own line."""
     facts = read(folder, "attention.json")
     cases = facts["cases"]
     failing = {name for rows in cases.values() for name, row in rows.items() if row["problem"]}
@@ -151,16 +151,29 @@ def attention(folder: Path) -> Lines:
     yield measured(facts)
     yield ""
     yield from table(
-        ("case", *(f"{name}: forward, backward, error" for name in kernels)),
-        [[case, *(_kernel(rows[name]) for name in kernels)] for case, rows in cases.items()],
+        ("size", "kernel", "forward, ms", "backward, ms", "error"),
+        [
+            [size, kernel, *_range_of([rows[kernel] for rows in sizes])]
+            for size, sizes in _by_size(cases).items()
+            for kernel in kernels
+        ],
     )
     for name in sorted(failing):
         yield ""
         yield f"{name}: {next(iter(cases.values()))[name]['problem']} in every case."
 
 
-def _kernel(row: Row) -> str:
-    return f"{row['forward_ms']:.3f}, {row['backward_ms']:.3f}, {row['largest_error']:.2g}"
+def _by_size(cases: dict[str, Row]) -> dict[str, list[Row]]:
+    sizes: dict[str, list[Row]] = {}
+    for case, rows in cases.items():
+        sizes.setdefault(case.partition(",")[0], []).append(rows)
+    return sizes
+
+
+def _range_of(rows: Sequence[Row]) -> Lines:
+    for name, form in (("forward_ms", ".3f"), ("backward_ms", ".3f"), ("largest_error", ".2g")):
+        least, most = (format(end(row[name] for row in rows), form) for end in (min, max))
+        yield least if least == most else f"{least} to {most}"
 
 
 # --- translation ---

@@ -124,7 +124,9 @@ def test_the_chinese_page_is_filled_between_its_marks():
     once = filled(page, files)
 
     assert "old" not in once
-    assert once.startswith("甲\n<!-- measured: claims -->\n\n数字依次是 fp32, bf16。\n\n`blocking`\n")
+    assert once.startswith(
+        "甲\n<!-- measured: claims -->\n\n数字依次是 fp32, bf16。\n\n`blocking`\n"
+    )
     assert "\n<!-- end -->\n乙\n" in once
     assert "* 004:157,282「GPU 利用率：提升 5-10%」：**属实** +6, 尚未测量；" in once
     assert "| `four-stream` | 方案 1, 阶段 2 | 是 |" in once
