@@ -32,7 +32,7 @@ PAGES = [
 ]
 
 MOST_WORDS_OF_README = 1_500
-MOST_WORDS_OF_DOCS = 46_700
+MOST_WORDS_OF_DOCS = 45_000
 
 _FENCED = re.compile(r"^```.*?$(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CODE_SPAN = re.compile(r"`([^`\n]+)`")
