@@ -60,7 +60,8 @@ def train(folder, plan):
     folder.mkdir()
     (folder / "d.tsv").write_text("".join(f"{row}\t{row[::-1]}\n" for row in rows))
     run = folder / "run"
-    command = ["train", "--data", str(folder / "d.tsv"), "--run-dir", str(run), "--plan", plan]
+    command = ["train", "--data", str(folder / "d.tsv"), "--columns", "en,zh"]
+    command += ["--run-dir", str(run), "--plan", plan]
     command += ["--device", "cuda", "--epochs", "6", "--average", "6", "--val-interval", "3"]
     command += ["--d-model", "64", "--ffn", "128", "--heads", "4", "--batch-tokens", "256"]
     command += ["--encoder-layers", "2", "--decoder-layers", "2", "--tokenizer", "none"]
