@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import tempfile
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from benchmarks.doctor.commands import ROOT, last_line
 
@@ -44,7 +45,8 @@ def measure(options: Options) -> Iterator[dict[str, Any]]:
 
 def copy_sources(tree: Path, wanted: int) -> tuple[int, int]:
     """Copy files of installed packages until they have so many lines; return files and lines."""
-    packages = Path(sysconfig.get_paths()["purelib"])
+    # Where torch is, whichever way packages were installed.
+    packages = Path(torch.__file__).parents[1]
     names = ["torch", *sorted(path.name for path in packages.iterdir() if path.is_dir())]
     num_files = num_lines = 0
     for name in dict.fromkeys(names):
