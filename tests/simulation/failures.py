@@ -235,6 +235,14 @@ def a_pass_that_is_closed_before_its_first_batch_ends_its_loader(device):
 
 
 @scenario(num_seeds=FEW)
+def a_pass_that_is_closed_yields_no_batch_that_was_read_ahead(device):
+    batches = iter(gapless.prefetch(numbered([40] * 5), device, depth=2))
+    next(batches)
+    batches.close()
+    assert next(batches, None) is None
+
+
+@scenario(num_seeds=FEW)
 def a_loader_of_the_callers_own_stays_open(device):
     closed = []
     own = iter(Endless(closed))
