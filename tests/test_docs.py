@@ -251,9 +251,11 @@ def test_the_documentation_stays_short():
 
 
 def test_the_loop_of_the_readme_runs(tmp_path):
-    """The first block of Python is a whole script: copied as it is, it trains, here on a CPU."""
-    (script, *_) = re.findall(
-        r"^```python$(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    """The first block of Python is a whole script: copied as it is, it trains, here on a CPU, and
+    prints what the block behind it shows, but for the digits."""
+    text = README.read_text(encoding="utf-8")
+    ((script, shown),) = re.findall(
+        r"^```python$(.*?)^```$.*?^```$(.*?)^```$", text, re.MULTILINE | re.DOTALL
     )
     (tmp_path / "loop.py").write_text(script, encoding="utf-8")
 
@@ -266,7 +268,5 @@ def test_the_loop_of_the_readme_runs(tmp_path):
         check=True,
     )
 
-    first, second, mean, report = done.stdout.splitlines()
-    assert (first[:18], second[:18]) == ("StepValues(step=49", "StepValues(step=99")
-    assert mean.startswith("mean 0.")
-    assert "a CPU runs its work itself" in report
+    printed, promised = (re.sub(r"\d\.\d+", "0.0", part.strip()) for part in (done.stdout, shown))
+    assert printed == promised
