@@ -7,22 +7,24 @@ import fcntl
 import os
 import pty
 import select
-import signal
 import struct
-import subprocess
-import sys
 import termios
 import time
-from contextlib import suppress
-from pathlib import Path
 
+from faults.processes import shared_launcher
 from terminal.screen import Screen
 
 
-SRC = Path(__file__).parents[2] / "src"
-
 # Seconds after which a command counts as stuck. Far more than any of them needs.
 LIMIT = 400
+
+# Makes standard input the terminal that sends its signals to the process, which leads a session.
+TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+# Python asks at its start whether these are a terminal.
+sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))
+"""
 
 
 class Session:
@@ -32,35 +34,29 @@ class Session:
         arguments: of `gapless`.
         folder: where it runs.
         columns: of the terminal.
-        command: instead of `gapless`.
+        before: Python code that runs in the process before gapless does.
 
     Attributes:
         screen: what the terminal shows.
     """
 
-    def __init__(self, *arguments, folder, columns=80, command=("-m", "gapless")):
+    def __init__(self, *arguments, folder, columns=80, before=""):
         self.screen = Screen(columns)
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-        self._process = subprocess.Popen(
-            [sys.executable, *command, *map(str, arguments)],
-            cwd=folder,
-            env={
-                **environment,
-                "PYTHONPATH": str(SRC),
-                "XDG_CACHE_HOME": str(folder / "cache"),
-                "TERM": "xterm",
-                "OMP_NUM_THREADS": "1",
-            },
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-            preexec_fn=_take_terminal,
-        )
-        os.close(slave)
+        with os.fdopen(slave, "r+b", buffering=0) as terminal:
+            self._process = shared_launcher().start(
+                *arguments,
+                folder=folder,
+                stdin=terminal,
+                stdout=terminal,
+                stderr=terminal,
+                before=TAKE_TERMINAL + before,
+                XDG_CACHE_HOME=folder / "cache",
+                TERM="xterm",
+                COLUMNS="",
+            )
         self._end = time.monotonic() + LIMIT
 
     @property
@@ -84,20 +80,17 @@ class Session:
 
     def send(self, number):
         """Send a signal to the command alone."""
-        os.kill(self.pid, number)
+        self._process.send(number)
 
     def wait(self):
         """Let it run to its end; return its exit code."""
         while self._read():
             pass
-        return self._process.wait(timeout=LIMIT)
+        return self._process.end(limit=LIMIT).code
 
     def close(self):
         """End whatever is left of it."""
-        if self._process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-            self._process.wait()
+        self._process.stop()
         os.close(self._master)
 
     def _read(self):
@@ -117,10 +110,3 @@ class Session:
 
     def __exit__(self, *error):
         self.close()
-
-
-def _take_terminal():
-    """Make standard input the terminal that sends its signals to this process."""
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    # A shell starts its background processes with SIGINT ignored.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -21,15 +21,20 @@ STUCK = """
 import time
 from gapless.nmt.run import trainer
 trainer.validate = lambda *_, **__: time.sleep(600)
-from gapless.cli.main import main
-main()
 """
 
-WIDTHS = [80, pytest.param(40, marks=pytest.mark.slow)]
+
+# Every state of the bar is drawn, however quick the run is.
+ALL_DRAWN = """
+from gapless.cli import progress
+progress.BAR_SECONDS = 0.0
+"""
+
+BOTH_WIDTHS = pytest.mark.parametrize("columns", [80, pytest.param(40, marks=pytest.mark.slow)])
 
 
 @pytest.fixture
-def session(tmp_path):
+def session(tmp_path, launcher):
     """Start a run in a terminal; what is left of it is ended with the test."""
     data = write_data(tmp_path / "data", train=2400)
     opened = []
@@ -63,11 +68,10 @@ def check_in_order(screen):
     assert [line for line in screen.lines() if "ETA" in line or "validating" in line] == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("columns", [80, 40, 120])
+@BOTH_WIDTHS
 def test_the_bar_of_a_run_fits_its_terminal(session, columns):
     """Every bar is in one line, shows what there is room for, and is gone at the end."""
-    run = session("--epochs", "2", columns=columns)
+    run = session("--epochs", "2", "--batch-size", "64", columns=columns, before=ALL_DRAWN)
     bars = []
 
     def look(screen):
@@ -89,7 +93,7 @@ def test_the_bar_of_a_run_fits_its_terminal(session, columns):
     assert len([line for line in shown if line.startswith("host waits")]) == 1
 
 
-@pytest.mark.parametrize("columns", WIDTHS)
+@BOTH_WIDTHS
 def test_an_interrupt_leaves_the_terminal_in_order(session, columns):
     """Ctrl-C is typed while the bar is there; its ^C breaks no line, and does not stay behind one."""
     run = session("--epochs", "1000", columns=columns)
@@ -104,10 +108,9 @@ def test_an_interrupt_leaves_the_terminal_in_order(session, columns):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("columns", [80, 40])
-def test_a_signal_leaves_the_terminal_in_order(session, columns):
+def test_a_signal_leaves_the_terminal_in_order(session):
     """SIGTERM saves, says how to go on, and takes the bar away."""
-    run = session("--epochs", "1000", columns=columns)
+    run = session("--epochs", "1000")
     until_bar(run)
     run.send(signal.SIGTERM)
 
@@ -117,10 +120,9 @@ def test_a_signal_leaves_the_terminal_in_order(session, columns):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("columns", [80, 40])
-def test_a_killed_worker_leaves_the_terminal_in_order(session, columns):
+def test_a_killed_worker_leaves_the_terminal_in_order(session):
     """The error begins on a line of its own, where the bar was."""
-    run = session("--epochs", "1000", "--workers", "1", columns=columns)
+    run = session("--epochs", "1000", "--workers", "1")
     until_bar(run)
     for number, parent, _ in all_processes():
         if parent == run.pid:
@@ -132,10 +134,9 @@ def test_a_killed_worker_leaves_the_terminal_in_order(session, columns):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("columns", [80, 40])
-def test_a_second_interrupt_leaves_the_terminal_in_order(session, columns):
+def test_a_second_interrupt_leaves_the_terminal_in_order(session):
     """Also where a thread ends a process whose main thread is stuck."""
-    run = session("--epochs", "1", columns=columns, command=("-c", STUCK))
+    run = session("--epochs", "1", "--batch-size", "64", before=STUCK)
     run.until(lambda screen: "validating" in screen.line(), what="the validation")
     run.press("\x03")
     run.until(lambda screen: "^C" in screen.line(), what="the first ^C")
@@ -158,3 +159,19 @@ def test_a_killed_run_leaves_the_cursor(session):
     assert run.wait() == -signal.SIGKILL
     assert run.screen.is_cursor_visible
     assert run.screen.row not in run.screen.wrapped
+
+
+def test_a_dry_run_fits_its_terminal(session):
+    """A line that is longer goes on in the next one, broken at a space."""
+    run = session("--dry-run", "--epochs", "2")
+
+    assert run.wait() == 0
+    assert run.screen.wrapped == set()
+    assert any(line.startswith("time: about") for line in run.screen.lines())
+
+
+def test_the_table_of_plans_fits_a_terminal(tmp_path, launcher):
+    """In 80 columns."""
+    with Session("plans", folder=tmp_path) as run:
+        assert run.wait() == 0
+        assert run.screen.wrapped == set()
