@@ -111,7 +111,6 @@ def test_a_workload_is_verified_without_the_extra(found):
     assert "gapless against a plain loop: bit-identical (4 losses, " in outcome["out"]
 
 
-@pytest.mark.slow
 def test_a_workload_is_compared_without_the_extra(found):
     """In text and in JSON."""
     outcome = found["commands"]["compare"]

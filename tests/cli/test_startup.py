@@ -145,7 +145,7 @@ def test_a_folder_that_is_gone(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("is_buffered", [True, False], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize(
     "command",
     [
@@ -153,24 +153,24 @@ def test_a_folder_that_is_gone(tmp_path):
         *("", "--version", "train --help", "train --dry-run --max-steps 1"),
     ],
 )
-def test_an_output_that_is_full(command, buffered):
+def test_an_output_that_is_full(command, is_buffered, launcher, tmp_path):
     """A disk without room for what was asked for is one line of error, however Python writes."""
+    unbuffered = (
+        "import io, sys\n"
+        'raw = open(1, "wb", buffering=0, closefd=False)\n'
+        'sys.stdout = io.TextIOWrapper(raw, encoding="utf-8", write_through=True)'
+    )
     with Path("/dev/full").open("wb") as full:
-        ended = subprocess.run(
-            [sys.executable, "-m", "gapless", *command.split()],
-            env={
-                "PATH": os.environ["PATH"],
-                "PYTHONPATH": SRC,
-                "PYTHONUNBUFFERED": "" if buffered else "1",
-            },
+        ended = launcher.run(
+            *command.split(),
+            folder=tmp_path,
             stdout=full,
-            stderr=subprocess.PIPE,
-            check=False,
+            before="" if is_buffered else unbuffered,
         )
 
-    assert ended.returncode == 2
-    assert ended.stderr.startswith(b"gapless: error: standard output: No space left on device")
-    assert ended.stderr.count(b"\n") == 1
+    assert ended.code == 2
+    assert ended.err.startswith("gapless: error: standard output: No space left on device")
+    assert ended.err.count("\n") == 1
 
 
 # A Ctrl-C while a module is loaded.
