@@ -7,6 +7,7 @@ import os
 import pty
 import random
 import re
+import shutil
 import subprocess
 import threading
 from dataclasses import dataclass
@@ -20,11 +21,14 @@ from gapless.device.numerics import numerics_restored
 
 SRC = str(Path(__file__).parents[2] / "src")
 
-TINY = [
+# A model that trains in a moment, and one of subwords.
+SMALL = [
     *("--d-model", "16", "--heads", "2", "--ffn", "16", "--encoder-layers", "1"),
-    *("--decoder-layers", "1", "--vocab-size", "300", "--warmup", "5", "--beam", "2"),
-    *("--device", "cpu", "--workers", "0", "--batch-size", "16", "--max-length", "20"),
+    *("--decoder-layers", "1", "--warmup", "5", "--beam", "2", "--max-length", "20"),
+    *("--device", "cpu", "--workers", "0", "--batch-size", "16"),
 ]
+TINY = [*SMALL, "--vocab-size", "300"]
+ONE_EPOCH = [*TINY, "--epochs", "1"]
 
 
 # Lines of progress, which come where there is no terminal to draw a bar on.
@@ -187,3 +191,27 @@ def tiny_run(tiny_data, tmp_path_factory):
     with numerics_restored():
         assert run_command([*arguments, "--epochs", "2", "--average", "2"]) == 0
     return run
+
+
+def write_table(path, count=60, *, first=0):
+    """Write so many pairs of two hundred as a table with a header, from this one on; return its path."""
+    rows = make_pairs(200)[first : first + count]
+    text = "".join(f"{source}\t{target}\n" for source, target in rows)
+    path.write_text(f"en\tzh\n{text}", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def folder_of_table(tmp_path_factory):
+    """A folder with 60 pairs in `d.tsv` and a run `r` of one epoch, which recorded that relative path."""
+    folder = tmp_path_factory.mktemp("table")
+    write_table(folder / "d.tsv")
+    with numerics_restored(), contextlib.chdir(folder):
+        assert run_command(["train", "--data", "d.tsv", "--run-dir", "r", *ONE_EPOCH]) == 0
+    return folder
+
+
+@pytest.fixture
+def run_of_table(folder_of_table, tmp_path):
+    """That table and its run, in the test's own folder."""
+    shutil.copytree(folder_of_table, tmp_path, dirs_exist_ok=True)

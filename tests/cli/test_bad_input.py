@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gzip
 import json
 import os
 import shlex
@@ -14,14 +13,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gapless.device.precision import Precision
-from gapless.plans import PLANS
+from cli.conftest import SMALL, TINY
 
 
-TINY = [
-    *("--d-model", "16", "--heads", "2", "--ffn", "16", "--encoder-layers", "1"),
-    *("--decoder-layers", "1", "--device", "cpu", "--workers", "0", "--epochs", "1"),
-]
+ONE_EPOCH = [*SMALL, "--epochs", "1"]
 
 
 def write(folder, **files):
@@ -33,79 +28,52 @@ def write(folder, **files):
     return folder
 
 
-def test_data_that_does_not_exist(gapless):
-    """A path of data that does not exist is named."""
-    gapless("train", "--data", "nowhere", *TINY).check_refused("nowhere does not exist")
+@pytest.mark.parametrize(
+    ("files", "data", "parts"),
+    [
+        ({}, "nowhere", ["nowhere does not exist"]),
+        ({"train__fr": "bonjour\n"}, "d", ["train.en", "train.zh", "train.fr"]),
+        (
+            {"train__en": "a\nb\nc\n", "train__zh": "一\n二\n"},
+            "d",
+            ["train.en has 3 lines", "train.zh has 2"],
+        ),
+        (
+            {"train__en": b"abc\nd\xffe\n", "train__zh": "一\n二\n"},
+            "d",
+            ["train.en", "0xff at offset 5, line 2"],
+        ),
+        ({"pairs__txt": "a,b\n"}, "d/pairs.txt", [".tsv, .csv, .json, .jsonl"]),
+        (
+            {"d__tsv": ("ein Hund\ta dog\n" * 20).encode("utf-16")},
+            "d/d.tsv",
+            ["is not UTF-8", "iconv", "UTF-16"],
+        ),
+    ],
+    ids=["absent", "other sides", "lengths", "no UTF-8", "an unknown ending", "UTF-16"],
+)
+def test_text_that_cannot_be_read(gapless, tmp_path, files, data, parts):
+    """What the reader finds wrong becomes one line of the command."""
+    write(tmp_path / "d", **files)
 
-
-def test_an_empty_file(gapless, tmp_path):
-    """A file of sentences that is empty is named."""
-    data = write(tmp_path / "d", train__en="", train__zh="你好\n")
-
-    gapless("train", "--data", data, *TINY).check_refused("train.en is empty")
-
-
-def test_a_folder_without_the_sides(gapless, tmp_path):
-    """A folder without the sides is refused with what was looked for and what is there."""
-    data = write(tmp_path / "d", train__fr="bonjour\n")
-
-    gapless("train", "--data", data, *TINY).check_refused("train.en", "train.zh", "train.fr")
-
-
-def test_sides_of_different_length(gapless, tmp_path):
-    """Sides of different length are refused with both counts."""
-    data = write(tmp_path / "d", train__en="a\nb\nc\n", train__zh="一\n二\n")
-
-    gapless("train", "--data", data, *TINY).check_refused("has 3 lines", "has 2")
-
-
-def test_invalid_utf8(gapless, tmp_path):
-    """A byte that is not UTF-8 is named with its offset and line."""
-    data = write(tmp_path / "d", train__en=b"abc\nd\xffe\n", train__zh="一\n二\n")
-
-    gapless("train", "--data", data, *TINY).check_refused("0xff at offset 5, line 2", "train.en")
-
-
-def test_a_broken_archive(gapless, tmp_path):
-    """A truncated gzip file is named, and that it is one."""
-    packed = gzip.compress("a\t一\n".encode() * 50)
-    data = write(tmp_path / "d", train__tsv__gz=packed[:-9])
-
-    gapless("train", "--data", data / "train.tsv.gz", *TINY).check_refused("train.tsv.gz", "gzip")
-
-
-def test_an_unknown_ending(gapless, tmp_path):
-    """A file with an unknown ending is refused with the endings that are read."""
-    data = write(tmp_path / "d", pairs__txt="a,b\n")
-
-    gapless("train", "--data", data / "pairs.txt", *TINY).check_refused(
-        ".tsv, .csv, .json, .jsonl"
-    )
+    gapless("train", "--data", data, *ONE_EPOCH).check_refused(*parts)
 
 
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        (["--plan", "fast"], ["'fast'", *PLANS]),
-        (["--precision", "fp8"], ["'fp8'", *Precision.__args__]),
         (["--device", "tpu"], ["'tpu'", "auto, cpu, cuda and cuda:N"]),
         (["--streams", "0"], ["--streams must be 1 to 8, but is 0"]),
-        (["--streams", "9"], ["--streams must be 1 to 8, but is 9"]),
         (["--sync-interval", "0"], ["--sync-interval must be at least 1, but is 0"]),
-        (["--loss-interval", "0"], ["--loss-interval must be at least 1, but is 0"]),
         (["--loss-extract-interval", "0"], ["--loss-interval must be at least 1, but is 0"]),
         (["--val-interval", "0"], ["--val-interval must be at least 1, but is 0"]),
-        (["--prefetch", "-1"], ["--prefetch must be at least 0, but is -1"]),
-        (["--workers", "-1"], ["--workers must be at least 0, but is -1"]),
         (["--workers", "100000"], ["--workers must be at most 1024, but is 100000"]),
         (
             ["--data", "a.tsv", "--data", "b.tsv"],
             ["--data: expected one folder or file, found a.tsv and b.tsv"],
         ),
         (["--epochs", "0"], ["--epochs must be at least 1, but is 0"]),
-        (["--epochs", "many"], ["--epochs", "'many'"]),
         (["--dropout", "1.5"], ["dropout", "1.5"]),
-        (["--epoch", "3"], ["--epoch"]),
         (["--src", "en", "--tgt", "en", "--data", "."], ["both 'en'"]),
         (["--src", "fr", "--tgt", "de"], ["embedded corpus is English-Chinese"]),
         (["--share", "all", "--no-shared-vocab"], ["--shared-vocab"]),
@@ -113,7 +81,6 @@ def test_an_unknown_ending(gapless, tmp_path):
         (["--precision", "fp16", "--device", "cpu"], ["fp16 needs a GPU"]),
         (["--config", "absent.yaml"], ["absent.yaml", "No such file"]),
         (["--config", "."], ["config .", "directory"]),
-        (["--lr", "fast"], ["--lr", "'fast'"]),
         (["--lr", "0"], ["--lr must be above 0, but is 0"]),
         (
             ["--validate-every", "50", "--val-interval", "2"],
@@ -162,22 +129,18 @@ def test_a_gpu_that_is_absent(gapless):
         ("lr: 1\nseed: 1\nlr: 2\n", "c.yaml sets lr more than once; keep one line of each"),
         ("a: [\n", "not YAML"),
         (b"\xff\n", "config c.yaml is not UTF-8: byte 0xff at offset 0, line 1; convert it"),
-        ("epochs: 3\n".encode("utf-16"), "convert it, such as by iconv"),
         ("epochs: 3\nseed: 4\n".encode("utf-16-le"), "convert it, such as by iconv"),
         ("- 3\n", "holds no settings"),
         ("", "holds no settings"),
         ("epochs: many\n", "epochs in c.yaml must be a whole number, but is many\n"),
         ("epochs:\n", "epochs in c.yaml must be a whole number, but is empty"),
-        ("streams: yes\n", "streams in c.yaml must be a whole number, but is yes"),
         ("epochs: 1:30\n", "epochs in c.yaml must be a whole number, but is 1:30"),
-        ("epochs: 0x10\n", "epochs in c.yaml must be a whole number, but is 0x10"),
         ("lr: 1:30\n", "lr in c.yaml must be a number, but is 1:30"),
         (
             "accumulate: 1:30\n",
             "accumulate in c.yaml must be auto or a number of batches, but is '1:30'",
         ),
         ("save_every: 10:00\n", "10min or 2h, but is '10:00'"),
-        ("validate_every: off\n", "10min or 2h, but is 'off'"),
         (
             "val_interval: 2\nvalidate_every: 1h\n",
             "val_interval and validate_every in c.yaml both say when to validate; leave out one",
@@ -189,14 +152,11 @@ def test_a_gpu_that_is_absent(gapless):
         ("share: all\nshared_vocab: no\n", 'share: "all" in c.yaml needs one vocabulary'),
         ("columns: en,zh\n", "columns in c.yaml is 'en,zh', but there is no data whose columns"),
         ("epochs: 2024-13-45\n", "c.yaml is not YAML: month must be in 1..12"),
-        ("epochs: !!int many\n", "c.yaml is not YAML: invalid literal"),
         ("lr: 1" + "0" * 400 + "\n", "lr in c.yaml must be a number, but is 1000"),
-        ("epochs: " + "[" * 5000 + "\n", "c.yaml is not YAML"),
+        ("epochs: " + "[" * 600 + "\n", "c.yaml is not YAML"),
         ("epochs: &a [1, 2]\n", "epochs in c.yaml must be a whole number, but is a list"),
         ("shared_vocab: 'no'\n", "shared_vocab in c.yaml must be true or false, but is 'no'\n"),
-        ("lr: fast\n", "lr in c.yaml must be a number, but is fast"),
         ("src: [3]\n", "src in c.yaml must be text, but is a list"),
-        ("src:\n", "src in c.yaml must be text, but is empty"),
     ],
 )
 def test_a_config_that_is_none(gapless, tmp_path, content, part):
@@ -272,63 +232,46 @@ def test_resuming_what_is_no_run(gapless, tmp_path):
     gapless("train", "--resume", "d").check_refused("d is not a run folder", "config.yaml")
 
 
-def test_a_run_folder_that_is_taken(gapless, tiny_data, tmp_path):
-    """A run folder that holds something already is never written into."""
+@pytest.mark.parametrize(
+    ("run_dir", "part"),
+    [
+        ("taken", "run folder taken is not empty, and holds no run; choose another --run-dir"),
+        # Nobody is sent to resume a file.
+        ("file", "file is no folder; choose another --run-dir"),
+        ("file/run/1", "file is no folder; choose another --run-dir"),
+        ("link", "run folder link is a link that leads nowhere"),
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["a run", "a dry run"])
+def test_a_run_folder_that_cannot_be(gapless, tiny_data, tmp_path, run_dir, part, more):
+    """It is never written into, and a dry run says what the run would."""
     write(tmp_path / "taken", note="mine")
+    (tmp_path / "file").write_text("mine\n")
+    (tmp_path / "link").symlink_to("nowhere")
 
-    outcome = gapless("train", "--data", tiny_data, "--run-dir", "taken", *TINY)
+    outcome = gapless("train", "--data", tiny_data, "--run-dir", run_dir, *ONE_EPOCH, *more)
 
-    outcome.check_refused("run folder taken is not empty, and holds no run", "another --run-dir")
+    assert (outcome.code, outcome.new_files) == (2, [])
+    assert part in outcome.err
     assert [path.name for path in Path("taken").iterdir()] == ["note"]
 
 
-def test_a_run_folder_that_is_a_file(gapless, tiny_data, tmp_path):
-    """Nobody is sent to resume a file."""
-    (tmp_path / "file").write_text("mine\n")
-
-    for path in ("file", "file/run/1"):
-        gapless("train", "--data", tiny_data, "--run-dir", path, *TINY).check_refused(
-            "file is no folder; choose another --run-dir"
-        )
-
-
-def test_text_in_utf_16(gapless, tmp_path):
-    """Its first bytes say so, and how to convert it."""
-    (tmp_path / "d.tsv").write_text("ein Hund\ta dog\n" * 20, encoding="utf-16")
-
-    gapless("train", "--data", "d.tsv", *TINY).check_refused("is not UTF-8", "iconv", "UTF-16")
-
-
-def test_a_vocabulary_larger_than_the_text_gives(gapless, tiny_data):
-    """A vocabulary larger than the text gives is refused with its size and the flag."""
-    outcome = gapless("train", "--data", tiny_data, "--vocab-size", "9000", *TINY)
-
-    outcome.check_refused("9000", "use --vocab-size")
-
-
-def test_a_vocabulary_smaller_than_the_characters_need(gapless, tiny_data):
-    """A vocabulary that cannot hold every character is refused with the least size that can."""
-    outcome = gapless("train", "--data", tiny_data, "--vocab-size", "200", *TINY)
-
-    outcome.check_refused("vocabulary size 200 is less than", "use --vocab-size")
-
-
-def test_words_fewer_than_the_vocabulary(gapless, tiny_data):
-    """A vocabulary of words larger than the text's number of words is refused."""
-    outcome = gapless(
-        "train", "--data", tiny_data, "--vocab-size", "9000", "--tokenizer", "none", *TINY
-    )
-
-    outcome.check_refused("9000", "use --vocab-size")
-
-
-def test_only_sentences_that_are_too_long(gapless, tiny_data):
-    """A maximum length that no training pair meets is named with its flag."""
-    outcome = gapless(
-        "train", "--data", tiny_data, "--vocab-size", "300", "--max-length", "1", *TINY
-    )
-
-    outcome.check_refused("more than 1 tokens", "--max-length")
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (["--vocab-size", "9000"], ["9000", "use --vocab-size"]),
+        (["--vocab-size", "9000", "--tokenizer", "none"], ["9000", "use --vocab-size"]),
+        (["--vocab-size", "200"], ["vocabulary size 200 is less than", "use --vocab-size"]),
+        (["--vocab-size", "3000000000"], ["--vocab-size must be"]),
+        (["--max-length", "1", "--vocab-size", "300"], ["more than 1 tokens", "--max-length"]),
+        (["--max-time", "9" * 310 + "h"], ["--max-time must be"]),
+        # Not the epochs that follow from it.
+        (["--max-steps", "0"], ["--max-steps must be at least 1, but is 0"]),
+    ],
+)
+def test_numbers_that_do_not_suit_the_text(gapless, tiny_data, flags, parts):
+    """The number and its flag are named."""
+    gapless("train", "--data", tiny_data, *SMALL, *flags).check_refused(*parts)
 
 
 def test_only_validation_sentences_that_are_too_long(gapless, tmp_path):
@@ -340,7 +283,7 @@ def test_only_validation_sentences_that_are_too_long(gapless, tmp_path):
             (tmp_path / f"{name}.{side}").write_text("\n".join(rows) + "\n")
 
     outcome = gapless(
-        "train", "--data", tmp_path, "--tokenizer", "none", *TINY, "--max-length", "3"
+        "train", "--data", tmp_path, "--tokenizer", "none", *ONE_EPOCH, "--max-length", "3"
     )
 
     outcome.check_refused("all 20 validation pairs have more than 3 tokens", "--max-length")
@@ -358,7 +301,7 @@ def test_long_sentences_are_skipped_and_counted_in_training(gapless, tiny_data, 
         test__tsv="en\tzh\na 2\t一 2\n",
     )
 
-    outcome = gapless("train", "--data", data, "--tokenizer", "none", "--run-dir", "r", *TINY)
+    outcome = gapless("train", "--data", data, "--tokenizer", "none", "--run-dir", "r", *ONE_EPOCH)
 
     assert outcome.code == 0
     assert json.loads(Path("r/summary.json").read_text())["skipped_long"] == 1
@@ -445,7 +388,9 @@ def test_a_disk_that_reports_no_size_is_not_full(gapless, tiny_data, monkeypatch
         "gapless.nmt.run.disk_space.shutil.disk_usage", lambda _: SimpleNamespace(free=0, total=0)
     )
 
-    assert gapless("train", "--data", tiny_data, "--run-dir", "r", *TINY, "--dry-run").code == 0
+    assert (
+        gapless("train", "--data", tiny_data, "--run-dir", "r", *ONE_EPOCH, "--dry-run").code == 0
+    )
 
 
 def test_standard_input_that_is_not_utf8(tiny_run, process):
@@ -455,16 +400,6 @@ def test_standard_input_that_is_not_utf8(tiny_run, process):
     assert done.returncode == 2
     assert "standard input is not UTF-8: byte 0xfe at offset 4, line 2" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_mistake_in_a_real_process(process, tmp_path):
-    """The real command prints a mistake as one line on standard error and exits with 2."""
-    done = process("train", "--plan", "fast", real=True)
-
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -491,7 +426,7 @@ def test_a_full_disk(tiny_data, process, tmp_path, limit_bytes, flags, named):
 
     # Every file may hold so many bytes: the same as a disk without room for more.
     limit = f"import resource as r; r.setrlimit(r.RLIMIT_FSIZE, ({limit_bytes}, {limit_bytes}))"
-    done = process(*arguments, *TINY, *flags, before=limit, ignored=["SIGXFSZ"])
+    done = process(*arguments, *ONE_EPOCH, *flags, before=limit, ignored=["SIGXFSZ"])
 
     assert done.returncode == 2, done.stderr
     *warnings, error = done.stderr.splitlines()
@@ -516,7 +451,9 @@ def test_how_to_go_on_after_a_full_disk(gapless, tiny_data, tmp_path, monkeypatc
 
     with monkeypatch.context() as full:
         full.setattr("gapless.nmt.run.saver.Saver.finish", fail)
-        ended = gapless("train", "--data", tiny_data, "--run-dir", "r", "--epochs", "1", *TINY)
+        ended = gapless(
+            "train", "--data", tiny_data, "--run-dir", "r", "--epochs", "1", *ONE_EPOCH
+        )
 
     advice = (
         "go on with gapless train --resume r" if is_saved else "run again with another --run-dir"
@@ -528,13 +465,6 @@ def test_how_to_go_on_after_a_full_disk(gapless, tiny_data, tmp_path, monkeypatc
     )
     if is_saved:
         assert gapless("train", "--resume", "r").code == 0
-
-
-def test_no_updates_at_all(gapless, tiny_data):
-    """The flag that was given is named, not the epochs that follow from it."""
-    asked = gapless("train", "--data", tiny_data, *TINY[:-2], "--max-steps", "0")
-
-    asked.check_refused("--max-steps must be at least 1, but is 0")
 
 
 @pytest.mark.parametrize(
@@ -553,7 +483,7 @@ def test_a_dry_run_says_what_the_run_would_say_of_its_folder(
         "gapless.nmt.run.disk_space.shutil.disk_usage",
         lambda _: SimpleNamespace(free=free, total=2**40),
     )
-    asked = ("train", "--data", tiny_data, "--run-dir", run_dir, *TINY)
+    asked = ("train", "--data", tiny_data, "--run-dir", run_dir, *ONE_EPOCH)
     dry, run = gapless(*asked, "--dry-run"), gapless(*asked)
 
     run.check_refused(said)
@@ -563,10 +493,18 @@ def test_a_dry_run_says_what_the_run_would_say_of_its_folder(
     assert dry.new_files == []
 
 
-@pytest.mark.parametrize("name", ["-a b", "it's $HOME", "-x"])
-def test_the_advice_for_a_taken_run_folder_can_be_copied(gapless, tiny_data, name):
+def test_the_advice_for_a_taken_run_folder_can_be_copied(gapless, tiny_data):
     """Whatever its name is: a shell and the command take it for the folder."""
-    asked = ("train", "--data", tiny_data, "--run-dir", f"./{name}", *TINY)
+    asked = (
+        "train",
+        "--data",
+        tiny_data,
+        "--run-dir",
+        "./-x it's $HOME",
+        *ONE_EPOCH,
+        "--vocab-size",
+        "300",
+    )
     begun = gapless(*asked)
     assert begun.code == 0, begun.err
     said = f"{begun.out}{begun.err}{begun.progress}"
@@ -579,37 +517,8 @@ def test_the_advice_for_a_taken_run_folder_can_be_copied(gapless, tiny_data, nam
     assert resumed.code == 0, resumed.err
 
 
-def test_a_run_folder_that_is_a_link_to_nothing(gapless, tiny_data):
-    """It is told before anything is read, and not by the first file that cannot be made."""
-    Path("link").symlink_to("nowhere")
-    outcome = gapless("train", "--data", tiny_data, "--run-dir", "link", *TINY)
-
-    outcome.check_refused("run folder link is a link that leads nowhere", "another --run-dir")
-
-
-@pytest.mark.parametrize("flag", ["--max-time", "--vocab-size"])
-def test_a_number_that_no_run_can_have(gapless, tiny_data, flag):
-    """It is refused by its name, and is no bug of gapless."""
-    number = "9" * 310 + "h" if flag == "--max-time" else "3000000000"
-    outcome = gapless("train", "--data", tiny_data, flag, number, "--dry-run")
-
-    outcome.check_refused(f"{flag} must be")
-
-
 def test_a_dry_run_leaves_no_folder(gapless, tiny_data):
     """Nor does it where the run could begin."""
     asked = gapless("train", "--data", tiny_data, "--run-dir", "new/r", *TINY, "--dry-run")
 
     assert (asked.code, asked.new_files) == (0, []), asked.err
-
-
-def test_a_dry_run_into_a_folder_that_is_not_empty(gapless, tiny_data, tmp_path):
-    """It is refused as the run would be."""
-    write(tmp_path / "r", notes__txt="mine")
-    asked = ("train", "--data", tiny_data, "--run-dir", "r", *TINY)
-
-    gapless(*asked).check_refused("run folder r is not empty")
-    dry = gapless(*asked, "--dry-run")
-    assert dry.code == 2
-    assert "run folder r is not empty" in dry.err
-    assert dry.new_files == []

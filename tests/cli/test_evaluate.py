@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -11,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.conftest import TINY, make_pairs
+from cli.conftest import ONE_EPOCH, make_pairs, write_table
 from gapless.cli import evaluate_command
+from gapless.cli.main import run_command
+from gapless.device.numerics import numerics_restored
 from gapless.nmt.run import score
-
-
-ONE_EPOCH = [*TINY, "--epochs", "1"]
 
 
 # --- where it writes ---
@@ -98,26 +98,11 @@ def test_scores_outlive_a_disk_that_is_full(gapless, tiny_run, monkeypatch, opti
 # --- what it scores ---
 
 
-@pytest.fixture
-def run_of_table(gapless, tmp_path, monkeypatch):
-    """A run `r` that recorded the relative path `d.tsv`."""
-    monkeypatch.chdir(tmp_path)
-    write_table(0)
-    assert gapless("train", "--data", "d.tsv", "--run-dir", "r", *ONE_EPOCH).code == 0
-
-
-def write_table(first):
-    rows = make_pairs(200)[first : first + 60]
-    Path("d.tsv").write_text(
-        "en\tzh\n" + "".join(f"{en}\t{zh}\n" for en, zh in rows), encoding="utf-8"
-    )
-
-
 @pytest.mark.usefixtures("run_of_table")
 def test_text_that_a_run_did_not_have_is_told(gapless):
     """The recorded path may lead to another file now; one line says so, and scores are given."""
     same = gapless("evaluate", "r")
-    write_table(100)
+    write_table(Path("d.tsv"), first=100)
     other = gapless("evaluate", "r")
     asked = gapless("evaluate", "r", "--data", "d.tsv")
 
@@ -132,6 +117,16 @@ def test_text_that_a_run_did_not_have_is_told(gapless):
     assert "recorded" not in same.err + asked.err
 
 
+@pytest.fixture(scope="module")
+def folder_of_splits(tiny_data, tmp_path_factory):
+    """A folder with text in three splits in `d`, and a run `r` of it."""
+    folder = tmp_path_factory.mktemp("splits")
+    shutil.copytree(tiny_data, folder / "d")
+    with numerics_restored(), contextlib.chdir(folder):
+        assert run_command(["train", "--data", "d", "--run-dir", "r", *ONE_EPOCH]) == 0
+    return folder
+
+
 @pytest.mark.parametrize(
     ("changed", "split", "told"),
     [
@@ -142,10 +137,11 @@ def test_text_that_a_run_did_not_have_is_told(gapless):
         ("train", "train", ["training"]),
     ],
 )
-def test_only_the_text_that_changed_is_named(gapless, tiny_data, tmp_path, changed, split, told):
+def test_only_the_text_that_changed_is_named(
+    gapless, folder_of_splits, tmp_path, changed, split, told
+):
     """Of the training pairs and those that are scored; others do not matter."""
-    shutil.copytree(tiny_data, tmp_path / "d")
-    assert gapless("train", "--data", "d", "--run-dir", "r", *ONE_EPOCH).code == 0
+    shutil.copytree(folder_of_splits, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "d" / f"{changed}.en"
     first, *lines = path.read_text(encoding="utf-8").splitlines()
     path.write_text("".join(f"{line}\n" for line in [first.upper(), *lines]), encoding="utf-8")
@@ -258,25 +254,22 @@ def test_pairs_with_gaps_are_told(gapless, tiny_run):
 # --- what it advises ---
 
 
-@pytest.mark.parametrize("name", ["--data", "--out"])
-def test_an_empty_name_of_a_file(gapless, tiny_run, name):
-    """It would be the working folder, which nobody has named."""
-    gapless("evaluate", tiny_run, name, "").check_refused(
-        f"{name}: expected a file or folder, found ''", "see gapless evaluate --help"
-    )
-
-
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("flags", "parts"),
     [
-        ("-", "--data is -, expected a file or folder"),
-        ("https://example.org/a.tsv", "--data is the address https://example.org/a.tsv"),
+        # It would be the working folder, which nobody has named.
+        (
+            ["--data", ""],
+            ["--data: expected a file or folder, found ''", "gapless evaluate --help"],
+        ),
+        (["--out", ""], ["--out: expected a file or folder, found ''", "gapless evaluate --help"]),
+        (["--data", "-"], ["--data is -, expected a file or folder"]),
+        (
+            ["--data", "https://example.org/a.tsv"],
+            ["--data is the address https://example.org/a.tsv"],
+        ),
     ],
 )
-def test_text_that_is_no_file(gapless, tiny_run, data, said):
+def test_text_that_is_no_file(gapless, tiny_run, flags, parts):
     """What is said is that of `gapless train`."""
-    outcome = gapless("evaluate", tiny_run, "--data", data)
-
-    assert outcome.code == 2
-    assert said in outcome.err
-    assert outcome.err.count("\n") == 1
+    gapless("evaluate", tiny_run, *flags).check_refused(*parts)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 
 import pytest
 import torch
 
+from cli.conftest import TINY
 from gapless.checkpoint import CheckpointStore, RunLock, pack
+from gapless.cli.main import run_command
+from gapless.device.numerics import numerics_restored
 
 
-TINY = [
-    *("--d-model", "16", "--heads", "2", "--ffn", "16", "--encoder-layers", "1"),
-    *("--decoder-layers", "1", "--vocab-size", "300", "--warmup", "5", "--beam", "1"),
-    *("--device", "cpu", "--workers", "0", "--batch-size", "16", "--max-length", "20"),
-]
+FLAGS = ["--run-dir", "r", "--resume-if-there", *TINY, "--beam", "1", "--average", "1"]
 
 
 @pytest.fixture
@@ -23,10 +23,26 @@ def train(gapless, tiny_data):
     """Train in folder `r`, as a launcher would start it again and again."""
 
     def call(*flags):
-        given = ("--data", tiny_data, "--run-dir", "r", "--resume-if-there", *TINY)
-        return gapless("train", *given, "--average", "1", *flags)
+        return gapless("train", "--data", tiny_data, *FLAGS, *flags)
 
     return call
+
+
+@pytest.fixture(scope="module")
+def folder_of_begun(tiny_data, tmp_path_factory):
+    """A folder with the run `r` of one epoch, with seed 3."""
+    folder = tmp_path_factory.mktemp("begun")
+    flags = ["--data", str(tiny_data), *FLAGS, "--epochs", "1", "--seed", "3"]
+    with numerics_restored(), contextlib.chdir(folder):
+        assert run_command(["train", *flags]) == 0
+    return folder
+
+
+@pytest.fixture
+def begun(folder_of_begun, tmp_path):
+    """The folder of that run, in the test's own folder."""
+    shutil.copytree(folder_of_begun, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "r"
 
 
 def epochs_logged(folder):
@@ -34,13 +50,12 @@ def epochs_logged(folder):
     return [line["step"] for line in lines if line["kind"] == "epoch"]
 
 
-def test_it_begins_and_goes_on(train, tmp_path):
+def test_it_begins_and_goes_on(train, begun):
     """The same command; the second time it trains no epoch again."""
-    first = train("--epochs", "1")
-    second = train("--epochs", "2")
+    second = train("--epochs", "2", "--seed", "3")
 
-    assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert epochs_logged(tmp_path / "r") == [1, 2]
+    assert second.code == 0, second.err
+    assert epochs_logged(begun) == [1, 2]
     assert "10 updates" in second.out
 
 
@@ -49,10 +64,9 @@ def test_settings_of_a_file_that_has_changed(gapless, tiny_data, tmp_path):
     file = tmp_path / "c.yaml"
 
     def train(text, *flags):
-        settings = f"data: {tiny_data}\naverage: 1\nrun_dir: elsewhere\n{text}"
+        settings = f"data: {tiny_data}\nrun_dir: elsewhere\n{text}"
         file.write_text(settings, encoding="utf-8")
-        given = ("--config", file, "--run-dir", "r", "--resume-if-there", *TINY)
-        return gapless("train", *given, *flags)
+        return gapless("train", "--config", file, *FLAGS, *flags)
 
     train("epochs: 1\nlr: 0.01\nmax_steps: 99\nseed: 3\n")
     again = train("epochs: 1\nlr: 0.01\nmax_steps: 99\nseed: 3\n")
@@ -67,33 +81,28 @@ def test_settings_of_a_file_that_has_changed(gapless, tiny_data, tmp_path):
     refused.check_refused("seed in ", "c.yaml is 4, but the run began with 3")
 
 
-def test_a_run_that_had_saved_nothing_begins_anew(train, tmp_path):
+def test_a_run_that_had_saved_nothing_begins_anew(train, begun):
     """What it had written is removed; a run with other settings may take its place."""
-    run = tmp_path / "r"
-    train("--epochs", "1", "--seed", "3")
-    for name in ("checkpoints", "summary.json"):
-        path = run / name
-        path.unlink() if path.is_file() else shutil.rmtree(path)
+    shutil.rmtree(begun / "checkpoints")
+    (begun / "summary.json").unlink()
     again = train("--epochs", "1", "--seed", "4")
 
     assert again.code == 0, again.err
-    assert "seed: 4" in (run / "config.yaml").read_text()
-    assert epochs_logged(run) == [1]
-    assert len(list((run / "tensorboard").iterdir())) == 1
+    assert "seed: 4" in (begun / "config.yaml").read_text()
+    assert epochs_logged(begun) == [1]
+    assert len(list((begun / "tensorboard").iterdir())) == 1
 
 
-def test_results_are_never_removed(train, tmp_path):
+def test_results_are_never_removed(train, begun):
     """A run that has ended, and whose states somebody has removed, is refused as it is."""
-    run = tmp_path / "r"
-    train("--epochs", "1")
-    for path in (run / "checkpoints").glob("step-*"):
+    for path in (begun / "checkpoints").glob("step-*"):
         shutil.rmtree(path)
-    for path in (run / "checkpoints" / "best", run / "summary.json"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    before = sorted(run.rglob("*"))
+    shutil.rmtree(begun / "checkpoints" / "best", ignore_errors=True)
+    (begun / "summary.json").unlink()
+    before = sorted(begun.rglob("*"))
 
-    train("--epochs", "2").check_refused("holds no state")
-    assert sorted(run.rglob("*")) == before
+    train("--epochs", "2", "--seed", "3").check_refused("holds no state")
+    assert sorted(begun.rglob("*")) == before
 
 
 def test_a_run_that_was_killed_while_it_made_its_folder(train, tmp_path):
@@ -109,66 +118,49 @@ def test_a_run_that_was_killed_while_it_made_its_folder(train, tmp_path):
     assert [path.name for path in run.glob(".*")] == []
 
 
-def test_settings_that_are_lost(train, tmp_path):
+def test_settings_that_are_lost(train, begun):
     """A run whose states keep its settings goes on without their file."""
-    train("--epochs", "1")
-    (tmp_path / "r" / "config.yaml").unlink()
+    (begun / "config.yaml").unlink()
 
-    again = train("--epochs", "2")
+    again = train("--epochs", "2", "--seed", "3")
 
     assert again.code == 0, again.err
-    assert epochs_logged(tmp_path / "r") == [1, 2]
+    assert epochs_logged(begun) == [1, 2]
 
 
-def test_checkpoints_on_a_disk_that_is_not_there(train, gapless, tmp_path):
+@pytest.mark.parametrize("has_folder", [True, False], ids=["an empty folder", "no folder"])
+def test_checkpoints_on_a_disk_that_is_not_there(train, gapless, begun, tmp_path, has_folder):
     """They are named, and nothing of the run is removed: with the disk it goes on."""
-    run, disk = tmp_path / "r", tmp_path / "disk"
-    train("--epochs", "1")
-    (run / "summary.json").unlink()
-    (run / "checkpoints").replace(disk)
-    (run / "checkpoints").symlink_to(disk)
-    disk.replace(tmp_path / "away")
-    before = sorted(run.rglob("*"))
+    disk, away = tmp_path / "disk", tmp_path / "away"
+    (begun / "summary.json").unlink()
+    (begun / "checkpoints").replace(away)
+    if has_folder:
+        disk.mkdir()
+    (begun / "checkpoints").symlink_to(disk)
+    before = sorted(begun.rglob("*"))
 
-    train("--epochs", "2").check_refused("checkpoints is a link to", "mounting")
+    more = ["is empty"] if has_folder else []
+    again = train("--epochs", "2", "--seed", "3")
+    again.check_refused("checkpoints is a link to", "mounting", *more)
     gapless("train", "--resume", "r", "--epochs", "2").check_refused("checkpoints is a link to")
     gapless("checkpoint", "verify", "r").check_refused("checkpoints is a link to")
 
-    assert sorted(run.rglob("*")) == before
-    (tmp_path / "away").replace(disk)
-    assert train("--epochs", "2").code == 0
-    assert epochs_logged(run) == [1, 2]
+    assert sorted(begun.rglob("*")) == before
+    away.replace(disk)
+    assert train("--epochs", "2", "--seed", "3").code == 0
+    assert epochs_logged(begun) == [1, 2]
 
 
-def test_checkpoints_on_a_disk_that_is_not_mounted(train, gapless, tmp_path):
-    """The folder for the disk is there, and empty: the run is left as it is."""
-    run, disk = tmp_path / "r", tmp_path / "disk"
-    train("--epochs", "1")
-    (run / "summary.json").unlink()
-    (run / "checkpoints").replace(tmp_path / "away")
-    disk.mkdir()
-    (run / "checkpoints").symlink_to(disk)
-    before = sorted(run.rglob("*"))
-
-    train("--epochs", "2").check_refused("checkpoints is a link to", "is empty", "mounting")
-    gapless("train", "--resume", "r", "--epochs", "2").check_refused("checkpoints is a link to")
-    gapless("checkpoint", "verify", "r").check_refused("checkpoints is a link to")
-
-    assert sorted(run.rglob("*")) == before
-    (tmp_path / "away").replace(disk)
-    assert train("--epochs", "2").code == 0
-    assert epochs_logged(run) == [1, 2]
-
-
-def test_states_of_another_program(gapless, train, tmp_path):
+def test_states_of_another_program(gapless, train, begun):
     """What a loop of one's own has saved is whole, and no run of gapless train."""
-    train("--epochs", "1")
-    for path in (tmp_path / "r" / "checkpoints").iterdir():
+    for path in (begun / "checkpoints").iterdir():
         shutil.rmtree(path)
-    store = CheckpointStore(tmp_path / "r" / "checkpoints")
+    store = CheckpointStore(begun / "checkpoints")
     store.save(7, *pack({"model": {"weight": torch.ones(2)}, "position": (1, 2), "metrics": {}}))
 
-    train("--epochs", "2").check_refused("step-000000007 is no state of gapless train", "numerics")
+    train("--epochs", "2", "--seed", "3").check_refused(
+        "step-000000007 is no state of gapless train", "numerics"
+    )
     gapless("translate", "r", "--checkpoint", "step-000000007", "a").check_refused(
         "step-000000007"
     )

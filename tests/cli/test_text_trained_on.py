@@ -9,38 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from cli.conftest import TINY, make_pairs
+from cli.conftest import ONE_EPOCH, SMALL, make_pairs, write_table
 
 
-ONE_EPOCH = [*TINY, "--epochs", "1"]
 # Its model has the sizes of the run that it starts from.
-BEGUN = [
-    "--epochs",
-    "1",
-    "--device",
-    "cpu",
-    "--workers",
-    "0",
-    "--batch-size",
-    "16",
-    "--max-length",
-    "20",
-]
+BEGUN = ["--epochs", "1", *SMALL[SMALL.index("--max-length") :]]
 
 
 @pytest.fixture
 def table(tmp_path, monkeypatch):
     """Return what writes so many pairs to `d.tsv`, from this one on, and its path."""
     monkeypatch.chdir(tmp_path)
-
-    def write(count, *, first=0):
-        rows = make_pairs(200)[first : first + count]
-        Path("d.tsv").write_text(
-            "en\tzh\n" + "".join(f"{en}\t{zh}\n" for en, zh in rows), encoding="utf-8"
-        )
-        return "d.tsv"
-
-    return write
+    return lambda count, *, first=0: write_table(Path("d.tsv"), count, first=first)
 
 
 def _count(gapless, run, *options):
@@ -73,18 +53,18 @@ def test_the_training_file_is_no_new_text(gapless, table):
     assert _count(gapless, "r", "--data", "one.tsv") == 1
 
 
+@pytest.mark.usefixtures("run_of_table")
 def test_a_few_sources_that_any_text_has_condemn_no_scores(gapless, table):
     """Up to the share of a split that `train` is silent about they are counted, without a word."""
-    assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
     done = gapless("evaluate", "r", "--json", "--data", table(145, first=55))
 
     assert 1 <= json.loads(done.out)["trained_on"] <= 5
     assert "trained with" not in done.err
 
 
+@pytest.mark.usefixtures("run_of_table")
 def test_training_text_that_is_asked_for_is_scored_without_a_word(gapless, table):
     """The split says itself what it is."""
-    assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
     done = gapless("evaluate", "r", "--json", "--split", "train")
     Path("r/trained_on.bin").unlink()
     unknown = gapless("evaluate", "r", "--json", "--split", "train")
@@ -94,9 +74,9 @@ def test_training_text_that_is_asked_for_is_scored_without_a_word(gapless, table
     assert "trained" not in done.err + unknown.err
 
 
+@pytest.mark.usefixtures("run_of_table")
 def test_a_resume_that_trains_nothing_adds_nothing(gapless, table):
     """Weights that no update changed have not seen other text; those that one update changed have."""
-    assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
     resume = ("train", "--resume", "r", "--allow-changed-data")
     table(60, first=100)
     done = gapless(*resume)
@@ -108,9 +88,9 @@ def test_a_resume_that_trains_nothing_adds_nothing(gapless, table):
     assert _count(gapless, "r", "--data", "d.tsv") > 50
 
 
+@pytest.mark.usefixtures("run_of_table")
 def test_a_split_that_moved_with_its_file_is_no_new_text(gapless, table):
     """More lines hold out other pairs; those that were trained on before are counted."""
-    assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
     table(200)
     done = gapless("evaluate", "r")
 
@@ -121,9 +101,9 @@ def test_a_split_that_moved_with_its_file_is_no_new_text(gapless, table):
     assert f"{seen} of these 9 sources are in the text that r was trained with" in done.err
 
 
+@pytest.mark.usefixtures("run_of_table")
 def test_text_of_before_a_resume_and_of_first_weights_was_trained_on(gapless, table):
     """A run that goes on with other text has seen the text before, as has one that starts from it."""
-    assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
     shutil.copy("d.tsv", "old.tsv")
     table(60, first=100)
     more = gapless("train", "--resume", "r", "--epochs", "2", "--allow-changed-data")
@@ -138,9 +118,9 @@ def test_text_of_before_a_resume_and_of_first_weights_was_trained_on(gapless, ta
     assert _count(gapless, "s", "--data", "d.tsv") >= 50
 
 
+@pytest.mark.usefixtures("run_of_table")
 def test_of_a_run_that_does_not_say_what_it_was_trained_on_nobody_can_tell(gapless, table):
     """Nobody can tell of a run without the file, nor of one that starts from it."""
-    assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
     Path("r/trained_on.bin").unlink()
     begun = gapless("train", "--data", "d.tsv", "--init-from", "r", "--run-dir", "s", *BEGUN)
 
@@ -189,18 +169,18 @@ def test_a_new_hold_out_of_known_text_is_told_by_a_resume(gapless, grown):
     assert len(_KNOWN.findall(more.err)) == 1
 
 
+@pytest.mark.usefixtures("run_of_table")
 def test_a_resume_with_its_own_text_says_nothing_of_it(gapless, table):
     """Its hold-out is as new to it as it was."""
-    assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
     more = gapless("train", "--resume", "r", "--epochs", "2")
 
     assert more.code == 0, more.err
     assert "trained with" not in more.err
 
 
+@pytest.mark.usefixtures("run_of_table")
 def test_a_setting_that_a_resume_changes_is_shown_as_it_is_written(gapless, table):
     """A path keeps its capitals."""
-    assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
     shutil.copy("d.tsv", "New.TSV")
     more = gapless("train", "--resume", "r", "--data", "New.TSV")
 
