@@ -144,84 +144,53 @@ def test_a_page_can_be_read_by_who_does_not_see_it(name):
 # ------------------------------------------------------------------- figures in their own columns
 
 
-@pytest.mark.parametrize(
-    ("name", "caption", "first", "cells"),
-    [
-        (
-            "doctor",
-            "Findings",
-            "GAP005",
-            {
-                "code": "GAP005", "line": "train.py:49", "waited|ms a step": "0.71",
-                "idle|ms a step": "0.64", "idle|of the step": "3.9%", "count|a step": "3",
-                "call": "Tensor.to", "certainty": "seen",
-            },
-        ),
-        ("doctor", "Findings", "GAP021", {"line": "no line known", "idle|ms a step": "-"}),
-        (
-            "doctor",
-            "Trials",
-            "recorded batches",
-            {
-                "gain|times as fast": "1.22", "steps/s|variant": "74.9 (74.1 to 75.3)",
-                "steps/s|as written": "61.2 (60.7 to 61.9)", "windows": "5", "clear": "yes",
-            },
-        ),
-        (
-            "diff",
-            "Findings",
-            "GAP016",
-            {
-                "what became of it": "changed", "idle|ms before": "0.93", "idle|ms after": "0.05",
-                "waited|ms before": "1.10", "waited|ms after": "0.09",
-                "a step|count before": "1", "a step|count after": "1",
-            },
-        ),
-        (
-            "compare",
-            "Plans",
-            "blocking",
-            {
-                "same bits": "yes", "time|ms a step": "41.0", "spread": "24.4%",
-                "speed|tokens/s": "20,000", "host waits|a step": "2.00", "launch|ms a step": "25.0",
-                "waited|ms a step": "12.5", "data wait|ms a step": "0.50", "host CPU": "101%",
-                "score": "0.33",
-            },
-        ),
-        (
-            "compare",
-            "Device",
-            "captured",
-            {
-                "busy|ms a step": "10.2", "gap": "8.0%", "NVML": "-", "kernels|a step": "1,234",
-                "peak memory": "1,024 MiB", "held memory": "1,536 MiB", "capture|s": "1.50",
-            },
-        ),
-        (
-            "train",
-            "Epochs",
-            "8",
-            {
-                "loss": "1.922", "loss|validation": "2.175", "BLEU|validation": "26.00",
-                "speed|tokens/s": "98,124", "batches": "100", "time|ms a batch": "40.0",
-                "in steps|ms a batch": "3.50", "data wait|ms a batch": "0.20", "busy": "96.7%",
-                "host waits|a batch": "0.110", "waited|ms a batch": "0.39", "gap": "1.4%",
-                "peak memory": "1,024 MiB",
-            },
-        ),
-        (
-            "train",
-            "Host waits",
-            "interval",
-            {"count": "80", "time|ms": "232.0", "time|ms a batch": "0.290"},
-        ),
-    ],
-)  # fmt: skip
+# Page, table, how its row begins, and cells of it by the names of their columns.
+FIGURES = [
+    (
+        *("doctor", "Findings", "GAP005"),
+        "code=GAP005; line=train.py:49; waited|ms a step=0.71; idle|ms a step=0.64; idle|of "
+        "the step=3.9%; count|a step=3; call=Tensor.to; certainty=seen",
+    ),
+    ("doctor", "Findings", "GAP021", "line=no line known; idle|ms a step=-"),
+    (
+        *("doctor", "Trials", "recorded batches"),
+        "gain|times as fast=1.22; steps/s|variant=74.9 (74.1 to 75.3); steps/s|as "
+        "written=61.2 (60.7 to 61.9); windows=5; clear=yes",
+    ),
+    (
+        *("diff", "Findings", "GAP016"),
+        "what became of it=changed; idle|ms before=0.93; idle|ms after=0.05; waited|ms "
+        "before=1.10; waited|ms after=0.09; a step|count before=1; a step|count after=1",
+    ),
+    (
+        *("compare", "Plans", "blocking"),
+        "same bits=yes; time|ms a step=41.0; spread=24.4%; speed|tokens/s=20,000; host "
+        "waits|a step=2.00; launch|ms a step=25.0; waited|ms a step=12.5; data wait|ms a "
+        "step=0.50; host CPU=101%; score=0.33",
+    ),
+    (
+        *("compare", "Device", "captured"),
+        "busy|ms a step=10.2; gap=8.0%; NVML=-; kernels|a step=1,234; peak memory=1,024 MiB; "
+        "held memory=1,536 MiB; capture|s=1.50",
+    ),
+    (
+        *("train", "Epochs", "8"),
+        "loss=1.922; loss|validation=2.175; BLEU|validation=26.00; speed|tokens/s=98,124; "
+        "batches=100; time|ms a batch=40.0; in steps|ms a batch=3.50; data wait|ms a "
+        "batch=0.20; busy=96.7%; host waits|a batch=0.110; waited|ms a batch=0.39; gap=1.4%; "
+        "peak memory=1,024 MiB",
+    ),
+    ("train", "Host waits", "interval", "count=80; time|ms=232.0; time|ms a batch=0.290"),
+]
+
+
+@pytest.mark.parametrize(("name", "caption", "first", "cells"), FIGURES)
 def test_figures_stand_in_their_columns(name, caption, first, cells):
     """Each figure under its own name and unit."""
     row = Page(made_up_pages()[name]).row(caption, first)
 
-    assert {key: row[key] for key in cells} == cells
+    expected = dict(cell.split("=") for cell in cells.split("; "))
+    assert {key: row[key] for key in expected} == expected
 
 
 def test_the_step_of_two_runs_stands_side_by_side():

@@ -1,12 +1,10 @@
-"""Findings of source files as lines of text, and as SARIF."""
+"""Findings of source files as lines of text."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 from gapless.records.finding import Finding, Site
-from gapless.report.sarif import sarif_json
 from gapless.report.static_text import static_text
 
 
@@ -47,25 +45,3 @@ def test_each_finding_is_a_line_that_editors_open():
 def test_nothing_found_is_said():
     """How many files there were is worth knowing then."""
     assert static_text([], num_files=12) == "0 findings in 12 files\n"
-
-
-def test_sarif_has_a_rule_for_each_code_and_a_place_for_each_finding():
-    """Paths are URIs; what is only maybe is a note; what has no line has no place."""
-    text = sarif_json(
-        [WAIT, READ, replace(WAIT, site=None)], titles={"GAP001": "A number is read"}
-    )
-
-    (run,) = json.loads(text)["runs"]
-    assert json.loads(text)["version"] == "2.1.0"
-    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["GAP001", "GAP011"]
-    assert run["tool"]["driver"]["rules"][0]["shortDescription"] == {"text": "A number is read"}
-    assert [(one["ruleId"], one["ruleIndex"], one["level"]) for one in run["results"]] == [
-        ("GAP011", 1, "warning"),
-        ("GAP001", 0, "note"),
-    ]
-    places = [one["locations"][0]["physicalLocation"] for one in run["results"]]
-    assert places == [
-        {"artifactLocation": {"uri": "src/train.py"}, "region": {"startLine": 3}},
-        {"artifactLocation": {"uri": "file:///data/a%20b.py"}, "region": {"startLine": 9}},
-    ]
-    assert run["results"][0]["message"]["text"].endswith("Leave it out.")
