@@ -414,13 +414,17 @@ def test_what_orders_the_batches_or_names_the_sides_does_not_change(
         resolve_resumed(other, kept)
 
 
-def test_a_side_may_be_called_by_another_name_of_its_language(tmp_path):
-    """Other settings that order no batches may change too."""
-    config = tiny_config(tmp_path, **SETTINGS, src="en", tgt="de")
+@pytest.mark.parametrize(
+    ("begun", "names"),
+    [(("en", "de"), ("English", "German")), (("source", "target"), ("source", "target"))],
+)
+def test_a_side_may_be_called_by_another_name_of_its_language(tmp_path, begun, names):
+    """One of no language keeps its name; settings that order no batches may change too."""
+    config = tiny_config(tmp_path, **SETTINGS, src=begun[0], tgt=begun[1])
     kept = settings_to_keep(config, resolve(config, is_accelerator=False))
-    renamed = tiny_config(tmp_path, **{**SETTINGS, "lr": 0.5}, src="English", tgt="German")
+    other = tiny_config(tmp_path, **{**SETTINGS, "lr": 0.5}, src=names[0], tgt=names[1])
 
-    assert resolve_resumed(renamed, kept).accumulate == 2
+    assert resolve_resumed(other, kept).accumulate == 2
 
 
 def test_a_state_that_does_not_name_the_sides_goes_by_the_settings(copy, monkeypatch):
