@@ -22,7 +22,6 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 
 
 PRELOADED = [
@@ -143,7 +142,7 @@ def end(run):
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
         code = 1
     threading._shutdown()
     atexit._run_exitfuncs()

@@ -131,19 +131,20 @@ def is_stopped(group, rank):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("harm", "limit"),
+    ("harm", "rank", "limit"),
     [
-        ("pauses", "still_seconds=1"),
-        ("pauses_with_the_lock", "silent_seconds=1"),
-        ("begins_with_the_lock", "silent_seconds=1"),
+        ("pauses", 0, "still_seconds=1"),
+        ("pauses", 1, "still_seconds=1"),
+        ("pauses_with_the_lock", 1, "silent_seconds=1"),
+        ("begins_with_the_lock", 1, "silent_seconds=1"),
     ],
 )
-def test_a_pause_is_no_reason_to_end(fork, harm, limit):
+def test_a_pause_is_no_reason_to_end(fork, harm, rank, limit):
     """A rank that says what it is about, or has done no update yet, may take its time.
 
     A library that holds the interpreter all the while lets no beat through.
     """
-    ended = fork(PROGRAM, harm, 1, limit).end(limit=LIMIT)
+    ended = fork(PROGRAM, harm, rank, limit).end(limit=LIMIT)
 
     ended.check_done()
     assert ended.err == ""
