@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -10,7 +11,8 @@ import time
 
 import pytest
 
-from gapless.checkpoint import RunLock, RunLockedError
+from gapless.checkpoint import CheckpointStore, RunLock, RunLockedError
+from gapless.checkpoint.files import Disk
 
 
 @pytest.fixture
@@ -145,3 +147,33 @@ def test_a_lock_can_be_given_back_twice(tmp_path):
     lock.release()
 
     assert (tmp_path / "lock").read_text() == ""
+
+
+class WatchedDisk(Disk):
+    """Notes at each change of a name whether another one could save into the folder meanwhile."""
+
+    def __init__(self, folder):
+        self.folder, self.was_free = folder, []
+
+    def rename(self, old, new):
+        file = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.was_free.append(True)
+        except BlockingIOError:
+            self.was_free.append(False)
+        finally:
+            os.close(file)
+        super().rename(old, new)
+
+
+def test_saves_into_one_folder_take_turns(tmp_path):
+    """While one puts its checkpoint in place and removes an old one, others wait for their turn."""
+    disk = WatchedDisk(tmp_path)
+    store = CheckpointStore(tmp_path, keep=1, disk=disk)
+
+    for step in (1, 2):
+        store.save(step, {}, {})
+
+    assert disk.was_free == [False, False, False]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000002"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 
 import pytest
@@ -101,6 +102,23 @@ def test_a_file_that_is_replaced(tmp_path, cut):
     }
 
     assert found == {b"old" * 3000, b"new" * 4000}
+
+
+class Full(Disk):
+    """A disk without room."""
+
+    def sync(self, file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_file_that_finds_no_room_leaves_nothing(tmp_path):
+    """The old content stays, and no other file."""
+    (tmp_path / "f").write_bytes(b"old")
+
+    with pytest.raises(OSError, match="No space"):
+        replace_file(tmp_path / "f", b"new", disk=Full())
+
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("f", b"old")]
 
 
 class NeverSynced(RecordedDisk):

@@ -103,17 +103,16 @@ def test_swapped_files(whole, tmp_path):
 
 @pytest.mark.slow
 def test_bits_of_every_byte(whole, tmp_path):
-    """Three bits of every byte of the small files, and two hundred places of the tensors."""
+    """A bit of every byte of the small files, and two hundred places of the tensors."""
     folder = whole / name_of(NEW)
 
     def bits_of(name):
         for at in range((folder / name).stat().st_size):
-            for bit in (0, 5, 7):
-                yield Damage(
-                    f"{name}: bit {bit} of byte {at}",
-                    name,
-                    lambda root, at=at, bit=bit: flip(root / name, at, bit),
-                )
+            yield Damage(
+                f"{name}: bit {at % 8} of byte {at}",
+                name,
+                lambda root, at=at: flip(root / name, at, at % 8),
+            )
 
     go_through(whole, tmp_path, bits_of("meta.json"))
     go_through(whole, tmp_path, bits_of("manifest.json"))

@@ -174,6 +174,15 @@ def test_memory_that_the_device_has_plenty_of_decides_nothing_against_speed():
     assert best(lean, fast, total_memory_bytes=23 * 2**30).plan == "lean"
 
 
+def test_memory_beyond_that_of_the_device_counts_as_all_of_it():
+    """Where a device can use the host's memory as well, no score is below 0."""
+    only = {name: float(name == "memory") for name in CRITERIA}
+
+    found = best(make("one", held_memory_bytes=900), weights=only, total_memory_bytes=400)
+
+    assert found.scores == {"one": 0.0}
+
+
 def test_between_plans_of_equal_speed_the_leaner_is_taken():
     """Of equally fast plans the one with less memory wins, however large the device is."""
     one, other = make("one", held_memory_bytes=200), make("other", held_memory_bytes=100)

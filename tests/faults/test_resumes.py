@@ -114,12 +114,13 @@ def test_a_finished_run_stays_finished(finished_copy, run, finished, is_lost):
 @pytest.mark.slow
 @pytest.mark.parametrize("mishap", ["flipped", "deleted"])
 def test_the_mean_at_the_end_of_a_run(run, finished_copy, mishap):
-    """A run that goes on makes no mean without a word over what is left."""
+    """A run that is to make a mean over what is left is refused before it trains."""
     MISHAPS[mishap](finished_copy / "checkpoints" / "epoch-0002")
 
     ended = run("train", "--resume", finished_copy, "--epochs", 4, "--average", 4)
 
     ended.check_refused("epoch-0002")
+    assert newest_step(finished_copy) == 3 * UPDATES
 
 
 @pytest.mark.slow

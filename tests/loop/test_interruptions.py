@@ -193,9 +193,15 @@ def interrupt(loop, number, failure):
     assert (LOSSES, sum(WEIGHTS)) == (again.losses, again.weight)
 
 
-@pytest.mark.quick_cases(2)
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, PlannedError])
-@pytest.mark.parametrize("plan", SHORT)
+@pytest.mark.parametrize(
+    ("plan", "kind"),
+    [
+        ("gapless", PlannedError),
+        ("blocking", KeyboardInterrupt),
+        pytest.param("events-interval", PlannedError, marks=pytest.mark.slow),
+        pytest.param("four-stream", KeyboardInterrupt, marks=pytest.mark.slow),
+    ],
+)
 def test_an_epoch_may_be_interrupted_before_any_line(plan, kind):
     """The history is complete and in order, streams are as before, and the next epoch is right."""
     lines = lines_of_an_epoch(plan)
