@@ -273,3 +273,24 @@ def test_pairs_with_gaps_are_told(gapless, tiny_run):
 def test_text_that_is_no_file(gapless, tiny_run, flags, parts):
     """What is said is that of `gapless train`."""
     gapless("evaluate", tiny_run, *flags).check_refused(*parts)
+
+
+def test_other_text_is_not_written_over_that_of_the_run(gapless, tiny_run):
+    """Without --out, what other text became stands in a folder of its own, which the command names."""
+    write_test_set(make_pairs(3, seed=8))
+    own = {path: path.read_bytes() for path in tiny_run.glob("*.test.txt")}
+
+    done = gapless("evaluate", tiny_run, "--data", "test.tsv")
+
+    written = tiny_run / "evaluated" / "test.tsv" / "hypotheses.test.txt"
+    assert str(written) in done.out
+    assert len(written.read_text(encoding="utf-8").splitlines()) == 3
+    assert {path: path.read_bytes() for path in tiny_run.glob("*.test.txt")} == own
+
+
+def test_text_that_is_not_there_is_named(gapless, tiny_run):
+    """A name that was mistyped is told from a folder without the split."""
+    done = gapless("evaluate", tiny_run, "--data", "nope.tsv")
+
+    assert done.code == 2
+    assert "nope.tsv does not exist; --data takes a folder or a file" in done.err

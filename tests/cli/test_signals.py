@@ -143,7 +143,10 @@ def test_a_run_that_does_not_end(tiny_data, tmp_path, numbers, flags, code, text
     _, error = running.communicate(timeout=60)
 
     assert running.returncode == code
-    assert error == f"gapless: error: {text}; nothing is saved yet\n"
+    assert error == (
+        "gapless: stopping at the end of this update; Ctrl-C again ends it at once\n"
+        f"gapless: error: {text}; nothing is saved yet\n"
+    )
 
 
 @pytest.mark.slow

@@ -50,6 +50,17 @@ def test_a_mend_is_a_sentence_and_python_code(cause, call):
     ast.parse(code)
 
 
+def test_a_late_read_prints_the_mean_of_its_own_steps(capsys):
+    """The sum begins anew after each read."""
+    code = mend_text("item", "Tensor.item").partition("\n")[2]
+    names: dict[str, Any] = {"total": torch.zeros(())}
+
+    for step in range(20):
+        exec(code, names, {"step": step, "loss": torch.tensor(float(step < 10))})
+
+    assert capsys.readouterr().out == "1.0\n0.0\n"
+
+
 # Of each cause the calls that have a mend of their own, and a word of it that the cause's own mend has not.
 OF_CALLS = {
     "float": {

@@ -77,7 +77,8 @@ def add_options(parser: Parser) -> None:
         "--out",
         type=file_or_folder,
         metavar="DIR",
-        help="folder for sources, references and hypotheses; none: the run folder",
+        help="folder for sources, references and hypotheses; none: the run folder, or one in it that is named "
+        "after --data",
     )
 
 
@@ -107,6 +108,9 @@ def run(options: Namespace) -> int:
         warn(note)
     scoring = decide_scoring(config)
     folder = options.out or options.run
+    if options.out is None and options.data is not None:
+        # Not over those of the run's own text.
+        folder = options.run / "evaluated" / options.data.resolve().name
     _make_folder(folder)
     naming = naming_phase("translating", lower="`batch` or `beam`")
     with Translating(of=len(pairs)) as shown, naming:

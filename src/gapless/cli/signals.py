@@ -145,6 +145,8 @@ class Signals:
                     self._first, asked_at = number, monotonic()
                     if self._ends_at_once:
                         self._leave(number, f"interrupted by {signal.Signals(number).name}")
+                    if self.run_dir is not None:
+                        _say("stopping at the end of this update; Ctrl-C again ends it at once")
                     if self.on_stop is not None:
                         self.on_stop()
                 elif number == signal.SIGINT and monotonic() - asked_at > _SAME_SIGNAL_SECONDS:
@@ -166,10 +168,7 @@ class Signals:
         folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-        if os.isatty(2):
-            _write(2, _CLEAR_LINE)
-        if speaks_for_all():
-            _write(2, f"gapless: error: {why}{self._hint()}\n")
+        _say(f"error: {why}{self._hint()}")
         os._exit(128 + number)
 
     def _hint(self) -> str:
@@ -183,6 +182,14 @@ class Signals:
 
 def _ignore(number: int, frame: FrameType | None) -> None:
     del number, frame
+
+
+def _say(text: str) -> None:
+    """Write a line to the user, in the place of a bar."""
+    if os.isatty(2):
+        _write(2, _CLEAR_LINE)
+    if speaks_for_all():
+        _write(2, f"gapless: {text}\n")
 
 
 def _write(descriptor: int, text: str) -> None:

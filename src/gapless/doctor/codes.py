@@ -125,7 +125,8 @@ _CAUSES: dict[Cause, str] = {
 _LATE_READ = """\
 total += loss.detach()  # a tensor on the device
 if step % 10 == 9:
-    print(total.item() / 10)"""
+    print(total.item() / 10)
+    total.zero_()"""
 
 _PINNED = """\
 loader = DataLoader(dataset, batch_size=64, num_workers=4, pin_memory=True)

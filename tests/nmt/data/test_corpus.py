@@ -142,7 +142,10 @@ ROWS = "a cat\t猫\na dog\t狗\na cow\t牛\n"
 # What is in the folder, what is named, other options, and what the error must say.
 REFUSED = {
     "no header": ({"p.tsv": ROWS}, "p.tsv", {}, rf"p\.tsv {BEGIN}; line 2: .*; line 3: .*`columns=en,zh`.*`src` and `tgt`"),
-    "half a header": ({"p.tsv": "en\tb\nc\td\n"}, "p.tsv", {}, "none is 'zh'.*'en' \\| 'b'.*`columns=en,zh`"),
+    "half a header": ({"p.tsv": "en\tb\nc\td\n"}, "p.tsv", {}, "none is 'zh'.*Name two of its columns 'en' \\| 'b' with `src` and `tgt`"),
+    "columns of other languages": ({"p.tsv": ROWS}, "p.tsv", {"columns": ("en", "_", "de")}, "Name two of 'en', 'de' with `src` and `tgt`"),
+    "semicolons": ({"p.csv": "en;zh\na;b\n"}, "p.csv", {}, "Its first row is one column; write a comma between two"),
+    "one column": ({"p.tsv": "en zh\na b\n"}, "p.tsv", {}, "Its first row is one column; write a tab between two"),
     "two columns of one name": ({"p.tsv": "en\ten\tzh\n" * 2}, "p.tsv", {}, "several are 'en'"),
     "two columns of one language": ({"p.tsv": "en\tzh-CN\tzh-TW\n" * 2}, "p.tsv", {}, "several are 'zh'"),
     "another script": ({"p.tsv": "en\tzh-Hans\n" * 2}, "p.tsv", {"tgt": "zh-Hant"}, "none is 'zh-Hant'"),

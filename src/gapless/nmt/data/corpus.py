@@ -215,6 +215,8 @@ def load_split(
     if path.is_file():
         one, other = read_table(path, src=src, tgt=tgt, columns=columns)
         return Pairs(src=one, tgt=other)
+    if not path.is_dir() and not _named(path):
+        raise DataError(f"{path} {why_no_file(path)}; `data` takes a folder or a file")
     found = _texts_of(path, split, sides=(src, tgt))
     if not found:
         if split == "train":
@@ -342,8 +344,6 @@ def _names_of(files: tuple[Path, ...]) -> str:
 def _no_training_text(path: Path, *, sides: tuple[str, str]) -> DataError:
     src, tgt = sides
     there = [file.name for _, file in _named(path)]
-    if not there and not path.is_dir():
-        return DataError(f"{path} {why_no_file(path)}; `data` takes a folder or a file")
     more = ", ..." if len(there) > _NAMES_SHOWN else ""
     return DataError(
         f"{path} has no train.{src} and train.{tgt}, nor train{', '.join(ENDINGS)} (each also with .gz); it holds "

@@ -189,7 +189,10 @@ class _Sides:
         for side, numbers in zip(self._sides, found, strict=True):
             if len(numbers) != 1:
                 how_many = "several are" if numbers else "none is"
-                raise self._unclear(f"of its {kind} {how_many} {side!r}", names=names)
+                advice = self._advice_of_header(names) if any(found) else None
+                raise self._unclear(
+                    f"of its {kind} {how_many} {side!r}", names=names, advice=advice
+                )
         (first,), (second,) = found
         if first == second:
             raise self._unclear(
@@ -200,12 +203,13 @@ class _Sides:
 
     def _in_order(self, columns: tuple[str, ...]) -> tuple[int, int]:
         found = [matching_names(side, columns) for side in self._sides]
+        named = [name for name in columns if name != UNNAMED]
         for side, numbers in zip(self._sides, found, strict=True):
             if len(numbers) != 1:
                 raise self._unclear(
                     f"`columns={','.join(columns)}` names {'several' if numbers else 'none'} that can be "
                     f"{side!r}",
-                    names=columns,
+                    advice=f"Name two of {', '.join(map(repr, named))} with `src` and `tgt`",
                 )
         return found[0][0], found[1][0]
 
@@ -220,9 +224,18 @@ class _Sides:
             f"{rows}. {advice or self._advice(names)}"
         )
 
+    def _advice_of_header(self, names: Sequence[str]) -> str | None:
+        """Return what to do where the first row names one of the sides, so that it is a header."""
+        if isinstance(self._begin[0][1], dict):
+            return None
+        return f"Name two of its columns {_shown_row(list(names))} with `src` and `tgt`"
+
     def _advice(self, names: Sequence[str]) -> str:
         if isinstance(self._begin[0][1], dict):
             return f"Name two of the keys {', '.join(map(repr, names))} with `src` and `tgt`"
+        if len(self._begin[0][1]) == 1:
+            between = "comma" if ending_of(self._path.name) == ".csv" else "tab"
+            return f"Its first row is one column; write a {between} between two"
         return (
             f"Name its columns in their order with `columns={','.join(self._sides)}` ({UNNAMED} for one that is "
             "not read), or, if its first row is a header, two of its names with `src` and `tgt`"

@@ -100,8 +100,8 @@ def decode_text(raw: bytes, *, name: str) -> str:
 
 
 HOW_TO_CONVERT = (
-    "convert it, such as by iconv -f GBK -t UTF-8, or from UTF-16, BIG5, SHIFT_JIS, EUC-KR or CP1252, "
-    "whichever shows its text"
+    "convert it with iconv -f ENCODING -t UTF-8: from CP1252 (Western Europe), GBK or BIG5 (Chinese), SHIFT_JIS "
+    "(Japanese), EUC-KR (Korean) or UTF-16, whichever shows its text"
 )
 
 
