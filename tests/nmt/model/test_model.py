@@ -9,7 +9,7 @@ import torch
 
 from gapless.nmt.data.batch import Batch, causal_mask
 from gapless.nmt.data.vocab import BOS, EOS, PAD
-from gapless.nmt.model.transformer import ModelSizes, Transformer, sinusoids
+from gapless.nmt.model.transformer import ModelSizes, Residual, Transformer, sinusoids
 
 
 SMALL = {"d_model": 16, "heads": 2, "ffn": 24, "encoder_layers": 2, "decoder_layers": 3}
@@ -146,3 +146,16 @@ def test_an_untrained_model_knows_nothing():
     )
 
     assert 0.6 * math.log(11) < float(nll.detach()) < 2.0 * math.log(11)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_a_layer_is_normalized_before_or_after_what_it_adds(norm):
+    """As its setting says: what goes into the sub-layer, or the sum that comes out."""
+    sizes = ModelSizes(src_vocab=9, tgt_vocab=9, d_model=8, heads=2, ffn=8, dropout=0.0, norm=norm)
+    residual = Residual(sizes)
+    x = torch.linspace(-3.0, 5.0, 16).view(1, 2, 8)
+
+    found = residual(x, lambda inner: 2 * inner)
+
+    expected = x + 2 * residual.norm(x) if norm == "pre" else residual.norm(3 * x)
+    assert torch.allclose(found, expected)
