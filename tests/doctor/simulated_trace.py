@@ -208,6 +208,12 @@ class Machine:
             said = {"cuda_sync_kind": "Stream Sync", "stream": stream, "correlation": correlation}
             self._event("cuda_sync", "Stream Sync", start, end, tid=stream, **said)
 
+    def call(self, name, us):
+        """Call something of the runtime that takes so long and queues nothing."""
+        start = self.now
+        self.now += us
+        self._event("cuda_runtime", name, start, self.now, correlation=next(self._correlations))
+
     def item(self):
         """Read one value: a copy to the host, and a wait for it."""
         self.launch(2.0, kind="gpu_memcpy", name="Memcpy DtoH (Device -> Pinned)")

@@ -1,12 +1,14 @@
 """Recorded steps played again predict what a loop takes without one of its waits."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from doctor.simulated_trace import OTHER, played, step_ms
-from gapless.doctor.replay import event_cost, play, record
+from doctor.simulated_trace import MAIN, OTHER, played, step_ms
+from gapless.doctor import replay
+from gapless.doctor.replay import Act, HostInterval, Queued, Recording, event_cost, play, record
 from gapless.doctor.trace import find_waits, read_trace
 
 
@@ -276,3 +278,278 @@ def test_work_whose_launch_was_not_recorded_stays_where_it_was():
     waits = find_waits(trace)
 
     assert len(record(trace, waits).works) == 41 * 10
+
+
+# What is read in a trace
+
+
+def waits_until(program, *, without=None, **options):
+    """Return until which work the waits of a program wait, and how late they return, in us."""
+    machine = played(program, **options)
+    trace = read_trace([one for one in machine.events if one["cat"] != without])
+    acts = record(trace, find_waits(trace)).acts
+    return {(act.until, round(act.return_us)) for act in acts if act.wait is not None}
+
+
+def pin(machine):
+    machine.launch(10.0)
+    machine.host(20.0)
+    machine.call("cudaHostAlloc", 50.0)
+
+
+def all_streams(machine):
+    machine.launch(500.0, stream=9)
+    machine.launch(100.0)
+    machine.wait("device")
+
+
+def beside(copies):
+    def program(machine):
+        machine.launch(113.0, stream=9)
+        copies(machine)
+
+    return program
+
+
+def read_pageable(machine):
+    machine.launch(98.0)
+    machine.launch(2.0, kind="gpu_memcpy", name="Memcpy DtoH (Device -> Pageable)")
+    machine.wait()
+
+
+def of_two_streams(machine):
+    machine.launch(1000.0, stream=9)
+    machine.launch(100.0)
+    done = max(machine.free.values())
+    machine.record()
+    machine.wait("event", done=done)
+
+
+@pytest.mark.parametrize(
+    ("program", "without", "expected"),
+    [
+        pytest.param(pin, None, (None, 50), id="memory is page-locked"),
+        pytest.param(all_streams, None, (0, 10), id="all streams"),
+        pytest.param(
+            beside(lambda machine: machine.pageable(100.0)), None, (1, 10), id="its copy"
+        ),
+        pytest.param(
+            beside(read_pageable),
+            "cuda_sync",
+            (1, 10),
+            id="the stream of its copy",
+        ),
+        pytest.param(of_two_streams, None, (2, 10), id="the later one before an event"),
+    ],
+)
+def test_a_wait_is_for_one_piece_of_work(program, without, expected):
+    """Not for work of another stream that was done at nearly the same time."""
+    assert waits_until(program, without=without) == {expected}
+
+
+def test_a_wait_before_all_work_is_for_none():
+    """As in a script that synchronises before it begins."""
+
+    def program(machine):
+        machine.wait("device")
+        machine.launch(10.0)
+
+    assert waits_until(program, num_steps=1) == {(None, 10)}
+
+
+def test_work_behind_a_busy_stream_has_the_latency_of_a_launch():
+    """How long it stood in the queue is no property of its own."""
+
+    def program(machine):
+        for _ in range(3):
+            machine.launch(1000.0)
+        machine.item()
+        machine.host(100.0)
+
+    latencies = {round(work.latency_us) for work in recorded(program).works}
+
+    assert latencies == {8}
+
+
+def test_work_may_begin_before_its_streams_earlier_work_ends():
+    """As kernels of a graph, or where clocks differ."""
+
+    def program(machine):
+        machine.launch(1000.0)
+        machine.launch(100.0)
+        machine.events[-1]["ts"] -= 50.0
+        machine.item()
+
+    assert {round(work.lead_us) for work in recorded(program).works} == {0, -50}
+
+
+def test_a_long_trace_is_cut_to_its_last_steps(monkeypatch):
+    """So that playing it stays quick."""
+    for most, num_steps in ((100, 2), (1, 1)):
+        monkeypatch.setattr(replay, "_MAX_WORKS", most)
+
+        assert recorded(planted(0.3, wait=WAITS["item"])).num_steps == num_steps
+
+
+def test_work_that_goes_on_beside_is_not_waited_for():
+    """An event that was recorded before it may be meant, where the driver does not tell which."""
+
+    def program(machine):
+        done = machine.launch(10.0, stream=9)
+        machine.host(50.0)
+        machine.launch(5000.0, stream=9)
+        machine.wait_event(7, done)
+        machine.launch(10.0)
+        machine.wait()
+
+    assert [work.after for work in recorded(program).works] == [()] * 3 * 10
+
+
+def test_a_stream_may_wait_behind_all_work():
+    """As the last thing of a script."""
+
+    def program(machine):
+        machine.wait_event(7, machine.launch(10.0, stream=9))
+
+    machine = played(program)
+    trace = read_trace([one for one in machine.events if one["cat"] != "cuda_sync"])
+
+    assert len(record(trace, find_waits(trace)).works) == 10
+
+
+def test_of_intervals_that_overlap_the_first_one_has_the_time():
+    """A collection within the loader is the loader's."""
+    machine = played(lambda machine: (machine.host(100.0), machine.launch(10.0)))
+    trace = read_trace(machine.events)
+    at = trace.steps[-2]
+    intervals = [
+        HostInterval(kind="loader", start_us=at, end_us=at + 60.0, owner=0),
+        HostInterval(kind="gc", start_us=at + 40.0, end_us=at + 80.0, owner=1),
+    ]
+
+    acts = record(trace, find_waits(trace), intervals).acts
+
+    assert [(kind, end - start) for act in acts for kind, _, start, end in act.named] == [
+        ("loader", 60.0),
+        ("gc", 20.0),
+    ]
+
+
+def test_a_launch_aside_keeps_its_place_in_a_wait():
+    """It is so long behind the beginning of the wait, not behind its end."""
+
+    def program(machine):
+        machine.launch(1000.0)
+        machine.wait()
+        returned, machine.thread = machine.now, OTHER
+        machine.now = returned - 400.0
+        machine.launch(10.0, stream=9)
+        machine.now, machine.thread = returned, MAIN
+
+    aside = {round(act.pause_us) for act in recorded(program).acts if act.aside}
+
+    assert aside == {613}
+
+
+# How it is played
+
+
+def queued(us, *, stream=7, **more):
+    plain = Queued(
+        stream=stream,
+        duration_us=us,
+        busy=((0.0, us),),
+        latency_us=0.0,
+        lead_us=0.0,
+        delay_us=0.0,
+        after=(),
+    )
+    return replace(plain, **more)
+
+
+def act(*works, pause=0.0, call=0.0, **more):
+    plain = Act(
+        pause_us=pause,
+        named=(),
+        call_us=call,
+        works=works,
+        wait=None,
+        until=None,
+        return_us=0.0,
+        num_events=0,
+    )
+    return replace(plain, **more)
+
+
+def recording_of(acts, works=()):
+    return Recording(acts=tuple(acts), works=tuple(works), num_steps=1, begin_us=0.0, end_us=0.0)
+
+
+NAMED = (("loader", 0, 20.0, 60.0), ("gc", 1, 60.0, 80.0))
+PLAYED = {
+    "work that leads": (
+        [act(0, 1, 2, 3)],
+        [
+            queued(100.0),
+            queued(10.0, lead_us=-50.0),
+            queued(10.0, lead_us=-50.0, latency_us=80.0),
+            queued(10.0),
+        ],
+        {},
+        [(0, 100), (50, 60), (80, 90), (100, 110)],
+    ),
+    "work that is late": (
+        [act(0, 1)],
+        [queued(10.0), queued(10.0, delay_us=5.0)],
+        {},
+        [(0, 10), (15, 25)],
+    ),
+    "work of a thread aside": (
+        [act(0, pause=10.0, call=20.0), act(1, pause=5.0, aside=True)],
+        [queued(100.0), queued(10.0, stream=9)],
+        {},
+        [(10, 110), (15, 25), (10, 30)],
+    ),
+    "named time": ([act(pause=100.0, named=NAMED)], [], {}, [(20, 60), (60, 80)]),
+    "named time that is left out": (
+        [act(pause=100.0, named=NAMED)],
+        [],
+        {"without_named": {0}},
+        [(36, 48)],
+    ),
+    "a cost that is most of the time": (
+        [act(pause=10.0, num_events=9), act(call=20.0)],
+        [],
+        {"event_cost_us": 4.0},
+        [(1, 17)],
+    ),
+    "no launch in a full queue": (
+        [*(act(place) for place in range(1001)), act(call=5.0)],
+        [queued(100.0)] * 1001,
+        {},
+        [*((100 * place, 100 * place + 100) for place in range(1001)), (0, 5)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_a_recording_is_played_to_the_microsecond(name):
+    """Work of the device, then what the host did."""
+    acts, works, options, expected = PLAYED[name]
+
+    done = play(recording_of(acts, works), num_rounds=2, keep_spans=True, **options)
+
+    device = [(one.start_us, one.end_us) for one in done.device[: len(works)]]
+    host = [(one.start_us, one.end_us) for one in done.host[: len(done.host) // 2]]
+    assert [*device, *host] == [(pytest.approx(a), pytest.approx(b)) for a, b in expected]
+
+
+def test_a_measured_cost_is_that_of_the_events_that_the_host_works_for():
+    """What a wait takes is no work of the host, nor is what another thread does."""
+    acts = [
+        act(pause=100.0, num_events=1),
+        act(call=50.0, wait=0),
+        act(pause=30.0, aside=True),
+    ]
+
+    assert event_cost(recording_of(acts), step_ms=1.0, slower_ms=0.004) == pytest.approx(4.0, 0.01)

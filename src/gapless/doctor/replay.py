@@ -116,7 +116,6 @@ class Recording:
     Attributes:
         acts: of the host, in their order; the last one is the end of the last step.
         works: in order of queueing.
-        stream_free_us: when each stream was done with what was queued before the steps began.
         num_steps: of the recording.
         begin_us: of the first step, in the trace's time.
         end_us: of the last step, likewise.
@@ -124,7 +123,6 @@ class Recording:
 
     acts: tuple[Act, ...]
     works: tuple[Queued, ...]
-    stream_free_us: Mapping[int, float]
     num_steps: int
     begin_us: float
     end_us: float
@@ -313,21 +311,14 @@ class _Recorder:
             if not self._begin <= start < self._end:
                 continue
             aside = self._thread(call, place) not in self._chain
-            if aside and place is not None and not self._correlations(call, place):
-                continue
             acts.append(self._act(start, call, place, reached=reached, anchor=anchor, first=first))
             if not aside:
                 end = call.end_us if call is not None else self._waits[place or 0].end_us
                 reached, anchor = max(reached, end), start
         acts.append(self._end_of_steps(reached))
-        free: dict[int, float] = {}
-        for i in range(first):
-            stream = self._groups[self._queue[i]][0].stream
-            free[stream] = max(free.get(stream, 0.0), self._ends[i] - self._begin)
         return Recording(
             acts=tuple(acts),
             works=tuple(self._queued(i) for i in inside),
-            stream_free_us=free,
             num_steps=self._num_steps,
             begin_us=self._begin,
             end_us=self._end,
@@ -438,9 +429,7 @@ class _Recorder:
         if stream is not None:
             for i in range(count - 1, -1, -1):
                 if self._groups[self._queue[i]][0].stream == stream:
-                    if self._ends[i] <= wait.end_us + _SKEW_US:
-                        return i
-                    break
+                    return i
         return self._done_last(wait, count=count)
 
     def _stream_of(self, wait: Wait) -> int | None:
@@ -542,10 +531,10 @@ class _Player:
         self._keeps = keeps
         self._now = 0.0
         self._act_start = 0.0
-        self._free = dict(recording.stream_free_us)
+        self._free: dict[int, float] = {}
         self._starts: list[float] = []
         self._ends: list[float] = []
-        self._device_end = max(self._free.values(), default=0.0)
+        self._device_end = 0.0
         self._host: list[HostSpan] = []
         self._device: list[DeviceSpan] = []
         self._wait_us: dict[int, float] = defaultdict(float)
@@ -707,6 +696,5 @@ def _host_ms(recording: Recording, event_cost_us: float) -> float:
         _shorter(act.pause_us, event_cost_us * act.num_events)
         + (_shorter(act.call_us, event_cost_us) if act.wait is None else 0.0)
         for act in recording.acts
-        if not act.aside
     )
     return us / recording.num_steps / 1000.0
