@@ -99,43 +99,39 @@ def run_case(name, monkeypatch):
     return read_case(path), found
 
 
-QUICK = (
+CASES = (
+    "adafactor_reads",
     "amp_scaler_unfused",
     "any_all_in",
+    "assert_finite",
     "clip_error_if_nonfinite",
+    "custom_function_backward",
     "distributions_validate",
     "executed_source",
-    "loop_over_tensor",
-    "state_dict_to_cpu",
-    "tensor_subclass",
-    "value_in_tensor",
-)
-ALL = (
-    "adafactor_reads",
-    "assert_finite",
     "exit_stack",
-    "custom_function_backward",
     "float_in_dataclass",
     "gan_two_optimizers",
     "greedy_decode_all_done",
     "json_default",
     "lambda_hook",
     "logger_thread",
+    "loop_over_tensor",
     "match_statement",
     "module_hooks",
     "nan_guard",
     "properties_that_read",
     "repr_in_messages",
+    "state_dict_to_cpu",
     "tensor_hook_nan",
+    "tensor_subclass",
     "tolist_predictions",
+    "value_in_tensor",
 )
 # What only torch's warnings on a GPU tell, or only a GPU does.
 NEEDS_A_GPU = ("shape", "copy", "new tensor", "cpu index", "equal", "linalg", "device", "stream")
 
 
-@pytest.mark.parametrize(
-    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in ALL)]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_labels_of_the_corpus_are_found(name, monkeypatch, capsys):
     """Every line that reads a value is found as often as labelled, with its cause; no other is."""
     case, found = run_case(name, monkeypatch)
