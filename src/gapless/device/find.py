@@ -25,6 +25,8 @@ def find_device(name: str | torch.device | Device = "auto") -> Device:
 
     Raises:
         DeviceError: the name is unknown, or the GPU is not there.
+
+    Sync: Does not block the host on the device.
     """
     if not isinstance(name, str | torch.device) and hasattr(name, "torch_device"):
         return name

@@ -507,6 +507,10 @@ def capture(
             take longer, "always" replays all the same; graphs of whole steps are always replayed.
         wait_stats: where the waits for captures are counted ("capture").
 
+    Returns:
+        Of a step a function, whose results lie on the device, in memory of their own, and whose
+        `report` says what is captured. Of a module or an optimizer itself; of several their tuple.
+
     Raises:
         UserError: a setting is out of range, there are examples without a model or optimizer, a
             module or an optimizer gets `example_inputs` or `steps_per_launch`, or one of several
@@ -530,7 +534,8 @@ def capture(
             optimizer.zero_grad()
         print(gapless.capture_report(model), gapless.capture_report(optimizer))
 
-    Sync: Blocks the host if there are examples ("capture"); otherwise does not.
+    Sync: Blocks the host if there are examples ("capture"); otherwise does not. Later calls block it
+        where a graph is captured ("capture"), and where the step does so itself.
     """
     settings = CaptureSettings(
         device=find_device(device),

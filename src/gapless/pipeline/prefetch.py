@@ -335,11 +335,19 @@ def prefetch(
         pin_memory: stage large tensors in page-locked memory; without it their copies block.
         wait_stats: where host waits are counted, if any are needed.
 
+    Returns:
+        What can be iterated over once an epoch, with the loader's length and attributes. Batches
+        are used on the stream that is current when they are handed out; their memory is used again
+        when nobody holds it.
+
     Raises:
         UserError: `depth` is below 0.
         DeviceError: the device is unknown or absent.
+        BatchError: in iteration: a container in a batch cannot be rebuilt.
 
-    Sync: Does not block the host.
+    Sync: Does not block the host. Iteration waits for the loader, and for the device only where
+        memory that the loader page-locked may be filled again ("loader_memory"), more than 1 GiB
+        of copies is under way ("staging"), or `pin_memory` is False ("pageable_copy").
     """
     if depth < 0:
         raise UserError(f"`depth` must be at least 0, but is {depth}")

@@ -22,9 +22,9 @@ class StepLoss:
     """The loss of one batch, on the device.
 
     Attributes:
-        loss: one number, whose gradient the step follows.
-        logged: the loss to keep in the history; `loss` itself if None.
-        weight: of this batch in the mean, such as its number of target tokens.
+        loss: one number: a tensor of one real element, whose gradient the step follows.
+        logged: the loss to keep in the history, one number; `loss` itself if None.
+        weight: of this batch in the mean, such as its number of target tokens: one number.
     """
 
     loss: torch.Tensor
