@@ -23,11 +23,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from doctor.labels import Case, Wait, all_cases
+from doctor.labels import Case, Wait, all_cases, run_waiting
 from gapless.doctor.causes import CODE_OF
 
 
@@ -332,25 +331,13 @@ def run_case(case: Case, *, truth: dict | None, steps: int | None) -> dict:
 def run_all(
     cases: list[Case], file: Path, *, jobs: int, truth: dict[str, dict], steps: int | None = None
 ) -> list[dict]:
-    """Run all cases that a file does not hold as right, writing it after each; return all."""
-    found = {one["case"]: one for one in json.loads(file.read_text())} if file.exists() else {}
-    found = {name: one for name, one in found.items() if one["right"]}
-    waiting = [case for case in cases if case.name not in found]
-    print(f"{len(waiting)} of {len(cases)} cases run, {jobs} at a time", flush=True)
-    with ThreadPoolExecutor(jobs) as pool:
-        runs = [
-            pool.submit(run_case, case, truth=truth.get(case.name), steps=steps)
-            for case in waiting
-        ]
-        for done in as_completed(runs):
-            one = done.result()
-            found[one["case"]] = one
-            partial = file.with_suffix(".partial")
-            rows = sorted(found.values(), key=lambda row: row["case"])
-            partial.write_text(json.dumps(rows, indent=1))
-            partial.replace(file)
-            print("right" if one["right"] else "WRONG", one["case"], flush=True)
-    return [found[case.name] for case in cases]
+    """Run all cases that a file does not hold as right; return all results."""
+    return run_waiting(
+        cases,
+        file,
+        lambda case: run_case(case, truth=truth.get(case.name), steps=steps),
+        jobs=jobs,
+    )
 
 
 def judge_static(cases: list[Case], session: dict) -> list[dict]:

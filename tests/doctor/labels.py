@@ -6,15 +6,22 @@ import ast
 import atexit
 import functools
 import io
+import json
 import os
 import re
 import shutil
 import tempfile
 import tokenize
 import tomllib
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -145,6 +152,26 @@ def all_cases() -> list[Case]:
     """Return those of the table, then the planted ones; a name with an underscore is a helper's."""
     paths = [*sorted(scripts().rglob("*.py")), *sorted((CORPUS / "planted").glob("*.py"))]
     return [read_case(path) for path in paths if not path.name.startswith("_")]
+
+
+def run_waiting(
+    cases: list[Case], file: Path, run: Callable[[Case], dict], *, jobs: int
+) -> list[dict]:
+    """Run all cases that a file does not hold as right, writing it after each; return all results."""
+    found = {one["case"]: one for one in json.loads(file.read_text())} if file.exists() else {}
+    found = {name: one for name, one in found.items() if one["right"]}
+    waiting = [case for case in cases if case.name not in found]
+    print(f"{len(waiting)} of {len(cases)} cases run, {jobs} at a time", flush=True)
+    with ThreadPoolExecutor(jobs) as pool:
+        for done in as_completed([pool.submit(run, case) for case in waiting]):
+            one = done.result()
+            found[one["case"]] = one
+            partial = file.with_suffix(".partial")
+            rows = sorted(found.values(), key=lambda row: row["case"])
+            partial.write_text(json.dumps(rows, indent=1))
+            partial.replace(file)
+            print("right" if one["right"] else "WRONG", one["case"], flush=True)
+    return [found[case.name] for case in cases]
 
 
 def read_case(path: Path) -> Case:

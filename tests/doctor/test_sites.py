@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 import gc
 import os
-import pickle
 import runpy
 import sys
 import threading
@@ -19,7 +18,6 @@ import pytest
 import torch
 from torch import nn
 from torch.cuda import _gpu_trace
-from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
 from doctor.labels import read_case, scripts
@@ -639,37 +637,10 @@ def test_torch_func_works(watching):
     assert found.tolist() == [2.0, 2.0, 2.0]
 
 
-def test_modes_and_subclasses_of_the_script_see_torchs_functions(watching, monkeypatch):
-    """Tables by function find the function that torch has always had."""
-    watching.stop()
-    known = {torch.Tensor.item: "item", torch.Tensor.__getitem__: "index", torch.Tensor.to: "to"}
-    watching.start()
-    seen = []
-
-    class Sees(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            seen.append(known.get(func))
-            return func(*args, **(kwargs or {}))
-
-    x = torch.ones(3)
-    with Sees():
-        x[0].to(torch.float64).item()
-
-    assert seen == ["index", "to", "item"]
-
-
 def test_a_default_device_is_still_the_default(watching):
     """`torch.device` as a context is such a mode."""
     with torch.device("meta"):
         assert torch.tensor([1.0]).device.type == "meta"
-
-
-def test_methods_can_be_sent_to_another_process(watching):
-    """They arrive there as torch's own."""
-    sent = pickle.dumps(torch.Tensor.item)
-    watching.stop()
-
-    assert pickle.loads(sent) is torch.Tensor.item
 
 
 def test_a_forked_process_reports_nothing(watching):
@@ -932,15 +903,6 @@ def test_a_watch_that_cannot_begin_leaves_nothing_behind(monkeypatch):
         SitesPass().start()
 
     assert before == (dict(vars(torch.Tensor)), list(warnings.filters), list(gc.callbacks))
-
-
-def test_scalars_are_no_sequences(watching):
-    """Neither under the doctor's eyes nor afterwards: C asks a class once and for all."""
-    scalars = [torch.tensor(1.0), torch.tensor(2.0)]
-
-    assert torch.tensor(scalars).shape == (2,)
-    watching.stop()
-    assert torch.tensor(scalars).shape == (2,)
 
 
 class Masked:

@@ -22,13 +22,12 @@ import traceback
 import warnings
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from doctor.labels import Case, all_cases, read_case
+from doctor.labels import Case, all_cases, read_case, run_waiting
 
 
 BLOCKING = {
@@ -357,21 +356,8 @@ def truth_of(case: Case, *, timeout_s: float = 240) -> dict:
 
 
 def run_all(cases: list[Case], file: Path, *, jobs: int) -> list[dict]:
-    """Run all cases that a file does not hold yet, writing it after each; return all results."""
-    found = {one["case"]: one for one in json.loads(file.read_text())} if file.exists() else {}
-    found = {name: one for name, one in found.items() if one["right"]}
-    waiting = [case for case in cases if case.name not in found]
-    with ThreadPoolExecutor(jobs) as pool:
-        for done in as_completed([pool.submit(truth_of, case) for case in waiting]):
-            one = done.result()
-            found[one["case"]] = one
-            partial = file.with_suffix(".partial")
-            partial.write_text(
-                json.dumps(sorted(found.values(), key=lambda x: x["case"]), indent=1)
-            )
-            partial.replace(file)
-            print("right" if one["right"] else "WRONG", one["case"], flush=True)
-    return [found[case.name] for case in cases]
+    """Run all cases that a file does not hold as right; return all results."""
+    return run_waiting(cases, file, truth_of, jobs=jobs)
 
 
 def say(results: list[dict]) -> str:
