@@ -63,29 +63,30 @@ def write_pairs(folder, *, count=300):
     (folder / "pairs.tsv").write_text(f"en\tzh\n{text}", encoding="utf-8")
 
 
-def shots(folder, *flags):
+def shots(folder, *flags, before=""):
     """Yield all screens, each as soon as it is there.
 
     Args:
         folder: an empty one, where the commands run.
         flags: more of those that train.
+        before: Python code that runs in their processes before gapless does.
     """
     write_pairs(folder)
-    yield from _of_a_run(folder, [*TRAIN, *flags])
-    yield from _of_an_interrupt(folder, [*TRAIN, *flags, "--run-dir", "interrupted"])
+    yield from _of_a_run(folder, [*TRAIN, *flags], before)
+    yield from _of_an_interrupt(folder, [*TRAIN, *flags, "--run-dir", "interrupted"], before)
     yield _until_end(folder, "A mistake in what was typed", "train", "--seed", "two")
 
 
-def _of_a_run(folder, command):
-    with Session(*command, folder=folder, columns=COLUMNS) as run:
+def _of_a_run(folder, command, before):
+    with Session(*command, folder=folder, columns=COLUMNS, before=before) as run:
         run.until(lambda screen: FULL_BAR.match(screen.line()), what="all figures")
         yield _shot("A run after some epochs", command, run)
         run.wait()
         yield _shot("The same at its end", command, run)
 
 
-def _of_an_interrupt(folder, command):
-    with Session(*command, folder=folder, columns=COLUMNS) as run:
+def _of_an_interrupt(folder, command, before):
+    with Session(*command, folder=folder, columns=COLUMNS, before=before) as run:
         run.until(lambda screen: "ETA" in screen.line(), what="the bar")
         run.press("\x03")
         run.wait()

@@ -18,6 +18,12 @@ from terminal.screen import Screen
 # Seconds after which a command counts as stuck. Far more than any of them needs.
 LIMIT = 400
 
+# Draws every state of the bar, however quick a run is.
+ALL_DRAWN = """
+from gapless.cli import progress
+progress.BAR_SECONDS = 0.0
+"""
+
 # Makes standard input the terminal that sends its signals to the process, which leads a session.
 TAKE_TERMINAL = """
 import fcntl, os, sys, termios

@@ -6,9 +6,10 @@ import re
 
 import pytest
 
-from faults.runs import SIZES
+from faults.runs import BATCHES, SIZES
 from gapless.report.text import display_width
 from terminal.screenshots import COLUMNS, FULL_BAR, HEADING, PAGE, shots
+from terminal.sessions import ALL_DRAWN
 
 
 # What each screen has to show, by its title.
@@ -24,7 +25,10 @@ SHOWN = {
 def test_screens_are_as_the_page_shows_them(tmp_path, launcher):
     """Of a small model: the same moments, each of which shows what it is for, and no line is wider than 80 columns."""
     page = PAGE.read_text(encoding="utf-8").partition(HEADING)[2]
-    taken = {shot.title: shot for shot in shots(tmp_path, *SIZES, "--epochs", "40")}
+    taken = {
+        shot.title: shot
+        for shot in shots(tmp_path, *SIZES, *BATCHES, "--epochs", "12", before=ALL_DRAWN)
+    }
 
     assert list(SHOWN) == list(taken)
     assert list(SHOWN) == re.findall(r"^(.+):\n\n```$", page, re.MULTILINE)

@@ -11,7 +11,7 @@ import pytest
 
 from faults.processes import all_processes
 from faults.runs import SIZES, write_data
-from terminal.sessions import Session
+from terminal.sessions import ALL_DRAWN, Session
 
 
 pytestmark = pytest.mark.xdist_group("processes: terminal")
@@ -23,12 +23,6 @@ from gapless.nmt.run import trainer
 trainer.validate = lambda *_, **__: time.sleep(600)
 """
 
-
-# Every state of the bar is drawn, however quick the run is.
-ALL_DRAWN = """
-from gapless.cli import progress
-progress.BAR_SECONDS = 0.0
-"""
 
 BOTH_WIDTHS = pytest.mark.parametrize("columns", [80, pytest.param(40, marks=pytest.mark.slow)])
 
