@@ -5,13 +5,15 @@ Guarded from outside, through the command itself.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import shutil
 import subprocess
 
 import pytest
 
-from gapless.cli.main import COMMANDS
+from gapless.cli.main import COMMANDS, run_command
 from gapless.report.text import display_width
 
 
@@ -137,13 +139,15 @@ printf '%s\\n' "${COMPREPLY[@]}"
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="this machine has no bash")
 
 
-@pytest.fixture
-def offered(gapless, tmp_path):
+@pytest.fixture(scope="module")
+def offered(tmp_path_factory):
     """Return what says which words bash offers for the last of some words."""
-    printed = gapless("completion", "bash")
-    assert printed.code == 0, printed.err
-    (tmp_path / "script").write_text(printed.out)
-    (tmp_path / "pairs.tsv").touch()
+    folder = tmp_path_factory.mktemp("completion")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert run_command(["completion", "bash"]) == 0
+    (folder / "script").write_text(printed.getvalue())
+    (folder / "pairs.tsv").touch()
 
     def ask(*words):
         done = subprocess.run(
@@ -151,7 +155,7 @@ def offered(gapless, tmp_path):
             capture_output=True,
             text=True,
             check=False,
-            cwd=tmp_path,
+            cwd=folder,
         )
         assert done.returncode == 0, done.stderr
         return {word.strip() for word in done.stdout.splitlines()} - {""}

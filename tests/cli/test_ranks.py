@@ -12,14 +12,8 @@ from pathlib import Path
 import pytest
 
 import gapless as package
+from cli.conftest import TINY
 from gapless.cli.ranks import resume_command, speaks_for_all
-
-
-TINY = [
-    *("--d-model", "16", "--heads", "2", "--ffn", "16", "--encoder-layers", "1"),
-    *("--decoder-layers", "1", "--vocab-size", "300", "--warmup", "2", "--beam", "1"),
-    *("--device", "cpu", "--workers", "0", "--batch-size", "8", "--max-length", "20"),
-]
 
 
 @pytest.mark.parametrize(
@@ -53,10 +47,10 @@ def test_a_dry_run_is_printed_by_one_rank(gapless, monkeypatch):
 
 def test_a_dry_run_says_what_the_ranks_share(gapless, tiny_data, monkeypatch):
     """The update, the gradients, and that the time is of one rank; the epochs have fewer updates."""
-    alone = gapless("train", "--data", tiny_data, "--dry-run", *TINY)
+    alone = gapless("train", "--data", tiny_data, "--dry-run", *TINY, "--batch-size", "8")
     for name, value in {"WORLD_SIZE": 2, "LOCAL_RANK": 0, "RANK": 0}.items():
         monkeypatch.setenv(name, str(value))
-    shared = gapless("train", "--data", tiny_data, "--dry-run", *TINY)
+    shared = gapless("train", "--data", tiny_data, "--dry-run", *TINY, "--batch-size", "8")
 
     assert "ranks:" not in alone.out
     assert "ranks: 2, each with the whole model" in shared.out
@@ -125,9 +119,19 @@ ranks.leave_process(3)
 
 @pytest.mark.slow
 def test_two_ranks_train_one_model(tiny_data, tmp_path):
-    """By the real torchrun: one run folder, one output, and half as many updates an epoch."""
-    launcher = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2"]
-    options = ["--data", str(tiny_data), "--run-dir", "r", "--epochs", "1", *TINY]
+    """By what torchrun runs: one run folder, one output, and half as many updates an epoch."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    options = [
+        "--data",
+        str(tiny_data),
+        "--run-dir",
+        "r",
+        "--epochs",
+        "1",
+        *TINY,
+        "--batch-size",
+        "8",
+    ]
     done = subprocess.run(
         [*launcher, "-m", "gapless", "train", *options],
         cwd=tmp_path,

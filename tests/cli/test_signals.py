@@ -12,17 +12,12 @@ from pathlib import Path
 import pytest
 
 import gapless
+from cli.conftest import ONE_EPOCH
 from gapless.cli import progress
 from gapless.nmt.run.saver import Saver
 
 
 SRC = str(Path(gapless.__file__).parents[1])
-
-TINY = [
-    *("--d-model", "16", "--heads", "2", "--ffn", "16", "--encoder-layers", "1"),
-    *("--decoder-layers", "1", "--vocab-size", "300", "--beam", "2", "--max-length", "20"),
-    *("--device", "cpu", "--workers", "0", "--batch-size", "16", "--epochs", "1"),
-]
 
 NUMBERS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
 
@@ -75,7 +70,7 @@ def signal_after_a_batch(monkeypatch, handlers):
 def test_a_run_that_is_asked_to_stop(gapless, tiny_data, signal_after_a_batch, number, code):
     """It ends the update, saves, says how to go on, and its exit code names the signal."""
     seen = signal_after_a_batch(number)
-    outcome = gapless("train", "--data", tiny_data, *TINY, "--run-dir", "r")
+    outcome = gapless("train", "--data", tiny_data, *ONE_EPOCH, "--run-dir", "r")
 
     assert outcome.code == code
     assert len(seen) == 1
@@ -87,7 +82,7 @@ def test_a_hang_up_that_is_ignored(gapless, tiny_data, signal_after_a_batch):
     """A run under nohup goes on when its terminal is closed."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     seen = signal_after_a_batch(signal.SIGHUP)
-    outcome = gapless("train", "--data", tiny_data, *TINY, "--run-dir", "r")
+    outcome = gapless("train", "--data", tiny_data, *ONE_EPOCH, "--run-dir", "r")
 
     assert outcome.code == 0
     assert len(seen) > 1
@@ -97,7 +92,7 @@ def test_a_hang_up_that_is_ignored(gapless, tiny_data, signal_after_a_batch):
 def test_a_run_that_is_asked_for_its_waits(gapless, tiny_data, signal_after_a_batch):
     """It prints the waits so far, and goes on to the table at its end."""
     seen = signal_after_a_batch(signal.SIGUSR2)
-    outcome = gapless("train", "--data", tiny_data, *TINY, "--run-dir", "r")
+    outcome = gapless("train", "--data", tiny_data, *ONE_EPOCH, "--run-dir", "r")
 
     assert outcome.code == 0
     assert len(seen) > 1
@@ -118,7 +113,7 @@ def start(code, *arguments, folder):
 
 
 def training(tiny_data):
-    return ["train", "--data", tiny_data, *TINY, "--run-dir", "r"]
+    return ["train", "--data", tiny_data, *ONE_EPOCH, "--run-dir", "r"]
 
 
 @pytest.mark.slow
@@ -176,7 +171,7 @@ def test_a_second_request_while_the_first_saves(
 
     monkeypatch.setattr(Saver, "finish", finish_slowly)
     signal_after_a_batch(signal.SIGTERM)
-    outcome = gapless("train", "--data", tiny_data, *TINY, "--run-dir", "r")
+    outcome = gapless("train", "--data", tiny_data, *ONE_EPOCH, "--run-dir", "r")
 
     assert outcome.code == 143
     assert outcome.err == ""

@@ -191,25 +191,25 @@ def verify(gapless, monkeypatch, tmp_path):
 def test_the_demo_is_identical_under_the_plan(process, terminal, tmp_path):
     """A real process trains the demo's model four times and says what it saw, bar or no bar."""
     screen, read = terminal
-    done = process("verify", "--device", "cpu", "--steps", "4", stderr=screen)
+    done = process("verify", "--device", "cpu", "--steps", "2", stderr=screen)
     bar = read()
 
     assert done.returncode == 0, bar
     lines = done.stdout.splitlines()
     assert lines[0].startswith("workload  model of gapless train on the embedded corpus, dropout")
     assert lines[1].startswith("plans     gapless against a plain loop and blocking, determ")
-    assert lines[3] == "steps     4, seed 1"
-    assert [line.partition(" (4 losses, ")[0] for line in lines[4:8]] == [
+    assert lines[3] == "steps     2, seed 1"
+    assert [line.partition(" (2 losses, ")[0] for line in lines[4:8]] == [
         "a plain loop against itself: bit-identical",
         "blocking against a plain loop: bit-identical",
         "gapless against a plain loop: bit-identical",
         "gapless against blocking: bit-identical",
     ]
-    assert lines[8] == "host waits: blocking 8 (batch 4, loss_read 4); gapless 1 (epoch_end 1)"
+    assert lines[8] == "host waits: blocking 4 (batch 2, loss_read 2); gapless 1 (epoch_end 1)"
     assert len(lines) == 9
     # On the terminal behind standard error, and there alone.
     assert "a plain loop, first run" in bar
-    assert "| 1/4 [" in bar
+    assert "| 1/2 [" in bar
     assert list(tmp_path.iterdir()) == []
 
 
