@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import gc
 import os
+import pickle
 import runpy
 import sys
 import threading
@@ -641,6 +642,22 @@ def test_a_default_device_is_still_the_default(watching):
     """`torch.device` as a context is such a mode."""
     with torch.device("meta"):
         assert torch.tensor([1.0]).device.type == "meta"
+
+
+def test_a_method_of_a_tensor_can_be_sent_to_another_process(watching):
+    """It is found there by its name."""
+    sent = pickle.dumps(torch.ones(()).item)
+
+    assert pickle.loads(sent)() == 1.0
+
+
+def test_a_copy_to_the_host_that_does_not_block_is_no_wait(watching, monkeypatch):
+    """Torch takes page-locked memory for it."""
+    monkeypatch.setattr(placement, "is_accelerator", lambda device: False)
+    torch.ones(3).to("cpu", non_blocking=True)
+    torch.ones(3).to("cpu")  # blocks
+
+    assert [wait.site.line for wait in waits_of(watching)] == [here("blocks")]
 
 
 def test_a_forked_process_reports_nothing(watching):
