@@ -24,7 +24,7 @@ SRC = str(Path(__file__).parents[2] / "src")
 # A model that trains in a moment, and one of subwords.
 SMALL = [
     *("--d-model", "16", "--heads", "2", "--ffn", "16", "--encoder-layers", "1"),
-    *("--decoder-layers", "1", "--warmup", "5", "--beam", "2", "--max-length", "20"),
+    *("--decoder-layers", "1", "--warmup", "2", "--beam", "2", "--max-length", "20"),
     *("--device", "cpu", "--workers", "0", "--batch-size", "16"),
 ]
 TINY = [*SMALL, "--vocab-size", "300"]
