@@ -31,6 +31,8 @@ PAGES = [
     *sorted((ROOT / "docs" / "zh").glob("*.md")),
 ]
 
+RESULTS = sorted((ROOT / "docs" / "results").glob("*.md"))
+
 MOST_WORDS_OF_README = 1_500
 MOST_WORDS_OF_DOCS = 45_000
 
@@ -134,7 +136,7 @@ def test_the_map_names_every_reason_for_a_wait():
     assert reasons - set(re.findall(r"`(\w+)`", table)) == set()
 
 
-@pages()
+@pages(*PAGES, ROOT / "CHANGELOG.md", *RESULTS)
 def test_every_relative_link_leads_somewhere(page):
     """A link to a file of the repository finds the file, and its anchor a heading."""
     targets = re.findall(r"\]\((?!https?://)([^)\s]+)\)", page.read_text(encoding="utf-8"))
