@@ -129,7 +129,7 @@ def test_a_gpu_that_is_absent(gapless):
         ("lr: 1\nseed: 1\nlr: 2\n", "c.yaml sets lr more than once; keep one line of each"),
         ("a: [\n", "not YAML"),
         (b"\xff\n", "config c.yaml is not UTF-8: byte 0xff at offset 0, line 1; convert it"),
-        ("epochs: 3\nseed: 4\n".encode("utf-16-le"), "convert it, such as by iconv"),
+        ("epochs: 3\nseed: 4\n".encode("utf-16-le"), "convert it with iconv -f"),
         ("- 3\n", "holds no settings"),
         ("", "holds no settings"),
         ("epochs: many\n", "epochs in c.yaml must be a whole number, but is many\n"),

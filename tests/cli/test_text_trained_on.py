@@ -48,7 +48,7 @@ def test_the_training_file_is_no_new_text(gapless, table):
     named = re.search(r"lines ([\d, ]+) of sources.test.txt, so the scores are not", done.err)
     first, *others = map(int, str(named and named[1]).split(", "))
     assert len(others) == 2
-    scored = Path("r/sources.test.txt").read_text(encoding="utf-8").splitlines()
+    scored = Path("r/evaluated/d.tsv/sources.test.txt").read_text(encoding="utf-8").splitlines()
     Path("one.tsv").write_text(f"en\tzh\n{scored[first - 1]}\tx\n", encoding="utf-8")
     assert _count(gapless, "r", "--data", "one.tsv") == 1
 
