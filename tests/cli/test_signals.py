@@ -74,6 +74,8 @@ def test_a_run_that_is_asked_to_stop(gapless, tiny_data, signal_after_a_batch, n
 
     assert outcome.code == code
     assert len(seen) == 1
+    # A later one would only break the end of the process.
+    assert signal.getsignal(number) is signal.SIG_IGN
     assert "stopped after 1 updates; go on with\n  gapless train --resume r\n" in outcome.out
     assert outcome.err == ""
 

@@ -53,6 +53,7 @@ def test_a_cpu_shows_no_device_table():
 
     assert "A CPU has no gaps to close" in text
     assert "NVML" not in text
+    assert "read with care" not in text
 
 
 def test_within_a_tolerance_bits_are_not_spoken_of():

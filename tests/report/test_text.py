@@ -106,8 +106,8 @@ def test_a_short_number_has_at_most_four_characters(number, text):
 
 
 def test_chinese_characters_take_two_columns():
-    """Marks that are drawn over the character before them take none."""
-    assert display_width("a中文e\u0301") == 6
+    """As wide letters do; marks that are drawn over the character before them take none."""
+    assert display_width("a中文\uff21e\u0301") == 8
 
 
 @pytest.mark.parametrize(
