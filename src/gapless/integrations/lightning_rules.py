@@ -31,7 +31,6 @@ _PRECISIONS = ("Precision", "MixedPrecision", "HalfPrecision", "DoublePrecision"
 # What the integration uses of Lightning that is not public, from the trainer on.
 _NEEDED = (
     "_data_connector._datahook_selector.get_instance",
-    "_detect_anomaly",
     "_logger_connector._progress_bar_metrics",
     "_logger_connector.on_batch_end",
     "_logger_connector.should_reset_tensors",
@@ -120,8 +119,6 @@ def _objection_to_parts(trainer: Any, framework: Any) -> str | None:
         return f"its plugin of precision is {type(precision).__name__}, which is not known here"
     if type(trainer.profiler).__name__ != "PassThroughProfiler":
         return "it is profiled, and a graph has no parts that Lightning's profiler could see"
-    if trainer._detect_anomaly:
-        return "detect_anomaly is set, which looks into every operation"
     return None
 
 
