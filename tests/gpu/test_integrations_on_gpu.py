@@ -17,13 +17,11 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 pytestmark = pytest.mark.gpu
 
 _DRAWS_ON_THE_HOST = (
-    "BART and Marian draw a number on the host for each layer, if only to drop none, which a replay "
-    "would not do: they run as written, and are named"
+    "Marian draws a number on the host for each layer, if only to drop none, which a replay would not "
+    "do: it runs as written, and is named"
 )
 _REFUSED = {
-    "hf_evaluating-lengths_of_two_sides": _DRAWS_ON_THE_HOST,
     "hf_evaluating-marian_generates": _DRAWS_ON_THE_HOST,
-    "hf_evaluating-bart_generates": _DRAWS_ON_THE_HOST,
 }
 
 

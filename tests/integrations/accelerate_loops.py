@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 
 import torch
-from accelerate import skip_first_batches
 from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwargs
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -23,7 +22,7 @@ from integrations.accelerate_parts import (
     train_epochs,
 )
 from integrations.frameworks import ACCELERATE
-from integrations.harness import EITHER, GPU, either, framework_case, replays
+from integrations.harness import EITHER, GPU, framework_case, replays
 
 
 def ac(sentence, **options):
@@ -44,41 +43,9 @@ def plainest(place):
     return _trained(place)
 
 
-@ac("batch norm, and a smaller last batch")
-def smaller_last_batch(place):
-    return _trained(place, model=Net(norm=True), rows=loader(34), epochs=5)
-
-
-@ac("accumulate three batches, of which an epoch has ten")
-def accumulates(place):
-    return _trained(place, gradient_accumulation_steps=3, epochs=6)
-
-
 @ac("accumulate and clip by norm")
 def accumulates_and_clips(place):
     return _trained(place, gradient_accumulation_steps=2, clip=0.1, epochs=6)
-
-
-@ac("clip by norm")
-def clips_by_norm(place):
-    return _trained(place, clip=0.1)
-
-
-@ac("clip by value")
-def clips_by_value(place):
-    accelerator = make_accelerator(place)
-    model = Net()
-    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
-    logged = []
-    for _ in range(3):
-        for batch in batches:
-            optimizer.zero_grad()
-            loss = loss_of(model, batch)
-            accelerator.backward(loss)
-            accelerator.clip_grad_value_(model.parameters(), 0.01)
-            optimizer.step()
-            logged.append(loss.item())
-    return [logged, told(place, accelerator, model, optimizer)]
 
 
 @ac("bfloat16 by autocast")
@@ -89,14 +56,6 @@ def autocast_to_bfloat16(place):
 @ac("float16 with a scaler", devices=(GPU,))
 def autocast_to_float16(place):
     return _trained(place, mixed_precision="fp16", epochs=4)
-
-
-@ac("fused AdamW")
-def fused_adamw(place):
-    return _trained(
-        place,
-        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, fused=True),
-    )
 
 
 @ac("unfused AdamW", expect=replays("model"))
@@ -116,21 +75,9 @@ def _scheduled(place, make=plain_sgd, **settings):
     return [logged, told(place, accelerator, model, optimizer, schedule.get_last_lr())]
 
 
-@ac("a schedule of a fused optimizer is prepared as well", expect=replays("model"))
-def prepared_schedule_of_a_fused_optimizer(place):
-    return _scheduled(
-        place, lambda model, lr: torch.optim.AdamW(model.parameters(), lr=lr / 10, fused=True)
-    )
-
-
 @ac("a schedule is prepared as well", expect=replays("model"))
 def prepared_schedule(place):
     return _scheduled(place)
-
-
-@ac("a schedule is prepared, and batches are accumulated", expect=replays("model"))
-def prepared_schedule_and_accumulation(place):
-    return _scheduled(place, gradient_accumulation_steps=2)
 
 
 @ac("evaluate after each epoch, gathering metrics from a smaller last batch")
@@ -156,39 +103,10 @@ def gathers_metrics(place):
     return [logged, told(place, accelerator, model, optimizer)]
 
 
-@ac("split batches among processes, and take even ones")
-def splits_batches(place):
-    config = DataLoaderConfiguration(split_batches=True, even_batches=True)
-    return _trained(place, rows=loader(42), dataloader_config=config)
-
-
-@ac("a sampler with a seed of its own")
-def seedable_sampler(place):
-    config = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=7)
-    return _trained(place, dataloader_config=config)
-
-
 @ac("dispatch batches from the main process", expect=EITHER)
 def dispatched_batches(place):
     config = DataLoaderConfiguration(dispatch_batches=True)
     return _trained(place, dataloader_config=config)
-
-
-@ac("the accelerator does not move batches", expect=EITHER)
-def moves_batches_by_hand(place):
-    accelerator = make_accelerator(place, device_placement=False)
-    model = Net().to(accelerator.device)
-    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
-    logged = []
-    for _ in range(3):
-        for batch in batches:
-            moved = {name: value.to(accelerator.device) for name, value in batch.items()}
-            loss = loss_of(model, moved)
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            logged.append(loss.item())
-    return [logged, told(place, accelerator, model, optimizer)]
 
 
 @ac("prepare each object by a call of its own")
@@ -236,31 +154,6 @@ def resumes(place):
     return [first, ended, files, second, told(place, accelerator, model, optimizer)]
 
 
-@ac("load a state into the running training, again and again")
-def returns_to_a_state(place):
-    accelerator = make_accelerator(place)
-    model = Net()
-    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
-    first = train_epochs(accelerator, model, optimizer, batches, 1)
-    accelerator.save_state(str(place.folder / "state"))
-    found = []
-    for _ in range(2):
-        found.append(train_epochs(accelerator, model, optimizer, batches, 1))
-        accelerator.load_state(str(place.folder / "state"))
-    return [first, found, told(place, accelerator, model, optimizer)]
-
-
-@ac("skip the first batches of an epoch")
-def skips_first_batches(place):
-    accelerator = make_accelerator(place)
-    model = Net()
-    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
-    rest = skip_first_batches(batches, 4)
-    logged = train_epochs(accelerator, model, optimizer, rest, 2)
-    logged += train_epochs(accelerator, model, optimizer, batches, 2)
-    return [logged, told(place, accelerator, model, optimizer)]
-
-
 @ac("two models play against each other")
 def two_models(place):
     accelerator = make_accelerator(place)
@@ -288,25 +181,6 @@ def two_models(place):
         snapshot(place, dict(judge.state_dict())),
         told(place, accelerator, maker, first),
     ]
-
-
-@ac("a teacher is not prepared", expect=replays())
-def teacher_is_not_prepared(place):
-    accelerator = make_accelerator(place)
-    model, teacher = Net(), Net(seed=8).eval()
-    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
-    teacher.to(accelerator.device)
-    logged = []
-    for _ in range(3):
-        for batch in batches:
-            with torch.no_grad():
-                wanted = teacher(batch["x"]).softmax(-1)
-            loss = F.cross_entropy(model(batch["x"]), wanted)
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            logged.append(loss.item())
-    return [logged, told(place, accelerator, model, optimizer)]
 
 
 @ac("accumulate by no_sync, by hand")
@@ -365,46 +239,6 @@ def saves_the_model(place):
     return [logged, held, told(place, accelerator, model, optimizer)]
 
 
-@ac("keep an average of the unwrapped model, and evaluate it")
-def average_of_weights(place):
-    accelerator = make_accelerator(place)
-    model = Net()
-    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
-    average = copy.deepcopy(accelerator.unwrap_model(model)).requires_grad_(False)
-    logged = []
-    for _ in range(3):
-        for batch in batches:
-            loss = loss_of(model, batch)
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            with torch.no_grad():
-                for kept, weight in zip(average.parameters(), model.parameters(), strict=True):
-                    kept.lerp_(weight, 0.1)
-        average.eval()
-        logged.append(loss_of(average, batch).item())
-    held = snapshot(place, dict(average.state_dict()))
-    return [logged, held, told(place, accelerator, model, optimizer)]
-
-
-@ac("two backward passes for one update", expect=either())
-def two_backward_passes(place):
-    accelerator = make_accelerator(place)
-    model = Net()
-    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
-    logged = []
-    for _ in range(3):
-        for batch in batches:
-            first = loss_of(model, batch)
-            accelerator.backward(first)
-            second = model(batch["x"].flip(-1)).square().mean()
-            accelerator.backward(second)
-            optimizer.step()
-            optimizer.zero_grad()
-            logged.append((first.item(), second.item()))
-    return [logged, told(place, accelerator, model, optimizer)]
-
-
 @ac("one graph, two backward passes through it", expect=EITHER)
 def graph_is_retained(place):
     accelerator = make_accelerator(place)
@@ -420,26 +254,6 @@ def graph_is_retained(place):
             optimizer.step()
             optimizer.zero_grad()
             logged.append(loss.item())
-    return [logged, told(place, accelerator, model, optimizer)]
-
-
-@ac("the optimizer gets a closure", expect=EITHER)
-def optimizer_with_a_closure(place):
-    accelerator = make_accelerator(place)
-    model = Net()
-    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
-    logged = []
-    for _ in range(3):
-        for batch in batches:
-
-            def closure(batch=batch):
-                optimizer.zero_grad()
-                loss = loss_of(model, batch)
-                accelerator.backward(loss)
-                logged.append(loss.item())
-                return loss
-
-            optimizer.step(closure)
     return [logged, told(place, accelerator, model, optimizer)]
 
 
@@ -482,108 +296,6 @@ def breaks_out_of_an_epoch(place):
     return [logged, told(place, accelerator, model, optimizer)]
 
 
-@ac("ask the loader about itself in the loop")
-def asks_the_loader(place):
-    accelerator = make_accelerator(place)
-    model = Net()
-    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader(34))
-    seen = [len(batches), batches.total_batch_size, batches.total_dataset_length]
-    logged = []
-    for epoch in range(3):
-        batches.set_epoch(epoch)
-        for batch in batches:
-            loss = loss_of(model, batch)
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            state = accelerator.gradient_state
-            logged.append((state.end_of_dataloader, state.remainder, loss.item()))
-    return [seen, logged, told(place, accelerator, model, optimizer)]
-
-
-@ac("evaluate inside of an epoch: a loader within a loader")
-def loader_within_a_loader(place):
-    accelerator = make_accelerator(place, gradient_accumulation_steps=3)
-    model = Net()
-    model, optimizer, batches, checks = prepared(
-        place, accelerator, model, plain_sgd(model), loader(), loader(10, seed=2, shuffle=False)
-    )
-    logged = []
-    for _ in range(5):
-        for number, batch in enumerate(batches):
-            with accelerator.accumulate(model):
-                loss = loss_of(model, batch)
-                accelerator.backward(loss)
-                optimizer.step()
-                optimizer.zero_grad()
-            if number % 4 == 3:
-                model.eval()
-                with torch.no_grad():
-                    found = [
-                        accelerator.gather_for_metrics(model(one["x"]).argmax(-1))
-                        for one in checks
-                    ]
-                logged.append([len(torch.cat(found)), torch.cat(found).sum().item()])
-                model.train()
-            logged.append((accelerator.sync_gradients, loss.item()))
-    return [logged, told(place, accelerator, model, optimizer)]
-
-
-@ac("training stops where a trigger was set")
-def trigger_stops(place):
-    accelerator = make_accelerator(place)
-    model = Net()
-    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
-    logged = []
-    for _ in range(4):
-        for batch in batches:
-            loss = loss_of(model, batch)
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            logged.append(loss.item())
-            if len(logged) == 27:
-                accelerator.set_trigger()
-        if accelerator.check_trigger():
-            break
-    return [logged, told(place, accelerator, model, optimizer)]
-
-
-@ac("part of the loss is computed in accelerator.autocast()", expect=EITHER)
-def autocast_by_hand(place):
-    accelerator = make_accelerator(place, mixed_precision="bf16")
-    model = Net()
-    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
-    logged = []
-    for _ in range(3):
-        for batch in batches:
-            with accelerator.autocast():
-                loss = loss_of(model, batch) + model.last.weight.matmul(model.last.weight.T).mean()
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            logged.append(loss.item())
-    return [logged, told(place, accelerator, model, optimizer)]
-
-
-@ac("losses are kept as tensors, and their mean is read after each epoch")
-def losses_are_kept(place):
-    accelerator = make_accelerator(place)
-    model = Net()
-    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
-    kept, means, total = [], [], 0
-    for _ in range(4):
-        for batch in batches:
-            loss = loss_of(model, batch)
-            total += loss.detach().float()
-            kept.append(accelerator.gather(loss.detach()).mean())
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-        means.append(total.item() / len(kept))
-    return [means, snapshot(place, kept), told(place, accelerator, model, optimizer)]
-
-
 @ac("gradients are looked at and noised before the update", expect=EITHER)
 def gradients_are_changed(place):
     handlers = [DistributedDataParallelKwargs()]
@@ -612,16 +324,6 @@ def settings_change(place):
         group["lr"], group["momentum"] = 0.01, 0.5
     accelerator.unwrap_model(model).first.requires_grad_(False)
     logged += train_epochs(accelerator, model, optimizer, batches, 2)
-    return [logged, told(place, accelerator, model, optimizer)]
-
-
-@ac("the model is captured before a loader for it is prepared")
-def loader_is_prepared_later(place):
-    accelerator = make_accelerator(place)
-    model = Net()
-    model, optimizer = prepared(place, accelerator, model, plain_sgd(model))
-    batches = accelerator.prepare(loader())
-    logged = train_epochs(accelerator, model, optimizer, batches)
     return [logged, told(place, accelerator, model, optimizer)]
 
 

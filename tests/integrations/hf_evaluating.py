@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from transformers import EarlyStoppingCallback, Seq2SeqTrainer
+from transformers import Seq2SeqTrainer
 
 from hazards.captured_harness import snapshot
 from integrations.frameworks import TRANSFORMERS
-from integrations.harness import EITHER, framework_case
+from integrations.harness import EITHER, EVERYWHERE, GPU, framework_case
 from integrations.hf_parts import (
-    Regression,
     accuracy,
-    bart,
     bert,
     gpt2,
     log_of,
     make_trainer,
     marian,
     metrics_of,
-    numbers,
     pairs,
     sentences,
     spread,
     t5,
     texts,
-    told,
     train,
 )
 
 
-def hf(sentence, **options):
-    return framework_case(TRANSFORMERS, sentence, **options)
+def hf(sentence, *, devices=(GPU,), **options):
+    """Register a case. To follow the code of a model takes seconds, so that most run on a GPU alone."""
+    return framework_case(TRANSFORMERS, sentence, devices=devices, **options)
 
 
 @hf("evaluate every few steps, with a metric")
@@ -40,18 +37,6 @@ def evaluates_every_few_steps(place):
         compute_metrics=accuracy,
         eval_strategy="steps",
         eval_steps=5,
-    )
-    return train(place, trainer)
-
-
-@hf("evaluate after each epoch, and keep logits for a metric only as labels")
-def evaluates_each_epoch(place):
-    trainer = make_trainer(
-        place,
-        eval_dataset=sentences(11, shortest=6, seed=2),
-        compute_metrics=lambda found: {"most": float(found.predictions.max())},
-        preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1) + labels,
-        eval_strategy="epoch",
     )
     return train(place, trainer)
 
@@ -67,25 +52,6 @@ def evaluates_two_sets(place):
         eval_accumulation_steps=2,
     )
     return train(place, trainer)
-
-
-@hf("metrics are fed batch by batch")
-def metrics_by_batch(place):
-    seen = []
-
-    def batch_metric(found, compute_result):
-        seen.append(float(found.predictions.float().sum()))
-        return {"sum": sum(seen)} if compute_result else {}
-
-    trainer = make_trainer(
-        place,
-        eval_dataset=sentences(8, seed=2),
-        compute_metrics=batch_metric,
-        batch_eval_metrics=True,
-        eval_strategy="steps",
-        eval_steps=8,
-    )
-    return [train(place, trainer), seen]
 
 
 @hf("load the best model at the end")
@@ -107,7 +73,7 @@ def best_model_at_the_end(place):
     return [found, best, metrics_of(place, trainer.predict(sentences(6, seed=3)))]
 
 
-@hf("predict after training, and evaluate before and after")
+@hf("predict after training, and evaluate before and after", devices=EVERYWHERE)
 def predicts(place):
     trainer = make_trainer(place, compute_metrics=accuracy)
     before = log_of([trainer.evaluate(sentences(10, seed=2))])
@@ -130,44 +96,12 @@ def evaluates_in_bfloat16(place):
     return [found, log_of([trainer.evaluate()])]
 
 
-@hf("stop when the evaluation gets no better")
-def stops_early(place):
-    trainer = make_trainer(
-        place,
-        eval_dataset=sentences(10, seed=2),
-        compute_metrics=accuracy,
-        callbacks=[EarlyStoppingCallback(early_stopping_patience=3)],
-        eval_strategy="steps",
-        eval_steps=3,
-        save_strategy="steps",
-        save_steps=3,
-        load_best_model_at_end=True,
-        metric_for_best_model="accuracy",
-        num_train_epochs=6,
-    )
-    return train(place, trainer)
-
-
-@hf("a language model is evaluated on texts of other lengths")
-def language_model_is_evaluated(place):
-    trainer = make_trainer(
-        place,
-        gpt2(),
-        rows=texts(),
-        eval_dataset=texts(9, shortest=6, longest=12, seed=2),
-        eval_strategy="steps",
-        eval_steps=8,
-        prediction_loss_only=True,
-    )
-    return train(place, trainer)
-
-
 def _translates(place, model, **options):
     trainer = make_trainer(
         place,
         model,
         kind=Seq2SeqTrainer,
-        rows=pairs(),
+        rows=pairs(24),
         eval_dataset=pairs(6, seed=2),
         compute_metrics=spread,
         predict_with_generate=True,
@@ -180,28 +114,14 @@ def _translates(place, model, **options):
     return [found, metrics_of(place, trainer.predict(pairs(5, seed=3), max_length=8, num_beams=2))]
 
 
-@hf("a T5 learns to translate, and generates when it is evaluated")
+@hf("a T5 learns to translate, and generates when it is evaluated", devices=EVERYWHERE)
 def t5_generates(place):
     return _translates(place, t5())
-
-
-@hf("a BART learns to translate, and generates when it is evaluated")
-def bart_generates(place):
-    return _translates(place, bart())
 
 
 @hf("a Marian learns to translate, clipped and accumulated")
 def marian_generates(place):
     return _translates(place, marian(), gradient_accumulation_steps=2, num_train_epochs=6)
-
-
-@hf("a Seq2SeqTrainer without generation, on pairs of some lengths")
-def lengths_of_two_sides(place):
-    rows = pairs(40, shortest=7, longest=8)
-    trainer = make_trainer(
-        place, bart(), kind=Seq2SeqTrainer, rows=rows, num_train_epochs=6, max_grad_norm=0.5
-    )
-    return [train(place, trainer), metrics_of(place, trainer.predict(pairs(5, seed=3)))]
 
 
 @hf("generate by hand between two trainings")
@@ -222,12 +142,3 @@ def calls_the_model(place):
     trainer.model.eval()
     out = trainer.model(**batch, output_hidden_states=True)
     return [found, snapshot(place, [out.loss, out.logits, list(out.hidden_states)])]
-
-
-@hf("a metric is computed from what the evaluation's loader gave, with own data loaders")
-def own_loaders(place):
-    trainer = make_trainer(place, Regression(), rows=numbers())
-    found = train(place, trainer)
-    loader = trainer.get_eval_dataloader(numbers(7, seed=4))
-    output = trainer.evaluation_loop(loader, "by hand", metric_key_prefix="mine")
-    return [found, told(place, trainer), metrics_of(place, output)]

@@ -9,27 +9,16 @@ from safetensors.torch import load_file
 
 from hazards.captured_harness import snapshot
 from integrations.frameworks import TRANSFORMERS
-from integrations.harness import either, framework_case, replays
-from integrations.hf_parts import (
-    Regression,
-    bert,
-    gpt2,
-    log_of,
-    make_trainer,
-    numbers,
-    sentences,
-    texts,
-    told,
-    train,
-)
+from integrations.harness import EVERYWHERE, GPU, framework_case
+from integrations.hf_parts import Regression, bert, log_of, make_trainer, numbers, sentences, train
 
 
-def hf(sentence, **options):
-    return framework_case(TRANSFORMERS, sentence, **options)
+def hf(sentence, *, devices=(GPU,), **options):
+    """Register a case. To follow the code of a model takes seconds, so that most run on a GPU alone."""
+    return framework_case(TRANSFORMERS, sentence, devices=devices, **options)
 
 
 _SAVES = {"save_strategy": "steps", "save_steps": 10, "num_train_epochs": 3}
-_DECAYS = {**_SAVES, "lr_scheduler_type": "cosine", "warmup_steps": 3}
 
 
 def saved(place, number):
@@ -54,7 +43,7 @@ def checkpoint(place, number=10):
     return str(place.folder / "out" / f"checkpoint-{number}")
 
 
-@hf("save every ten steps")
+@hf("save every ten steps", devices=EVERYWHERE)
 def saves(place):
     found = train(place, make_trainer(place, **_SAVES))
     return [found, saved(place, 10), saved(place, 20)]
@@ -66,20 +55,6 @@ def resumes(place):
     trainer = make_trainer(place, **_SAVES)
     second = train(place, trainer, resume_from_checkpoint=checkpoint(place))
     return [first, second]
-
-
-@hf("resume in the middle of a schedule", expect=replays("model"))
-def resumes_in_a_schedule(place):
-    first = train(place, make_trainer(place, **_DECAYS))
-    trainer = make_trainer(place, **_DECAYS)
-    return [first, train(place, trainer, resume_from_checkpoint=checkpoint(place))]
-
-
-@hf("resume from the last checkpoint that is found")
-def resumes_from_the_last(place):
-    first = train(place, make_trainer(place, gpt2(), rows=texts(), **{**_SAVES, "max_steps": 15}))
-    trainer = make_trainer(place, gpt2(), rows=texts(), **{**_SAVES, "max_steps": 30})
-    return [first, train(place, trainer, resume_from_checkpoint=True)]
 
 
 @hf("a checkpoint of a captured trainer is resumed by a plain one")
@@ -101,30 +76,6 @@ def captured_resumes_from_plain(place):
         output.training_loss,
         train(place, trainer, resume_from_checkpoint=checkpoint(place)),
     ]
-
-
-@hf("resume without skipping the batches that were seen")
-def resumes_without_skipping(place):
-    first = train(place, make_trainer(place, ignore_data_skip=True, **_SAVES))
-    trainer = make_trainer(place, ignore_data_skip=True, **_SAVES)
-    return [first, train(place, trainer, resume_from_checkpoint=checkpoint(place))]
-
-
-@hf("resume in the middle of accumulation, with clipping")
-def resumes_with_accumulation(place):
-    settings = {
-        "rows": sentences(40),
-        "gradient_accumulation_steps": 3,
-        "max_grad_norm": 0.1,
-        "num_train_epochs": 6,
-        "save_strategy": "steps",
-        "save_steps": 6,
-    }
-    first = train(place, make_trainer(place, **settings))
-    second = train(
-        place, make_trainer(place, **settings), resume_from_checkpoint=checkpoint(place, 6)
-    )
-    return [first, second]
 
 
 @hf("call train() twice")
@@ -164,30 +115,11 @@ def plain_trainer_after_a_captured_one(place):
     return [first, output.training_loss, snapshot(place, dict(model.state_dict()))]
 
 
-@hf("save the model, load it into a new one, and train that")
-def saves_and_loads_the_model(place):
-    trainer = make_trainer(place)
-    first = train(place, trainer)
-    trainer.save_model(str(place.folder / "mine"))
-    model = type(trainer.model).from_pretrained(place.folder / "mine")
-    return [first, train(place, make_trainer(place, model))]
-
-
-@hf("a new model in each training, which keeps a cache", expect=either("Cache"))
+@hf("a new model in each training", devices=EVERYWHERE)
 def model_is_made_again(place):
-    trainer = make_trainer(place, gpt2(), rows=texts())
-    trainer.model_init = lambda: gpt2()
+    trainer = make_trainer(place, Regression(), rows=numbers())
+    trainer.model_init = lambda: Regression()
     return [train(place, trainer), train(place, trainer)]
-
-
-@hf("put other weights into the model between two trainings")
-def weights_are_loaded_between(place):
-    model = Regression(0.2)
-    start = {name: value.clone() for name, value in model.state_dict().items()}
-    trainer = make_trainer(place, model, rows=numbers(), seed=3)
-    first = train(place, trainer)
-    model.load_state_dict(start)
-    return [first, train(place, trainer), told(place, trainer)]
 
 
 @hf("train on other rows the second time, of another length")

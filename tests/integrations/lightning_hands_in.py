@@ -40,11 +40,6 @@ class Manual(Net):
         self.log("loss", loss)
 
 
-@pl("optimize by hand", expect=as_written("manual"))
-def manual_optimization(place):
-    return fit(place, Manual())
-
-
 @pl("two networks play against each other, by hand", expect=as_written("manual"))
 def two_optimizers(place):
     class Game(Manual):
@@ -81,17 +76,6 @@ def two_optimizers(place):
 # ------------------------------------------------------------------------- hooks of the module
 
 
-@pl("override optimizer_step, with a warm-up of the rate", expect=either("optimizer_step"))
-def own_optimizer_step(place):
-    class Warm(Net):
-        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
-            for group in optimizer.param_groups:
-                group["lr"] = self.rate * min(1.0, (self.trainer.global_step + 1) / 10)
-            optimizer.step(closure=optimizer_closure)
-
-    return fit(place, Warm(), max_epochs=4)
-
-
 @pl("override optimizer_step, and update at every second batch only", expect=EITHER)
 def updates_at_times(place):
     class AtTimes(Net):
@@ -102,18 +86,6 @@ def updates_at_times(place):
                 optimizer_closure()
 
     return fit(place, AtTimes(), max_epochs=4)
-
-
-@pl("override configure_gradient_clipping", expect=EITHER)
-def own_clipping(place):
-    class Clips(Net):
-        def configure_gradient_clipping(
-            self, optimizer, gradient_clip_val, gradient_clip_algorithm
-        ):
-            if self.current_epoch > 0:
-                self.clip_gradients(optimizer, 0.05, "norm")
-
-    return fit(place, Clips())
 
 
 @pl("read the loss before the backward pass, and gradients after it", expect=EITHER)
@@ -134,25 +106,6 @@ def reads_around_backward(place):
     return [fit(place, module), snapshot(place, module.seen)]
 
 
-@pl("change gradients after the backward pass", expect=EITHER)
-def changes_gradients(place):
-    class Changes(Net):
-        def on_after_backward(self):
-            for weight in self.parameters():
-                weight.grad.mul_(0.5)
-
-    return fit(place, Changes())
-
-
-@pl("override backward", expect=EITHER)
-def own_backward(place):
-    class Own(Net):
-        def backward(self, loss):
-            (loss * 2).backward()
-
-    return fit(place, Own())
-
-
 @pl("zero gradients in an own way", expect=EITHER)
 def own_zero_grad(place):
     class Own(Net):
@@ -160,26 +113,6 @@ def own_zero_grad(place):
             optimizer.zero_grad(set_to_none=False)
 
     return fit(place, Own())
-
-
-@pl("the loss depends on the number of the step", expect=either("changed"))
-def loss_by_global_step(place):
-    class ByStep(Net):
-        def training_step(self, batch, batch_idx):
-            loss = self.loss_of(batch)
-            self.log("loss", loss)
-            return loss * (2.0 if self.global_step >= 9 else 1.0)
-
-    return fit(place, ByStep(), max_epochs=4)
-
-
-@pl("an own training_step calls that of its class", expect=either("batch_idx"))
-def step_calls_that_of_its_class(place):
-    class Doubled(Net):
-        def training_step(self, batch, batch_idx):
-            return 2 * super().training_step(batch, batch_idx)
-
-    return fit(place, Doubled())
 
 
 @pl("the loss anneals with the number of the step", expect=EITHER)
@@ -192,27 +125,6 @@ def loss_anneals(place):
             return loss
 
     return fit(place, Anneals(), log_every_n_steps=1)
-
-
-@pl("count in Python, and keep outputs in a list", expect=EITHER)
-def counts_in_python(place):
-    class Counts(Net):
-        def __init__(self):
-            super().__init__()
-            self.num_seen, self.kept = 0, []
-
-        def training_step(self, batch, batch_idx):
-            self.num_seen += len(batch[0])
-            loss = super().training_step(batch, batch_idx)
-            self.kept.append(loss.detach())
-            return loss
-
-        def on_train_epoch_end(self):
-            self.log("kept", torch.stack(self.kept).mean())
-            self.kept.clear()
-
-    module = Counts()
-    return [fit(place, module), module.num_seen]
 
 
 @pl("draw random numbers of numpy and Python in the step", expect=EITHER)
@@ -228,20 +140,6 @@ def draws_on_the_host(place):
             return loss
 
     return fit(place, Mixes())
-
-
-@pl("read the loss in the step, and print it at times", expect=EITHER)
-def reads_in_the_step(place):
-    class Reads(Net):
-        worst = 0.0
-
-        def training_step(self, batch, batch_idx):
-            loss = super().training_step(batch, batch_idx)
-            self.worst = max(self.worst, loss.item())
-            return loss
-
-    module = Reads()
-    return [fit(place, module), module.worst]
 
 
 @pl("freeze a layer after the first epoch")
@@ -267,21 +165,6 @@ def changes_batches_on_the_device(place):
 # ---------------------------------------------------------------------------------- callbacks
 
 
-@pl("a callback reads outputs['loss'] after each batch")
-def callback_reads_outputs(place):
-    class Reads(Callback):
-        def __init__(self):
-            self.read, self.kept = [], []
-
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            self.read.append(outputs["loss"].item())
-            self.kept.append(outputs["loss"])
-
-    callback = Reads()
-    found = fit(place, Net(), callbacks=[callback])
-    return [found, callback.read, snapshot(place, callback.kept)]
-
-
 @pl("a callback keeps an average of the weights, and validates with it", expect=EITHER)
 def callback_averages(place):
     class Averages(Callback):
@@ -303,42 +186,6 @@ def callback_averages(place):
     callback = Averages()
     rows = loader(8, seed=2, shuffle=False)
     return [fit(place, Net(), val=rows, callbacks=[callback]), snapshot(place, callback.kept)]
-
-
-@pl("a callback changes rates and decay in the middle")
-def callback_changes_rates(place):
-    class Changes(Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            if trainer.global_step == 11:
-                for group in trainer.optimizers[0].param_groups:
-                    group["lr"], group["weight_decay"] = 0.01, 0.1
-
-    return fit(place, Net(), callbacks=[Changes()], max_epochs=4)
-
-
-@pl("a callback stops the training at a loss")
-def callback_stops(place):
-    class Stops(Callback):
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            trainer.should_stop = trainer.global_step >= 19
-
-    return fit(place, Net(), callbacks=[Stops()], max_epochs=5)
-
-
-@pl("a callback reads gradients before each update", expect=EITHER)
-def callback_reads_gradients(place):
-    class Reads(Callback):
-        def __init__(self):
-            self.seen = []
-
-        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-            self.seen.append(pl_module.head.weight.grad.norm().item())
-
-        def on_before_zero_grad(self, trainer, pl_module, optimizer):
-            self.seen.append(pl_module.head.weight.grad is None)
-
-    callback = Reads()
-    return [fit(place, Net(), callbacks=[callback]), callback.seen]
 
 
 @pl("a callback raises in the middle, and the module is trained anew", expect=EITHER)
@@ -372,15 +219,6 @@ def _content(place, path):
     return snapshot(place, [sorted(held), callbacks, parts])
 
 
-@pl("save every ten steps, and resume in the middle of an epoch")
-def resumes(place):
-    settings = {"enable_checkpointing": True, "max_epochs": 3}
-    first = fit(place, Net(), callbacks=[_saving(place)], **settings)
-    path = str(place.folder / "at-step=10.ckpt")
-    second = fit(place, Net(), callbacks=[_saving(place)], ckpt_path=path, **settings)
-    return [first, _content(place, path), second]
-
-
 @pl("a checkpoint of a captured training is resumed by a plain one")
 def plain_resumes_from_captured(place):
     settings = {"enable_checkpointing": True, "max_epochs": 3}
@@ -390,26 +228,6 @@ def plain_resumes_from_captured(place):
         place, Net(), callbacks=[_saving(place)], ckpt_path=path, captured=False, **settings
     )
     return [first, plain]
-
-
-@pl("a checkpoint of a plain training is resumed by a captured one")
-def captured_resumes_from_plain(place):
-    settings = {"enable_checkpointing": True, "max_epochs": 4}
-    plain = fit(place, Net(), callbacks=[_saving(place)], captured=False, **settings)
-    path = str(place.folder / "at-step=10.ckpt")
-    return [plain, fit(place, Net(), callbacks=[_saving(place)], ckpt_path=path, **settings)]
-
-
-@pl("keep the best by validation, and load it by load_from_checkpoint")
-def best_is_kept(place):
-    best = ModelCheckpoint(
-        dirpath=str(place.folder), monitor="val_loss", filename="best", save_last=True
-    )
-    rows = loader(8, seed=2, shuffle=False)
-    found = fit(place, Net(), val=rows, callbacks=[best], enable_checkpointing=True)
-    loaded = Net.load_from_checkpoint(best.best_model_path, weights_only=False)
-    score = snapshot(place, [best.best_model_score, dict(loaded.state_dict())])
-    return [found, score, fit(place, loaded)]
 
 
 @pl("hooks on a layer record what it gives", expect=either())

@@ -46,12 +46,12 @@ class _Integrates:
     Attributes:
         is_plain: whether this is the reference, which gapless does not touch.
         folder: where the loop may write; a new one for each run.
-        calls: in a reference that `counts`, how often each watched object trained, by name.
+        calls: in a reference, how often each watched object trained, by name.
     """
 
-    def __init__(self, *, is_plain, counts=False, options=None, **settings):
+    def __init__(self, *, is_plain, options=None, **settings):
         super().__init__(is_plain=is_plain, waits=False, **settings)
-        self.calls, self._counts, self._options = Counter(), counts, options or {}
+        self.calls, self._options = Counter(), options or {}
         self._called, self._alive, self._watched, self._hooks = Counter(), {}, {}, []
         self._callbacks = []
 
@@ -60,7 +60,7 @@ class _Integrates:
         self._temporary = tempfile.TemporaryDirectory()
         self.folder = Path(self._temporary.name)
         os.environ["ACCELERATE_TORCH_DEVICE"] = str(self.torch_device)
-        if self._counts:
+        if self.is_plain:
             self._hooks = [
                 register_module_forward_pre_hook(self._count),
                 register_optimizer_step_pre_hook(self._count),
@@ -113,7 +113,7 @@ class _Integrates:
 
     def counted(self, name, num=1):
         """Count trained batches of which no call of a module tells."""
-        if self._counts:
+        if self.is_plain:
             self.calls[name] += num
 
     def watch(self, name, watched, *, by_calls=True):
@@ -125,10 +125,10 @@ class _Integrates:
             by_calls: whether its calls are what trains; otherwise `counted` tells.
         """
         self._watched.setdefault(id(watched), (name, watched, []))
-        if self._counts:
+        if self.is_plain:
             num_calls = self._called.pop(id(watched), 0)
             self.calls[name] += num_calls if by_calls else 0
-        elif not self.is_plain:
+        else:
             self._note(id(watched))
 
     def _note(self, key):
