@@ -96,6 +96,20 @@ def batches(sizes, seed=0):
     return torch.utils.data.DataLoader(found, batch_size=None)
 
 
+def trainer_of(device, *given, plugin=None, **options):
+    """Return a trainer on a device, or on the CPU, with these callbacks."""
+    where = "cpu" if device is None else device.torch_device
+    settings = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        **options,
+    }
+    strategy = SingleDeviceStrategy(device=where, precision_plugin=plugin)
+    return L.Trainer(accelerator="cpu", strategy=strategy, callbacks=list(given), **settings)
+
+
 def fit(
     kind, device, *, sizes=(4,) * NUM_BATCHES, make_callbacks=list, make_plugin=None, **options
 ):
@@ -106,17 +120,11 @@ def fit(
     captured = GaplessCallback(device="cpu" if on_cpu else device, quiet=True)
     options = {"max_epochs": 3, "log_every_n_steps": 1, **options}
     with device or torch.enable_grad():
-        trainer = L.Trainer(
-            accelerator="cpu",
-            strategy=SingleDeviceStrategy(
-                device="cpu" if on_cpu else device.torch_device,
-                precision_plugin=None if make_plugin is None else make_plugin(),
-            ),
+        trainer = trainer_of(
+            device,
+            *(seen, *make_callbacks(), *([] if on_cpu else [captured])),
+            plugin=None if make_plugin is None else make_plugin(),
             logger=noted,
-            callbacks=[seen, *make_callbacks(), *([] if on_cpu else [captured])],
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
             **options,
         )
         trainer.fit(module, batches(sizes), batches([4, 4], seed=2))
@@ -261,17 +269,10 @@ CAPTURED = {
         "make_callbacks": lambda: [callbacks.EarlyStopping("val_loss", patience=1)],
         "max_epochs": 12,
     },
-    "validation_in_between": {"val_check_interval": 3},
     "bfloat16": {"make_plugin": lambda: plugins.MixedPrecision("bf16-mixed", "cpu")},
-    "averaged_weights": {"make_callbacks": lambda: [callbacks.WeightAveraging()]},
-    "swa": {
-        "make_callbacks": lambda: [callbacks.StochasticWeightAveraging(0.01, swa_epoch_start=2)],
-        "max_epochs": 5,
-    },
     "a_weight_is_logged": {"kind": LogsParameter},
     "many_ways_to_log": {"kind": LogsMuch},
     "none_of_some_sizes": {"kind": ReturnsNone, "sizes": (4, 5, 4, 4, 5, 5, 4)},
-    "max_steps": {"max_steps": 17},
 }
 
 
@@ -283,10 +284,9 @@ def test_steps_that_are_replays_show_what_lightning_alone_shows(name):
     assert report.num_replays > 0
 
 
-@pytest.mark.parametrize("scheduler", ["asap", "lazy"])
-def test_metrics_are_those_of_their_step_however_late_the_device_is(scheduler):
+def test_metrics_are_those_of_their_step_however_late_the_device_is():
     """A value that is logged is copied before the next replay overwrites it."""
-    report = compare(Hooks, scheduler=scheduler)
+    report = compare(Hooks, scheduler="lazy")
 
     assert report.num_replays > 0
 
@@ -431,14 +431,12 @@ def test_steps_do_not_wait_for_the_progress_bar_or_for_batches(is_captured, caps
     captured = [GaplessCallback(device=device, quiet=True)] if is_captured else []
     with device:
         data = [(torch.randn(4, 5000), torch.randint(0, 3, (4,))) for _ in range(40)]
-        trainer = L.Trainer(
-            accelerator="cpu",
-            strategy=SingleDeviceStrategy(device.torch_device),
+        trainer = trainer_of(
+            device,
+            *(callbacks.TQDMProgressBar(), counted, *captured),
             logger=Noted(),
             log_every_n_steps=20,
-            callbacks=[callbacks.TQDMProgressBar(), counted, *captured],
-            enable_model_summary=False,
-            enable_checkpointing=False,
+            enable_progress_bar=True,
             max_epochs=2,
         )
         trainer.fit(Wide(), torch.utils.data.DataLoader(data, batch_size=None))
@@ -468,16 +466,8 @@ def train(device, *, path=None, resume=None, max_epochs):
     torch.manual_seed(3)
     module = Net()
     with device or torch.enable_grad():
-        trainer = L.Trainer(
-            accelerator="cpu",
-            strategy=SingleDeviceStrategy("cpu" if device is None else device.torch_device),
-            logger=False,
-            callbacks=[] if device is None else [GaplessCallback(device=device, quiet=True)],
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
-            max_epochs=max_epochs,
-        )
+        captured = [] if device is None else [GaplessCallback(device=device, quiet=True)]
+        trainer = trainer_of(device, *captured, max_epochs=max_epochs)
         trainer.fit(module, batches([4] * NUM_BATCHES), ckpt_path=resume)
         if path is not None:
             trainer.save_checkpoint(path)
@@ -498,15 +488,7 @@ def test_the_loop_has_its_own_step_again_after_a_fit_that_raises():
 
     device = SimulatedDevice(scheduler="random")
     with device:
-        trainer = L.Trainer(
-            accelerator="cpu",
-            strategy=SingleDeviceStrategy(device.torch_device),
-            logger=False,
-            callbacks=[GaplessCallback(device=device, quiet=True)],
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
-        )
+        trainer = trainer_of(device, GaplessCallback(device=device, quiet=True))
         module = Raises()
         with pytest.raises(ValueError, match="enough"):
             trainer.fit(module, batches([4] * NUM_BATCHES))
@@ -543,16 +525,8 @@ def test_what_a_step_has_logged_before_it_raised_is_there():
 
 def test_a_cpu_is_left_alone(capsys):
     """There is nothing to launch: the fit is Lightning's, and one line says so."""
-    trainer = L.Trainer(
-        accelerator="cpu",
-        logger=False,
-        max_epochs=1,
-        callbacks=[callback := GaplessCallback()],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
-    trainer.fit(Net(), batches([4] * 3))
+    callback = GaplessCallback()
+    trainer_of(None, callback, max_epochs=1).fit(Net(), batches([4] * 3))
 
     assert "a CPU runs its work itself" in capsys.readouterr().err
     assert callback.report.num_replays == 0
@@ -563,16 +537,7 @@ def test_an_unknown_version_of_lightning_is_left_alone(monkeypatch, capsys):
     monkeypatch.setattr(lightning_rules, "_NEEDED", ("fit_loop.another_loop",))
     device = SimulatedDevice(scheduler="asap")
     with device:
-        trainer = L.Trainer(
-            accelerator="cpu",
-            strategy=SingleDeviceStrategy(device.torch_device),
-            logger=False,
-            max_epochs=1,
-            callbacks=[GaplessCallback(device=device)],
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
-        )
+        trainer = trainer_of(device, GaplessCallback(device=device), max_epochs=1)
         with pytest.warns(CaptureWarning, match=r"no Trainer\.fit_loop\.another_loop"):
             trainer.fit(Net(), batches([4] * 3))
 
@@ -582,15 +547,7 @@ def test_an_unknown_version_of_lightning_is_left_alone(monkeypatch, capsys):
 def test_a_callback_for_another_device_leaves_the_fit_alone():
     """Batches go where the trainer trains, whatever the callback was given."""
     device = SimulatedDevice(scheduler="asap")
-    trainer = L.Trainer(
-        accelerator="cpu",
-        logger=False,
-        max_epochs=1,
-        callbacks=[GaplessCallback(device=device, quiet=True)],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
+    trainer = trainer_of(None, GaplessCallback(device=device, quiet=True), max_epochs=1)
     with pytest.warns(CaptureWarning, match="trains on cpu, and the callback was given cpu:1"):
         trainer.fit(Net(), batches([4] * 3))
 
@@ -603,16 +560,7 @@ def test_it_is_said_once_what_is_done_and_what_is_not(capsys):
     callback = GaplessCallback(device=device)
     with device:
         for _ in range(2):
-            L.Trainer(
-                accelerator="cpu",
-                strategy=SingleDeviceStrategy(device.torch_device),
-                logger=False,
-                max_epochs=1,
-                callbacks=[callback],
-                enable_progress_bar=False,
-                enable_model_summary=False,
-                enable_checkpointing=False,
-            ).fit(Net(), batches([4] * 3))
+            trainer_of(device, callback, max_epochs=1).fit(Net(), batches([4] * 3))
 
     said = capsys.readouterr().err
     assert said.count("gapless: Lightning's Trainer") == 1
@@ -632,3 +580,77 @@ def test_it_is_said_once_what_is_done_and_what_is_not(capsys):
 def test_whether_an_argument_is_read_is_seen_in_the_code(method, reads):
     """A wrapper, whose code says nothing of its function's, may read it."""
     assert reads_argument(method, 1) == reads
+
+
+class ClipsItself(Net):
+    def clip_gradients(self, optimizer, *args, **kwargs):
+        super().clip_gradients(optimizer, *args, **kwargs)
+
+
+class TakesLoader(Net):
+    def training_step(self, dataloader_iter):
+        return super().training_step(next(dataloader_iter), 0)
+
+
+class ClearsAtTimes(Net):
+    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+        if batch_idx % 2 == 0:
+            optimizer.zero_grad()
+
+
+class OwnLog(Net):
+    def __init__(self):
+        super().__init__()
+        self.log = print
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Net, None),
+        (Lbfgs, "LBFGS.step() may call its closure more than once"),
+        (OptimizerStep, "it overrides optimizer_step"),
+        (ClipsItself, "it overrides clip_gradients"),
+        (TakesLoader, "training_step takes dataloader_iter"),
+        (ReadsIndex, "training_step reads batch_idx"),
+        (ClearsAtTimes, "optimizer_zero_grad reads the epoch or batch_idx"),
+        (OwnLog, "its log is an attribute of its own"),
+    ],
+)
+def test_what_a_step_must_not_do_is_named(kind, said):
+    """A graph would keep it, pass over it, or do it at another time."""
+    module = kind()
+    optimizer = module.configure_optimizers()
+    found = lightning_rules.objection_to_step(module, optimizer, L.pytorch)
+
+    assert found is None if said is None else found.startswith(said)
+
+
+def test_hooks_of_an_optimizer_are_named():
+    """A replay would not call them."""
+    module = Net()
+    optimizer = module.configure_optimizers()
+    optimizer.register_step_post_hook(lambda *_: None)
+
+    found = lightning_rules.objection_to_step(module, optimizer, L.pytorch)
+    assert found == "SGD.step() has hooks, which a replay would skip"
+
+
+class Precision(plugins.Precision):
+    """Has the name of one of Lightning's."""
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: trainer_of(None), None),
+        (lambda: L.Trainer(accelerator="cpu", strategy="ddp"), "its strategy is DDPStrategy"),
+        (lambda: trainer_of(None, plugin=Precision()), "its plugin of precision is Precision"),
+        (lambda: trainer_of(None, profiler="simple"), "it is profiled"),
+    ],
+)
+def test_what_a_trainer_must_be_is_named(make, said):
+    """What a step does is known of Lightning's own parts on one device."""
+    found = lightning_rules.objection_to_fit(make(), Net(), L.pytorch)
+
+    assert found is None if said is None else found.startswith(said)

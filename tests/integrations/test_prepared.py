@@ -16,6 +16,7 @@ from accelerate.state import AcceleratorState, GradientState
 
 import gapless
 from gapless import testing
+from gapless.graphs.captor import captor_of
 from gapless.integrations.accelerate import capture_optimizer, capture_prepared
 
 
@@ -23,8 +24,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def device(monkeypatch):
-    with testing.SimulatedDevice(scheduler="asap") as device:
+def device(monkeypatch, request):
+    with testing.SimulatedDevice(scheduler=getattr(request, "param", "asap")) as device:
         monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", str(device.torch_device))
         monkeypatch.setattr(type(device), "max_queued_copy_bytes", 4096)
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -89,10 +90,10 @@ def test_updates_under_a_scaler_are_replayed(device):
 
 
 class Reused(torch.utils.data.Dataset):
-    """Rows that all lie in the same memory."""
+    """Rows of so many numbers that all lie in the same memory."""
 
-    def __init__(self):
-        self._row = torch.zeros(40)
+    def __init__(self, num):
+        self._row = torch.zeros(num)
 
     def __len__(self):
         return 6
@@ -101,11 +102,12 @@ class Reused(torch.utils.data.Dataset):
         return self._row.fill_(number)
 
 
-@pytest.mark.parametrize("batch_of", [dict, UserDict])
-def test_a_loader_may_fill_its_memory_again(device, batch_of):
-    """Batches have left the loader's memory when it is asked for the next."""
+@pytest.mark.parametrize("device", ["lazy"], indirect=True)
+@pytest.mark.parametrize(("batch_of", "num"), [(dict, 40), (UserDict, 40), (dict, 10)])
+def test_a_loader_may_fill_its_memory_again(device, batch_of, num):
+    """Batches have left the loader's memory when it is asked for the next, however late the device is."""
     accelerator, *_ = prepared(device)
-    rows = torch.utils.data.DataLoader(Reused(), collate_fn=lambda rows: batch_of(x=rows[0]))
+    rows = torch.utils.data.DataLoader(Reused(num), collate_fn=lambda rows: batch_of(x=rows[0]))
     loader = accelerator.prepare(rows)
     with gapless.count_waits(device) as waits:
         found = [batch["x"] for batch in loader]
@@ -151,3 +153,16 @@ def test_on_a_cpu_it_says_that_it_does_nothing(capsys):
     prepared("cpu", quiet=False)
 
     assert "does not: anything: a CPU" in capsys.readouterr().err
+
+
+def test_most_rates_are_new_in_each_step(device):
+    """So no graph is made for a new rate; a model that recomputes activations is refused, and named."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(4, 2)
+    model.gradient_checkpointing = True
+    accelerator.prepare(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+    capture_prepared(accelerator, device=device, quiet=True)
+
+    assert not captor_of(optimizer).tries_new_rates
+    assert "checkpoint" in str(gapless.capture_report(model))
