@@ -12,7 +12,7 @@ from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 
 PROGRAMS = {}
-SCHEDULES = [("asap", 0), ("lazy", 0), ("random", 0), ("random", 1), ("random", 2)]
+SCHEDULES = [("asap", 0), ("lazy", 0), ("random", 0)]
 
 
 def program(check):
