@@ -9,10 +9,7 @@ from gapless import testing
 from simulation import controls
 
 
-# A hundred runs of each.
-pytestmark = pytest.mark.slow
-
-NUM_RUNS = 100
+NUM_RUNS = 20
 SIZES = {"num_batches": 6, "num_elements": 16}
 
 
@@ -34,23 +31,16 @@ def simulate_reader(make):
 
 @pytest.mark.parametrize("bug", controls.BROKEN_PREFETCHERS)
 def test_the_checker_catches_a_broken_prefetcher(bug):
-    """Whether or not values suffer, all of 100 schedules are reported as races."""
+    """All of 20 schedules are reported as races, and some show it in the values: no false alarm."""
     result = simulate_prefetcher(controls.BROKEN_PREFETCHERS[bug])
 
     assert result.num_runs == NUM_RUNS
     assert sum(failure.races is not None for failure in result.failures) == NUM_RUNS
-
-
-@pytest.mark.parametrize("bug", controls.BROKEN_PREFETCHERS)
-def test_some_schedules_show_the_bug_in_the_values(bug):
-    """The values go wrong as well under some schedules, so the reports are no false alarms."""
-    result = simulate_prefetcher(controls.BROKEN_PREFETCHERS[bug])
-
     assert any(failure.error is not None for failure in result.failures)
 
 
 def test_the_checker_catches_a_loss_read_before_its_event():
-    """All of 100 schedules are reported, with the line of the read."""
+    """All of 20 schedules are reported, with the line of the read."""
     result = simulate_reader(controls.EarlyRead)
 
     assert sum(failure.races is not None for failure in result.failures) == NUM_RUNS
@@ -59,7 +49,7 @@ def test_the_checker_catches_a_loss_read_before_its_event():
 
 @pytest.mark.parametrize("cure", controls.CURED_PREFETCHERS)
 def test_a_cured_prefetcher_is_clean(cure):
-    """With the edge put back nothing is reported in 100 schedules."""
+    """With the edge put back nothing is reported in 20 schedules."""
     result = simulate_prefetcher(controls.CURED_PREFETCHERS[cure])
 
     assert not result.failures, result
@@ -74,17 +64,17 @@ def test_a_cured_reader_is_clean():
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 4])
 def test_gapless_is_clean(depth):
-    """gapless.prefetch has no finding in 100 schedules."""
+    """gapless.prefetch has no finding in 20 schedules."""
     result = simulate_prefetcher(
         lambda loader, device: gapless.prefetch(loader, device, depth=depth)
     )
 
     assert not result.failures, result
-    assert result.num_accesses > 10_000
+    assert result.num_accesses > 2_000
 
 
 def test_the_deferred_loss_is_clean():
-    """DeferredLoss has no finding in 100 schedules."""
+    """DeferredLoss has no finding in 20 schedules."""
     result = simulate_reader(controls.DeferredLossReader)
 
     assert not result.failures, result
