@@ -51,6 +51,8 @@ def test_numerics_are_restored():
     with numerics_restored():
         set_numerics(CPU, "fp32", deterministic=True)
         assert numerics_of_the_process() != before
+        # Its gradients are wrong.
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
 
     assert numerics_of_the_process() == before
 

@@ -32,6 +32,14 @@ def test_what_a_graph_would_not_see_is_told(other):
     assert not comparison_with([torch.zeros(2, 3)])(other)
 
 
+def test_two_tensors_are_not_like_one_that_was_given_twice():
+    """A graph has one memory for both."""
+    one, other = torch.zeros(2), torch.zeros(2)
+
+    assert not comparison_with([one, one])(one, other)
+    assert not comparison_with([one, other])(one, one)
+
+
 def test_there_is_no_comparison_with_nothing():
     """Whoever asks compares in another way."""
     assert comparison_with([]) is None

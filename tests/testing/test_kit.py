@@ -218,6 +218,26 @@ def test_swapped_losses_are_found():
     assert findings[0].startswith("loss 0 was read as ")
 
 
+def test_a_reader_that_is_wrong_on_a_quick_device_alone_is_found():
+    """The first of the two passes counts as well."""
+
+    class WrongAtFirst:
+        num_made = 0
+
+        def __init__(self, device):
+            WrongAtFirst.num_made += 1
+            self.error = 1.0 if WrongAtFirst.num_made == 1 else 0.0
+            self.losses = []
+
+        def add(self, loss):
+            self.losses.append(loss.item() + self.error)
+
+        def read(self):
+            return self.losses
+
+    assert len(testing.check_readback(WrongAtFirst, device="cpu", num_losses=3)) == 3
+
+
 WITHOUT_NUMPY = """
 import sys, warnings
 sys.modules["numpy"] = None
