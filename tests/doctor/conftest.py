@@ -9,5 +9,5 @@ import pytest
 def script_of_a_watch(monkeypatch, request):
     """It is the test's own file: a process of pytest has imported hundreds, and a look takes time."""
     monkeypatch.setattr(
-        "gapless.doctor.conclusion.files_of_the_script", lambda: [request.node.path]
+        "gapless.doctor.session.conclusion.files_of_the_script", lambda: [request.node.path]
     )

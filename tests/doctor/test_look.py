@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gapless.doctor.script_files import files_of_the_script
+from gapless.doctor.session.script_files import files_of_the_script
 from gapless.doctor.static import look
 from gapless.doctor.static.look import findings_of, look_at, python_files
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from gapless.device.cores import num_cores
-from gapless.doctor.causes import CODE_OF
-from gapless.doctor.codes import cause_text, mend_text
+from gapless.doctor.advice.causes import CODE_OF
+from gapless.doctor.advice.finding_texts import cause_text, mend_text
 from gapless.doctor.static.allowances import allowed_lines
 from gapless.doctor.static.flow import Flow
 from gapless.records.finding import Finding, Site
@@ -23,7 +23,7 @@ from gapless.unnoticed import FilterInFront, no_line_warns_anew
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gapless.doctor.causes import Cause
+    from gapless.doctor.advice.causes import Cause
 
 
 # A file in which none of these stands holds no tensor, unless a module beside it makes them.
