@@ -1,13 +1,16 @@
-"""Find the user's own line that made a call: not torch's, not a framework's, not ours.
+"""Whose code it is, and the user's line that made a call.
 
-A place is noted in a few hundred nanoseconds, while the script runs; it becomes a line that people can
-read afterwards.
+A report names the nearest line outside of torch and gapless, which may be a framework's (`call_site`). A
+finding of the doctor names the user's own line, and knows what was called on the way (`OwnCode.place`): a
+place is noted in a few hundred nanoseconds, while the script runs; it becomes a line that people can read
+afterwards.
 """
 
 from __future__ import annotations
 
 import linecache
 import os
+import site
 import sys
 import sysconfig
 from pathlib import Path
@@ -16,13 +19,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from gapless.records.finding import Site
+from gapless.unnoticed import is_own_file
 
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 
-# `device/call_site.py` answers another question: who called torch or us, frameworks included.
 OURS = str(Path(__file__).parents[1]) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _LIBRARIES = tuple(
@@ -55,6 +58,54 @@ _PROMPTS = ("<stdin>", "<ipython-input", "<python-input")
 _UNNAMED = frozenset(
     {"<locals>", "<lambda>", "<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>"}
 )
+
+_NAMES = frozenset({"site-packages", "dist-packages"})
+
+# Code in these folders calls on behalf of its callers.
+_inner_folders = [str(Path(__file__).parent), str(Path(torch.__file__).parent), "<"]
+_INNER_ENDS = ("contextlib.py", "threading.py", "/warnings.py")
+_INNER_NAMES = ("__torch_dispatch__", "__torch_function__")
+
+# By file and name, or file and line: code of two files may be equal.
+_is_inner: dict[tuple[str, str], bool] = {}
+_sites: dict[tuple[str, int], str] = {}
+
+
+def hide_folder(folder: Path) -> None:
+    """Let `call_site` skip the code of a folder, as it skips torch and this room."""
+    _inner_folders.append(str(folder))
+
+
+def call_site() -> str:
+    """Return file:line of the nearest caller outside torch and all hidden folders."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        key = (code.co_filename, code.co_name)
+        inner = _is_inner.get(key)
+        if inner is None:
+            inner = _is_inner[key] = _belongs_to_torch_or_us(code)
+        if not inner:
+            return _short_site(code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return "unknown"
+
+
+def _belongs_to_torch_or_us(code: CodeType) -> bool:
+    name = code.co_filename
+    return (
+        name.startswith(tuple(_inner_folders))
+        # What stands in for functions of torch while the doctor or a trial watches.
+        or is_own_file(name)
+        or name.endswith(_INNER_ENDS)
+        or code.co_name in _INNER_NAMES
+    )
+
+
+def _short_site(path: str, line: int) -> str:
+    if (path, line) not in _sites:
+        _sites[path, line] = f"{Path(path).name}:{line}"
+    return _sites[path, line]
 
 
 class Place(NamedTuple):
@@ -201,3 +252,29 @@ def function_of(code: CodeType) -> str:
 def short_path(path: str, *, folder: str) -> str:
     """Return a path relative to a folder that it is in, or as it is."""
     return path.removeprefix(folder.rstrip(os.sep) + os.sep)
+
+
+def files_of_the_script() -> list[Path]:
+    """Return the Python files of all modules that are no installed ones, that of `__main__` first."""
+    installed = _installed_folders()
+    found: dict[Path, None] = {}
+    modules = list(sys.modules.items())
+    for _, module in sorted(modules, key=lambda item: item[0] != "__main__"):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(".py"):
+            path = Path(file)
+            # Libraries also lie on a path that Python's own settings do not name.
+            is_installed = not _NAMES.isdisjoint(path.parts)
+            is_installed = is_installed or any(folder in path.parents for folder in installed)
+            if not is_installed and path.is_file():
+                found[path] = None
+    return list(found)
+
+
+def _installed_folders() -> set[Path]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    folders = {Path(sysconfig.get_path(name)) for name in names}
+    folders.update(map(Path, site.getsitepackages()))
+    folders.add(Path(site.getusersitepackages()))
+    folders.add(Path(__file__).parents[1])
+    return folders | {folder.resolve() for folder in folders}

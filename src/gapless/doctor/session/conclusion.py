@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from gapless import __version__
+from gapless.device.user_line import files_of_the_script
 from gapless.doctor.diagnose.diagnosis import diagnose
 from gapless.doctor.diagnose.done_once import say_done_once, split_done_once
 from gapless.doctor.diagnose.watched import Watched, host_ms
-from gapless.doctor.session.script_files import files_of_the_script
 from gapless.doctor.static.look import findings_in
 from gapless.doctor.watching.windows import Phase, longest
 from gapless.records.finding import Session
