@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 
-from gapless.device.user_line import call_site, files_of_the_script
+from gapless.device.user_line import UserCode, call_site
 
 
 def test_equal_code_of_two_files_has_two_sites():
@@ -38,6 +38,6 @@ def test_a_library_on_a_path_of_the_users_is_no_file_of_the_script(tmp_path, mon
         (tmp_path / folder / "some.py").touch()
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
-    found = [path for path in files_of_the_script() if tmp_path in path.parents]
+    found = [path for path in UserCode().files() if tmp_path in path.parents]
 
     assert found == [tmp_path / "project" / "some.py"]

@@ -1,7 +1,7 @@
 """Whose code it is, and the user's line that made a call.
 
 A report names the nearest line outside of torch and gapless, which may be a framework's (`call_site`). A
-finding of the doctor names the user's own line, and knows what was called on the way (`OwnCode.place`): a
+finding of the doctor names the user's own line, and knows what was called on the way (`UserCode.place`): a
 place is noted in a few hundred nanoseconds, while the script runs; it becomes a line that people can read
 afterwards.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import linecache
 import os
-import site
 import sys
 import sysconfig
 from pathlib import Path
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 
-OURS = str(Path(__file__).parents[1]) + os.sep
-_TORCH = str(Path(torch.__file__).parent) + os.sep
+OWN_FOLDER = str(Path(__file__).parents[1]) + os.sep
+TORCH_FOLDER = str(Path(torch.__file__).parent) + os.sep
 _LIBRARIES = tuple(
     {
         str(Path(folder)) + os.sep
         for folder in (
-            _TORCH,
+            TORCH_FOLDER,
             *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")),
             str(Path(os.__file__).parent),
         )
@@ -59,10 +58,9 @@ _UNNAMED = frozenset(
     {"<locals>", "<lambda>", "<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>"}
 )
 
-_NAMES = frozenset({"site-packages", "dist-packages"})
-
 # Code in these folders calls on behalf of its callers.
-_inner_folders = [str(Path(__file__).parent), str(Path(torch.__file__).parent), "<"]
+# That of torch without its end: torchvision and torchaudio lie beside it.
+_inner_folders = [str(Path(__file__).parent), TORCH_FOLDER.rstrip(os.sep), "<"]
 _INNER_ENDS = ("contextlib.py", "threading.py", "/warnings.py")
 _INNER_NAMES = ("__torch_dispatch__", "__torch_function__")
 
@@ -84,14 +82,14 @@ def call_site() -> str:
         key = (code.co_filename, code.co_name)
         inner = _is_inner.get(key)
         if inner is None:
-            inner = _is_inner[key] = _belongs_to_torch_or_us(code)
+            inner = _is_inner[key] = _is_inner_code(code)
         if not inner:
             return _short_site(code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return "unknown"
 
 
-def _belongs_to_torch_or_us(code: CodeType) -> bool:
+def _is_inner_code(code: CodeType) -> bool:
     name = code.co_filename
     return (
         name.startswith(tuple(_inner_folders))
@@ -139,7 +137,7 @@ class Place(NamedTuple):
         )
 
 
-class OwnCode:
+class UserCode:
     """Tells the user's own code from that of libraries.
 
     Args:
@@ -162,7 +160,7 @@ class OwnCode:
             own = is_own.get(name)
             if own is None:
                 own = is_own[name] = self._belongs_to_user(name, frame.f_globals)
-                self._is_ours[name] = name.startswith(OURS)
+                self._is_ours[name] = name.startswith(OWN_FOLDER)
             if own:
                 return Place(code, frame.f_lasti, tuple(through), inner or frame.f_lasti)
             if not self._is_ours[name]:
@@ -176,6 +174,18 @@ class OwnCode:
         known = self._is_own.get(path)
         return self._belongs_to_user(path, {}) if known is None else known
 
+    def files(self) -> list[Path]:
+        """Return the Python files of all modules that are the user's own, that of `__main__` first."""
+        found: dict[Path, None] = {}
+        modules = list(sys.modules.items())
+        for _, module in sorted(modules, key=lambda item: item[0] != "__main__"):
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and file.endswith(".py"):
+                names = getattr(module, "__dict__", {})
+                if self._belongs_to_user(file, names) and Path(file).is_file():
+                    found[Path(file)] = None
+        return list(found)
+
     def _belongs_to_user(self, name: str, variables: dict[str, object]) -> bool:
         if name.startswith("<"):
             return name.startswith(_PROMPTS)
@@ -184,10 +194,10 @@ class OwnCode:
         if self._main and package == self._main:
             return True
         if module == "__main__":
-            return not name.startswith((OURS, *_LIBRARIES))
+            return not name.startswith((OWN_FOLDER, *_LIBRARIES))
         return not (
             package in _PACKAGES
-            or name.startswith((OURS, *_LIBRARIES))
+            or name.startswith((OWN_FOLDER, *_LIBRARIES))
             or any(folder in name for folder in _INSTALLED)
         )
 
@@ -227,7 +237,7 @@ def place_in_framework(place: Place) -> str:
         path = code.co_filename
         if path.startswith((*_LIBRARIES, "<")) and not any(one in path for one in _INSTALLED):
             continue
-        if path.startswith(_TORCH):
+        if path.startswith(TORCH_FOLDER):
             continue
         waits_here = code is place.through[0]
         line = f":{line_of(code, place.inner_instruction)}" if waits_here else ""
@@ -252,29 +262,3 @@ def function_of(code: CodeType) -> str:
 def short_path(path: str, *, folder: str) -> str:
     """Return a path relative to a folder that it is in, or as it is."""
     return path.removeprefix(folder.rstrip(os.sep) + os.sep)
-
-
-def files_of_the_script() -> list[Path]:
-    """Return the Python files of all modules that are no installed ones, that of `__main__` first."""
-    installed = _installed_folders()
-    found: dict[Path, None] = {}
-    modules = list(sys.modules.items())
-    for _, module in sorted(modules, key=lambda item: item[0] != "__main__"):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.endswith(".py"):
-            path = Path(file)
-            # Libraries also lie on a path that Python's own settings do not name.
-            is_installed = not _NAMES.isdisjoint(path.parts)
-            is_installed = is_installed or any(folder in path.parents for folder in installed)
-            if not is_installed and path.is_file():
-                found[path] = None
-    return list(found)
-
-
-def _installed_folders() -> set[Path]:
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    folders = {Path(sysconfig.get_path(name)) for name in names}
-    folders.update(map(Path, site.getsitepackages()))
-    folders.add(Path(site.getusersitepackages()))
-    folders.add(Path(__file__).parents[1])
-    return folders | {folder.resolve() for folder in folders}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.device.user_line import OwnCode, module_that_runs, short_path
+from gapless.device.user_line import UserCode, module_that_runs, short_path
 from gapless.records.finding import Site
 from gapless.unnoticed import FilterInFront, Patches, unseen
 
@@ -51,7 +51,7 @@ class BackwardLinesPass:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.lines: dict[NodeKey, Site] = {}
-        self._own = OwnCode(module_that_runs())
+        self._own = UserCode(module_that_runs())
         self._folder = os.getcwd()  # noqa: PTH109  # paths are shortened as text
         self._patches = Patches()
         self._of_step: dict[int, tuple[str, Site | None]] = {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gapless.device.cuda_sites import WarningsOfWaits
 from gapless.device.cuda_waits import call_before_waits
-from gapless.device.user_line import OURS
+from gapless.device.user_line import OWN_FOLDER
 from gapless.doctor.lines.explicit_waits import (
     watch_collectives,
     watch_optimizers,
@@ -142,7 +142,8 @@ class SitesPass:
         frame: FrameType | None = sys._getframe(1)
         # Between us and the call that waits is only what calls us back.
         while frame is not None and (
-            frame.f_code.co_name == "fire_callbacks" or frame.f_code.co_filename.startswith(OURS)
+            frame.f_code.co_name == "fire_callbacks"
+            or frame.f_code.co_filename.startswith(OWN_FOLDER)
         ):
             frame = frame.f_back
         cause = _CAUSES.get(what)

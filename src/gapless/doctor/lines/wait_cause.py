@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import builtins
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.device.user_line import TORCH_FOLDER
 from gapless.doctor.lines import script_tensors
 from gapless.doctor.lines.call_syntax import index_at, last_name
 from gapless.unnoticed import local_names
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from gapless.doctor.advice.causes import Cause
 
 
-_TORCH = str(Path(torch.__file__).parent) + os.sep
-
 # Everything in here is a part of printing.
-_PRINTING = f"{_TORCH}_tensor_str.py"
+_PRINTING = f"{TORCH_FOLDER}_tensor_str.py"
 
 # By file of torch, and part of the function's name. The innermost function that is here decides.
 _THROUGH: tuple[tuple[str, str, Cause], ...] = (
@@ -109,8 +107,8 @@ def cause_through(through: tuple[CodeType, ...], *, otherwise: Cause) -> Cause:
         return "print"
     for code in through:
         path = code.co_filename
-        if path.startswith(_TORCH):
-            inner = path[len(_TORCH) :].replace(os.sep, "/")
+        if path.startswith(TORCH_FOLDER):
+            inner = path[len(TORCH_FOLDER) :].replace(os.sep, "/")
             for file, part, cause in _THROUGH:
                 if inner.startswith(file) and part in code.co_qualname:
                     return cause

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from gapless.device.user_line import OwnCode, Place, module_that_runs, place_in_framework, site_of
+from gapless.device.user_line import Place, UserCode, module_that_runs, place_in_framework, site_of
 from gapless.doctor.lines.call_syntax import operation_at
 from gapless.doctor.lines.wait_cause import cause_by_name, cause_through, function_called
 from gapless.doctor.seen import MARK, MARK_AFTER, MARK_WITHIN, SeenWait
@@ -78,7 +78,7 @@ class WaitNotes:
         self.is_open = False
         self.thread = ThreadState()
         self._marks = marks
-        self._own = OwnCode(module_that_runs())
+        self._own = UserCode(module_that_runs())
         self._numbers = itertools.count()
         self._notes: dict[int, Note] = {}
         self._folder = os.getcwd()  # noqa: PTH109  # paths are shortened as text

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from gapless import __version__
-from gapless.device.user_line import files_of_the_script
 from gapless.doctor.diagnose.diagnosis import diagnose
 from gapless.doctor.diagnose.done_once import say_done_once, split_done_once
 from gapless.doctor.diagnose.watched import Watched, host_ms
@@ -164,8 +163,11 @@ _MISSING = {
 
 
 def _static_findings() -> tuple[Finding, ...]:
+    from gapless.device.user_line import UserCode, module_that_runs  # which loads torch
+
     # One by one: for many at once the look starts processes, which a program at its end must not.
-    return tuple(one for path in files_of_the_script() for one in findings_in([path]))
+    files = UserCode(module_that_runs()).files()
+    return tuple(one for path in files for one in findings_in([path]))
 
 
 def _versions() -> dict[str, str]:
