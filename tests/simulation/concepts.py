@@ -22,7 +22,9 @@ _HEAD = """\
 # What each ordering operation is for: `concept` in words, `was` where it stood when this list
 # began (file: function: code, and which of several equal ones) or "new", and where it is now.
 # An operation that became one with another names that one instead: `joined`.
+# `noticed_in` is a scenario that fails without the operation.
 # Never change `was`. After a move: python -m simulation.mutants --remap
+# A new operation, or one that its scenario no longer misses: python -m simulation.mutants --search
 """
 
 
@@ -56,12 +58,14 @@ class Concept:
         was: the place when the list began, "new" for what came later.
         place: the present one; None if it is joined.
         joined: name of the concept whose operation does the work of this one as well.
+        noticed_in: name of a scenario that fails without it; None if none was found yet.
     """
 
     name: str
     was: str
     place: Place | None = None
     joined: str | None = None
+    noticed_in: str | None = None
 
 
 def read(path=FILE):
@@ -73,6 +77,7 @@ def read(path=FILE):
             was=entry["was"],
             place=None if "joined" in entry else Place(*(entry[key] for key in _PLACE)),
             joined=entry.get("joined"),
+            noticed_in=entry.get("noticed_in"),
         )
         for entry in entries
     ]
@@ -89,6 +94,8 @@ def write(concepts, path=FILE):
 def _entry(concept):
     place = {"joined": concept.joined} if concept.place is None else vars(concept.place)
     values = {"concept": concept.name, "was": concept.was, **place}
+    if concept.noticed_in is not None:
+        values["noticed_in"] = concept.noticed_in
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     return "\n".join(["[[operation]]", *lines, ""])
 

@@ -1,18 +1,28 @@
-"""Run the scenarios on a mutant, each mutant in a process of its own, and see who notices it."""
+"""Run scenarios on a mutant, each mutant in a process of its own, and see who notices it."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
 import traceback
 import warnings
+from functools import cache
 from time import perf_counter
+from types import FunctionType
 
-from simulation.mutations import SOURCE, MutatedModule, find_mutants, modules
-from simulation.scenarios import SCENARIOS, run, schedules
+from simulation.mutations import (
+    SOURCE,
+    changed_functions,
+    find_mutants,
+    modules,
+    name_of_module,
+)
+from simulation.scenarios import SCENARIOS, RaceError, run, schedules
 
 
 # Tried in this order: most mutants are noticed by the first.
@@ -60,6 +70,8 @@ class Reached:
 def find_witnesses():
     """Return the scenarios that call the function of each mutant, by its place, cheapest first.
 
+    A search of minutes; what was found is kept in `concepts.toml`.
+
     As soon and as late as the device may run, they reach what can be reached, and all pass before
     anything is removed.
     """
@@ -89,47 +101,83 @@ def judge(mutant, names):
     """
     # Torch loads it late, which takes seconds: once here, or else in every child.
     importlib.import_module("torch._dynamo")
+    functions_of_rooms()
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
         try:
-            os.write(writer, _judge_here(mutant, names).encode()[:4096])
+            _judge_here(mutant, names, lambda line: os.write(writer, f"{line}\n".encode()))
         except BaseException:
-            # It could not even be imported: that nobody noticed it is what will be told.
+            # It could not even be made or tried: that nobody noticed it is what will be told.
             traceback.print_exc()
+            os.write(writer, b"\n")
         os._exit(0)
     os.close(writer)
-    verdict = os.read(reader, 4096).decode()
-    os.close(reader)
+    with os.fdopen(reader, encoding="utf-8") as told:
+        *begun, last = told.read().splitlines() or [""]
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
-        return f"hang        ended by signal {os.WTERMSIG(status)}"
-    return verdict
+        return f"hang        in {last!r} (ended by signal {os.WTERMSIG(status)})"
+    return last if begun else ""
 
 
-def _judge_here(mutant, names):
+def scenario_of(verdict):
+    """Return the name of the scenario in a verdict."""
+    return re.search(r" in '([^']+)' \(", verdict)[1]
+
+
+def _judge_here(mutant, names, tell):
+    """Tell each scenario before it is run, and at the end the verdict."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     warnings.resetwarnings()
-    scenarios = _import_anew(mutant)
+    change_in_place(mutant)
     for seeds in SEEDS:
         for name in names:
-            for scheduler, seed in scenarios.schedules(name, seeds):
+            tell(name)
+            for scheduler, seed in schedules(name, seeds):
                 signal.alarm(_TIMEOUT_S)
                 try:
-                    scenarios.run(name, scheduler=scheduler, seed=seed)
-                except scenarios.RaceError:
-                    return f"checker     in {name!r} ({scheduler} {seed})"
-                except AssertionError:
-                    return f"value       in {name!r} ({scheduler} {seed})"
+                    run(name, scheduler=scheduler, seed=seed)
                 except BaseException as error:
-                    return f"{type(error).__name__:11} in {name!r} ({scheduler} {seed})"
-    return ""
+                    tell(f"{_kind_of(error):11} in {name!r} ({scheduler} {seed})")
+                    return
+    tell("")
 
 
-def _import_anew(mutant):
-    """Import gapless with a mutant in it, and the scenarios that use it."""
-    packages = ("gapless", "simulation", "toy_steps", "late_device")
-    for name in [name for name in sys.modules if name.split(".")[0] in packages]:
-        del sys.modules[name]
-    sys.meta_path.insert(0, MutatedModule(mutant))
-    return importlib.import_module("simulation.scenarios")
+def _kind_of(error):
+    """Return what a verdict calls an error."""
+    kinds = {RaceError: "checker", AssertionError: "value"}
+    return kinds.get(type(error), type(error).__name__)
+
+
+@cache
+def functions_of_rooms():
+    """Return all functions of the rooms that are there when all their modules are imported."""
+    for module in modules():
+        importlib.import_module(name_of_module(module))
+    files = {str(SOURCE / module) for module in modules()}
+    # Objects that a test session has frozen are in no list.
+    is_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    functions = [
+        found
+        for found in gc.get_objects()
+        if type(found) is FunctionType and found.__code__.co_filename in files
+    ]
+    if is_frozen:
+        gc.collect()
+        gc.freeze()
+    return functions
+
+
+def change_in_place(mutant):
+    """Give functions the code of a mutant: of all that it changes, in this process."""
+    for old, new in changed_functions(mutant):
+        owners = [
+            found
+            for found in functions_of_rooms()
+            if found.__code__ == old and found.__code__.co_filename == old.co_filename
+        ]
+        assert owners, f"no function has the code of {mutant}"
+        for owner in owners:
+            owner.__code__ = new

@@ -7,6 +7,7 @@ looked for in the source, and `concepts.toml` says in words what each operation 
     python -m simulation.mutants [TEXT]    judge all, or those whose description contains a text
     python -m simulation.mutants --list    print what is found, "?" where the list has no words
     python -m simulation.mutants --remap   after a move: find the new places of known operations
+    python -m simulation.mutants --search  find scenarios that notice what is not noticed yet
     python -m simulation.mutants --table   print old and new places as a Markdown table
 """
 
@@ -16,11 +17,12 @@ import multiprocessing
 import os
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import torch
 
 from simulation import concepts
-from simulation.judging import find_witnesses, judge
+from simulation.judging import find_witnesses, judge, scenario_of
 from simulation.mutations import find_mutants
 
 
@@ -32,23 +34,59 @@ def describe(mutant, known):
 
 
 def judge_all(chosen=""):
-    """Judge all mutants, or those whose description contains a text; return the exit code."""
-    torch.set_num_threads(1)
-    witnesses = find_witnesses()
+    """Judge all mutants, or those whose description contains a text; return the exit code.
+
+    Each by the scenario that is known to miss it.
+    """
     known = concepts.by_place(concepts.read())
     mutants = [mutant for mutant in find_mutants() if chosen in describe(mutant, known)]
-    work = [(mutant, witnesses.get(str(mutant.place), [])) for mutant in mutants]
     num_killed = 0
-    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
-        for mutant, verdict in zip(mutants, pool.imap(_judge_pair, work), strict=True):
-            num_killed += bool(verdict)
-            print(f"{verdict or 'SURVIVED':70}  {describe(mutant, known)}", flush=True)
+    for mutant, verdict in _verdicts((mutant, scenarios_of(mutant, known)) for mutant in mutants):
+        num_killed += bool(verdict)
+        print(f"{verdict or 'SURVIVED':70}  {describe(mutant, known)}", flush=True)
     print(f"{num_killed}/{len(mutants)} killed")
     return 0 if mutants and num_killed == len(mutants) else 1
 
 
+def scenarios_of(mutant, known):
+    """Return the scenario that is known to miss an operation, in a list; empty if none is."""
+    owners = known.get(mutant.place, [])
+    return [concept.noticed_in for concept in owners if concept.noticed_in is not None]
+
+
+def _verdicts(work):
+    """Yield each mutant of some pairs with its scenarios, and the verdict on it, in their order."""
+    torch.set_num_threads(1)
+    work = list(work)
+    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
+        for (mutant, _), verdict in zip(work, pool.imap(_judge_pair, work), strict=True):
+            yield mutant, verdict
+
+
 def _judge_pair(pair):
     return judge(*pair)
+
+
+def search_all(path=concepts.FILE):
+    """Find a scenario for each operation that none misses yet, and write it; return the exit code.
+
+    Of all scenarios that come to it, the cheapest that fails without it.
+    """
+    before = concepts.read(path)
+    known = concepts.by_place(before)
+    judged = _verdicts((mutant, scenarios_of(mutant, known)) for mutant in find_mutants())
+    missed = [mutant for mutant, verdict in judged if not verdict]
+    witnesses = find_witnesses() if missed else {}
+    found = {}
+    for mutant, verdict in _verdicts((mutant, witnesses[str(mutant.place)]) for mutant in missed):
+        found[mutant.place] = scenario_of(verdict) if verdict else None
+        print(f"{verdict or 'SURVIVED':70}  {describe(mutant, known)}", flush=True)
+    after = [
+        replace(concept, noticed_in=found[concept.place]) if concept.place in found else concept
+        for concept in before
+    ]
+    concepts.write(after, path)
+    return 1 if None in found.values() else 0
 
 
 def list_all():
@@ -106,7 +144,12 @@ def print_table():
     return 0
 
 
-_OPTIONS = {"--list": list_all, "--remap": remap_all, "--table": print_table}
+_OPTIONS = {
+    "--list": list_all,
+    "--remap": remap_all,
+    "--search": search_all,
+    "--table": print_table,
+}
 
 
 def main(*arguments):

@@ -1,4 +1,4 @@
-"""The ordering operations of the loop, and a module with one of them taken away.
+"""The ordering operations of the loop, and the code of functions with one of them taken away.
 
 Operations are found in the source by what they call. `KINDS` is the table of what is looked for
 and what is done to it; a new kind takes part as soon as it has a row.
@@ -7,12 +7,12 @@ and what is done to it; a new kind takes part as soon as it has a row.
 from __future__ import annotations
 
 import ast
-import importlib.util
+import inspect
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
-from importlib.abc import Loader, MetaPathFinder
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING
 
 from simulation.concepts import Place
@@ -339,21 +339,36 @@ def find_mutants():
     return tuple(found)
 
 
-# --- a module without one ---
+# --- code without one ---
 
 
-class MutatedModule(MetaPathFinder, Loader):
-    """Import the module of a mutant with the mutant in it."""
+def name_of_module(module):
+    """Return the name by which a module of the rooms is imported."""
+    return ".".join(["gapless", *Path(module).with_suffix("").parts])
 
-    def __init__(self, mutant):
-        module = mutant.place.module
-        self._name = ".".join(["gapless", *Path(module).with_suffix("").parts])
-        tree = Mutator(module, mutant.number).visit(parse(module))
-        self._code = compile(tree, str(SOURCE / module), "exec")
 
-    def find_spec(self, name, path=None, target=None):
-        return importlib.util.spec_from_loader(name, self) if name == self._name else None
+def compiled(module, chosen=None):
+    """Return the code of a module with a mutant of that number in it."""
+    tree = Mutator(module, chosen).visit(parse(module))
+    return compile(tree, str(SOURCE / module), "exec")
 
-    def exec_module(self, module):
-        module.__file__ = self._code.co_filename
-        exec(self._code, module.__dict__)
+
+def changed_functions(mutant):
+    """Return the functions of a module that a mutant changes, as pairs of old and new code."""
+    module = mutant.place.module
+    return list(_unlike(compiled(module), compiled(module, mutant.number)))
+
+
+def _unlike(old, new):
+    """Yield the outermost functions in two codes that are not the same."""
+    for one, other in zip(_codes(old), _codes(new), strict=True):
+        if one == other:
+            continue
+        if one.co_flags & inspect.CO_NEWLOCALS and one.co_flags & inspect.CO_OPTIMIZED:
+            yield one, other
+        else:
+            yield from _unlike(one, other)
+
+
+def _codes(code):
+    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
