@@ -20,9 +20,11 @@ from origin_rows import make
 
 ROOT = Path(__file__).parents[2]
 
+HERE = ["--small", "--device", "cpu"]
+
 
 def measured(folder, *options):
-    command = [sys.executable, "-m", "benchmarks.origin", "--small", "--device", "cpu"]
+    command = [sys.executable, "-m", "benchmarks.origin", *HERE]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
         [*command, "--out", str(folder), *options],
@@ -36,9 +38,10 @@ def measured(folder, *options):
 
 
 @pytest.mark.slow
-def test_every_plan_is_measured_and_one_can_be_measured_again(tmp_path):
+def test_every_plan_is_measured_and_one_can_be_measured_again(tmp_path, numerics):
     """The file has a row for each plan, with bits and figures; --only keeps the other rows."""
-    done, found = measured(tmp_path, "--rounds", "1", "--commit", "abc1234")
+    quickly = ["--rounds", "1", "--steps", "3", "--verify-steps", "2"]
+    done, found = measured(tmp_path, *quickly, "--commit", "abc1234")
 
     assert done.returncode == 0, done.stderr
     rows = {row["plan"]: row for row in found["rows"]}
@@ -48,20 +51,21 @@ def test_every_plan_is_measured_and_one_can_be_measured_again(tmp_path):
     assert [name for name, row in rows.items() if row["identical"] is None] == ["captured"]
     assert rows["blocking"]["waits_per_step"] == 2.0
     assert found["facts"]["commit"] == "abc1234"
-    assert "same bits? a plain loop, first run  1/6" in done.stderr
+    assert "same bits? a plain loop, first run  1/2" in done.stderr
     assert "| `four-stream` | 方案 1, 阶段 2 (plan 1, stage 2) | yes |" in (
         tmp_path / "origin.md"
     ).read_text("utf-8")
 
-    done, again = measured(tmp_path, "--only", "events", "--rounds", "1", "--commit", "later")
+    again_here = [*HERE, *quickly, "--out", str(tmp_path)]
+    assert main([*again_here, "--only", "events", "--commit", "later"]) == 0
+    again = json.loads((tmp_path / "origin-fp32.json").read_text(encoding="utf-8"))
 
-    assert done.returncode == 0, done.stderr
     commits = {row["plan"]: row["facts"]["commit"] for row in again["rows"]}
     assert commits == dict.fromkeys(COMPARED, "abc1234") | {"events": "later"}
 
-    done, tuned = measured(tmp_path, "--tuning", "--rounds", "1")
+    assert main([*again_here, "--tuning"]) == 0
+    tuned = json.loads((tmp_path / "origin-fp32.json").read_text(encoding="utf-8"))
 
-    assert done.returncode == 0, done.stderr
     assert tuned["rows"] == again["rows"]
     assert [row["sentences"] for row in tuned["tuning"]] == [16, 32, 64]
     every_batch, *_, seldom = tuned["tuning"][0]["intervals"]

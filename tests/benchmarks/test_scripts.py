@@ -24,10 +24,6 @@ ROOT = Path(__file__).parents[2]
 
 CPU = find_device("cpu")
 
-needs_capture_in_place = pytest.mark.skipif(
-    not hasattr(gapless, "release"), reason="there is no capture in place yet"
-)
-
 OPTIONS = race.Options(
     device="cpu", rounds=1, is_small=True, setup_limit=60.0, folder=Path("unused")
 )
@@ -122,31 +118,19 @@ def few_threads(numerics):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", variants.NAMES)
 def test_variants_have_the_bits_of_the_script(name, few_threads):
-    """As written twice, with prefetch and deferred loss, and as a step, edited as it is."""
+    """With prefetch and deferred loss; as a step and in place, as each edit without captures."""
     written = trained(name, variants.AS_WRITTEN)
-    step = trained(name, variants.WHOLE_STEP)
+    found = {one: trained(name, one) for one in (variants.WHOLE_STEP, variants.IN_PLACE)}
     with bits.capture_off():
-        edited_alone = trained(name, variants.WHOLE_STEP)
+        edited_alone = {one: trained(name, one) for one in found}
 
-    assert difference(written, trained(name, variants.AS_WRITTEN)) is None
     assert difference(written, trained(name, variants.PREFETCH)) is None
-    assert difference(edited_alone, step) is None
+    for variant, its in found.items():
+        assert difference(edited_alone[variant], its) is None
     # What it logged, and its weights.
     assert any(" of model 0" in title for title in written)
     assert any(title.endswith(" 1") for title in written)
     assert not any("nan" in value for value in written.values())
-
-
-@pytest.mark.slow
-@needs_capture_in_place
-@pytest.mark.parametrize("name", variants.NAMES)
-def test_capture_in_place_has_the_bits_of_the_edited_script(name, few_threads):
-    """On a CPU it runs as written."""
-    found = trained(name, variants.IN_PLACE)
-    with bits.capture_off():
-        edited_alone = trained(name, variants.IN_PLACE)
-
-    assert difference(edited_alone, found) is None
 
 
 @pytest.mark.slow
@@ -162,7 +146,6 @@ def test_steps_are_replayed_on_the_simulated_device(name, few_threads, monkeypat
 
 
 @pytest.mark.slow
-@needs_capture_in_place
 @pytest.mark.parametrize("name", ["gcn", "word_lm", "vit", "nanogpt", "speech", "dcgan"])
 def test_parts_are_replayed_in_place_on_the_simulated_device(name, few_threads, monkeypatch):
     """With the bits of the same loop run as written."""
@@ -329,7 +312,7 @@ def test_the_runner_measures_appends_and_prints(tmp_path):
     file = tmp_path / "found.json"
     file.write_text("[]")
     command = [sys.executable, "-m", "benchmarks.scripts", "--small", "--rounds", "1"]
-    command += ["--only", "word_lm", "--variants", "prefetch", "whole-step", "compile"]
+    command += ["--only", "word_lm", "--variants", "whole-step", "compile"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 
     done = subprocess.run(
@@ -341,7 +324,7 @@ def test_the_runner_measures_appends_and_prints(tmp_path):
     (found,) = json.loads(file.read_text(encoding="utf-8"))
     assert {"hardware", "versions", "commit", "command", "rounds", "steps"} <= set(found)
     ran = {v: one for v, one in found["variants"].items() if "left_out" not in one}
-    assert list(ran) == [variants.AS_WRITTEN, variants.PREFETCH, variants.WHOLE_STEP]
+    assert list(ran) == [variants.AS_WRITTEN, variants.WHOLE_STEP]
     assert {one["bits"] for one in ran.values()} == {bits.SAME}
     assert all(one["steps_per_s"] > 0 and one["waits"] == 0 for one in ran.values())
     (report,) = ran[variants.WHOLE_STEP]["reports"]
