@@ -23,7 +23,7 @@ demo: $(VENV)/.installed  ## Train on the embedded corpus, translate a few sente
 test: $(VENV)/.installed-test lint  ## Lint, types, import rules and the tests that need no GPU.
 	$(PYTEST) -m "not slow and not gpu and not multi_gpu"
 
-check: $(VENV)/.installed-frameworks  ## The slow tests: a wheel, long searches, real frameworks.
+check: $(VENV)/.installed-frameworks  ## The slow tests: a wheel, all mutants, real frameworks.
 	$(PYTEST) -m slow -o faulthandler_timeout=900
 
 lint: $(VENV)/.installed-test

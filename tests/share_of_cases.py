@@ -1,7 +1,8 @@
 """Which cases `make test` and `make check` run: of some tests a share, so that more cases take no longer.
 
 Of a test marked `quick_cases(8)` eight cases are quick, and the others are slow; `quick_tests(30)` of a
-file says so of all its tests together. Of each slow test `make check` runs 4 cases.
+file says so of all its tests together. `make check` runs all slow tests, but of each one in
+`tests/hazards` and `tests/graphs` 4 cases.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections import defaultdict
 import pytest
 
 
-# Of a slow test with more cases, so many, spread over their names: the same ones each time.
+# Of a slow test of these rooms with more cases, so many, spread over their names: always the same.
+ROOMS = ("hazards", "graphs")
 MOST_CASES = 4
 ALL_CASES = "GAPLESS_ALL_CASES"
 
@@ -45,10 +47,20 @@ def pytest_collection_modifyitems(config, items):
         or any("::" in argument for argument in config.args)
     )
     if not asks_for_more:
-        kept = {id(item) for cases in _of_each_test(items) for item in spread(cases, MOST_CASES)}
+        kept = {
+            id(item)
+            for cases in _of_each_test(items)
+            for item in (spread(cases, MOST_CASES) if _has_a_share(config, cases[0]) else cases)
+        }
         config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
         items[:] = [item for item in items if id(item) in kept]
     return result
+
+
+def _has_a_share(config, item):
+    """Whether a test is in one of the rooms of which `make check` runs some cases."""
+    path = item.path.relative_to(config.rootpath)
+    return any(room in path.parts for room in ROOMS)
 
 
 def _of_each_test(items):

@@ -58,19 +58,21 @@ def test_a_share_has_the_first_and_the_last_and_no_item_twice(num_items, most):
 @pytest.mark.parametrize(
     ("options", "all_cases", "expected"),
     [
-        (["-m", "not slow"], "0", 5 + 3),
-        (["-m", "slow"], "0", 3 * MOST_CASES + 3),
-        (["-m", "slow"], "1", 100 + 3 + 35 + 7),
-        (["-m", "slow", "-k", "test_made_up and test_many"], "0", 100),
-        ([], "0", 100 + 3 + 40 + 10),
+        (["-m", "not slow"], "0", 5 + 3 + 5),
+        (["-m", "slow"], "0", 3 * MOST_CASES + 3 + 100 + 3 + 35),
+        (["-m", "slow"], "1", 100 + 3 + 35 + 7 + 100 + 3 + 35),
+        (["-m", "slow", "-k", "graphs and test_made_up and test_many"], "0", 100),
+        ([], "0", 100 + 3 + 40 + 10 + 100 + 3 + 40),
     ],
 )
 def test_all_cases_run_where_they_are_asked_for(
     tmp_path, monkeypatch, options, all_cases, expected
 ):
-    """By name, or by the variable; a test of few cases always has all, one marked otherwise so many."""
-    (tmp_path / "test_made_up.py").write_text(MANY)
-    (tmp_path / "test_of_one_file.py").write_text(OF_ONE_FILE)
+    """By name, or by the variable, or where their room has no share; a test of few cases has all."""
+    (tmp_path / "graphs").mkdir()
+    (tmp_path / "graphs" / "test_made_up.py").write_text(MANY)
+    (tmp_path / "graphs" / "test_of_one_file.py").write_text(OF_ONE_FILE)
+    (tmp_path / "test_of_another_room.py").write_text(MANY)
     (tmp_path / "conftest.py").write_text("from share_of_cases import *\n")
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\nmarkers =\n  slow\n  quick_cases\n  quick_tests\n"

@@ -28,7 +28,8 @@ from gapless.doctor.static.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gapless.doctor.static.walker import Call, Walker
+    from gapless.doctor.static.arguments import Call
+    from gapless.doctor.static.walker import Walker
 
     _Handler = Callable[[Walker, Call, str], Value]
 

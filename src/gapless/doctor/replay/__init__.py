@@ -1,1 +1,0 @@
-"""Recorded steps played again: what a wait costs, and what is gained without it."""

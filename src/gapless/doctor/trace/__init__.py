@@ -1,1 +1,0 @@
-"""What torch's profiler records of a few steps, as plain data."""
