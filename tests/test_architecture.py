@@ -34,8 +34,8 @@ MAY_READ = {
 
 # Who may name what talks to other processes, beside `ranks`, and why.
 MAY_NAME_DISTRIBUTED = {
-    "doctor/explicit_waits.py",  # watches the collectives of anybody's script
-    "doctor/launcher.py",  # reads the options of torchrun
+    "doctor/lines/explicit_waits.py",  # watches the collectives of anybody's script
+    "doctor/session/launcher.py",  # reads the options of torchrun
     "doctor/static/torch_names.py",  # its name, as text
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gapless.doctor.explanations import CODES
+from gapless.doctor.advice.explanations import CODES
 from gapless.nmt.run import defaults
 
 

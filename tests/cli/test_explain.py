@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gapless.doctor.explanations import CODES
+from gapless.doctor.advice.explanations import CODES
 
 
 def test_a_code_is_explained_with_an_example(gapless):

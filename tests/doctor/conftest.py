@@ -8,6 +8,4 @@ import pytest
 @pytest.fixture(autouse=True)
 def script_of_a_watch(monkeypatch, request):
     """It is the test's own file: a process of pytest has imported hundreds, and a look takes time."""
-    monkeypatch.setattr(
-        "gapless.doctor.conclusion.files_of_the_script", lambda: [request.node.path]
-    )
+    monkeypatch.setattr("gapless.device.user_line.UserCode.files", lambda _: [request.node.path])

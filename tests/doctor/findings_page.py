@@ -20,7 +20,7 @@ from unittest import mock
 import torch
 from torch.utils.data import DataLoader
 
-from gapless.doctor.explanations import CODES, GIVEN
+from gapless.doctor.advice.explanations import CODES, GIVEN
 
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "findings.md"

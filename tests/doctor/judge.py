@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from doctor.labels import Case, Wait, all_cases, run_waiting
-from gapless.doctor.causes import CODE_OF
+from gapless.doctor.advice.causes import CODE_OF
 
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"

@@ -10,10 +10,9 @@ import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from gapless.doctor.host_time import host_ms
+from gapless.doctor.diagnose.watched import Watched, host_ms
 from gapless.doctor.seen import MARK, MARK_AFTER, MARK_WITHIN, STEP_MARK, SeenWait
-from gapless.doctor.trace import read_trace
-from gapless.doctor.watched import Watched
+from gapless.doctor.trace.chrome_trace import read_trace
 from gapless.records.finding import Site
 
 

@@ -5,7 +5,7 @@ import inspect
 import pytest
 import torch
 
-from gapless.doctor.backward_lines import BackwardLinesPass, needs_backward_lines
+from gapless.doctor.lines.backward_lines import BackwardLinesPass, needs_backward_lines
 from gapless.doctor.seen import SeenWait
 
 

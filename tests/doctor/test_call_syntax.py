@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gapless.doctor.call_syntax import operation_at
+from gapless.doctor.lines.call_syntax import operation_at
 
 
 class Records:

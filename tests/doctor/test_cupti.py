@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from gapless.doctor import cupti
-from gapless.doctor.cupti import cupti_let_go, is_cupti_let_go
+from gapless.doctor.trace import cupti
+from gapless.doctor.trace.cupti import cupti_let_go, is_cupti_let_go
 
 
 VARIABLE = "TEARDOWN_CUPTI"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from doctor.simulated_trace import AUTOGRAD, MAIN, step_ms, watched
-from gapless.doctor.diagnose import diagnose
+from gapless.doctor.diagnose.diagnosis import diagnose
+from gapless.doctor.diagnose.watched import Watched
 from gapless.doctor.seen import SeenWait
-from gapless.doctor.watched import Watched
 from gapless.records.finding import Site
 
 

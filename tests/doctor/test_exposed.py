@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gapless.doctor.exposed import DeviceSpan, HostSpan, busy_us, charge_gaps
+from gapless.doctor.replay.exposed import DeviceSpan, HostSpan, busy_us, charge_gaps
 
 
 def work(start, end, launch):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from doctor.findings_page import PAGE, page, run
-from gapless.doctor.causes import CODE_OF
-from gapless.doctor.explanations import CODES, find_code
+from gapless.doctor.advice.causes import CODE_OF
+from gapless.doctor.advice.explanations import CODES, find_code
 
 
 EDITS = [

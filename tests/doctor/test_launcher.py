@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gapless.doctor.launcher import is_launcher, launcher_as_module, with_watched_workers
+from gapless.doctor.session.launcher import is_launcher, launcher_as_module, with_watched_workers
 from gapless.scripts import Program
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import types
 import warnings
 from pathlib import Path
 
 import pytest
 
-from gapless.doctor.script_files import files_of_the_script
 from gapless.doctor.static import look
 from gapless.doctor.static.look import findings_of, look_at, python_files
 
@@ -226,17 +224,3 @@ def test_beside_a_loop_of_training_nothing_is_reported():
     )
 
     assert certainties(code) == {3: "surely"}
-
-
-def test_a_library_on_a_path_of_the_users_is_no_file_of_the_script(tmp_path, monkeypatch):
-    """Else all of torch is looked at where PYTHONPATH or a .pth file leads to it."""
-    for folder in ("project", "env/lib/site-packages"):
-        module = types.ModuleType(f"of_{len(folder)}")
-        module.__file__ = str(tmp_path / folder / "some.py")
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "some.py").touch()
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-
-    found = [path for path in files_of_the_script() if tmp_path in path.parents]
-
-    assert found == [tmp_path / "project" / "some.py"]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from doctor.any_session import sessions
-from gapless.doctor.explanations import CODES
-from gapless.doctor.private import private
+from gapless.doctor.advice.explanations import CODES
+from gapless.doctor.session.private import private
 from gapless.records.finding import Site
 from gapless.report.session_json import read_session, session_json
 from gapless.report.session_text import session_text

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gapless.doctor.rank_sessions import FOLDER_VARIABLE, collect, this_rank, together
+from gapless.doctor.session.rank_sessions import FOLDER_VARIABLE, collect, this_rank, together
 from gapless.records.finding import Finding, Session, Site
 
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from doctor.simulated_trace import MAIN, OTHER, played, step_ms
-from gapless.doctor import replay
-from gapless.doctor.replay import Act, HostInterval, Queued, Recording, event_cost, play, record
-from gapless.doctor.trace import find_waits, read_trace
+from gapless.doctor.replay import recording as recording_module
+from gapless.doctor.replay.player import event_cost, play
+from gapless.doctor.replay.recording import Act, HostInterval, Queued, Recording, record
+from gapless.doctor.trace.chrome_trace import find_waits, read_trace
 
 
 def recorded(program, **machine):
@@ -386,7 +387,7 @@ def test_work_may_begin_before_its_streams_earlier_work_ends():
 def test_a_long_trace_is_cut_to_its_last_steps(monkeypatch):
     """So that playing it stays quick."""
     for most, num_steps in ((100, 2), (1, 1)):
-        monkeypatch.setattr(replay, "_MAX_WORKS", most)
+        monkeypatch.setattr(recording_module, "_MAX_WORKS", most)
 
         assert recorded(planted(0.3, wait=WAITS["item"])).num_steps == num_steps
 

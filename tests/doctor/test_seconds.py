@@ -7,13 +7,12 @@ from dataclasses import replace
 from time import sleep
 from types import SimpleNamespace
 
-from gapless.doctor.conclusion import conclude
-from gapless.doctor.phases import Seen
-from gapless.doctor.private import private
-from gapless.doctor.seconds import Seconds
 from gapless.doctor.seen import SeenWait
-from gapless.doctor.watch_settings import WatchSettings
-from gapless.doctor.watching import Watch
+from gapless.doctor.session.conclusion import conclude
+from gapless.doctor.session.private import private
+from gapless.doctor.watching.seconds import Seconds
+from gapless.doctor.watching.watch import Watch, WatchSettings
+from gapless.doctor.watching.windows import Seen
 from gapless.records.finding import Site
 
 

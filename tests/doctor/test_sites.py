@@ -23,11 +23,11 @@ from torch.utils.data import DataLoader
 
 from doctor.labels import read_case, scripts
 from gapless.device import cuda_sites
-from gapless.doctor import explicit_waits, host_costs, placement, sites as sites_module
-from gapless.doctor.done_once import split_done_once
-from gapless.doctor.index_cause import cause_of_index
+from gapless.doctor.diagnose.done_once import split_done_once
+from gapless.doctor.lines import explicit_waits, host_costs, script_tensors, sites as sites_module
+from gapless.doctor.lines.sites import SitesPass
+from gapless.doctor.lines.wait_cause import cause_of_index
 from gapless.doctor.seen import MARK, MARK_AFTER
-from gapless.doctor.sites import SitesPass
 from gapless.unnoticed import Patches
 
 
@@ -40,8 +40,8 @@ NUM_STEPS = 5
 @pytest.fixture(autouse=True)
 def tensors_are_on_a_device(monkeypatch):
     """Let every tensor be one that the host waits for, and every device another than the host."""
-    monkeypatch.setattr(placement, "is_on_accelerator", lambda tensor: True)
-    monkeypatch.setattr(placement, "is_accelerator", lambda device: True)
+    monkeypatch.setattr(script_tensors, "is_on_accelerator", lambda tensor: True)
+    monkeypatch.setattr(script_tensors, "is_accelerator", lambda device: True)
 
 
 @pytest.fixture
@@ -653,7 +653,7 @@ def test_a_method_of_a_tensor_can_be_sent_to_another_process(watching):
 
 def test_a_copy_to_the_host_that_does_not_block_is_no_wait(watching, monkeypatch):
     """Torch takes page-locked memory for it."""
-    monkeypatch.setattr(placement, "is_accelerator", lambda device: False)
+    monkeypatch.setattr(script_tensors, "is_accelerator", lambda device: False)
     torch.ones(3).to("cpu", non_blocking=True)
     torch.ones(3).to("cpu")  # blocks
 
@@ -873,7 +873,7 @@ def test_a_script_that_sets_no_mode_hears_nothing_of_it(talking_mode):
 
 def test_a_linear_layer_that_moves_makes_as_many_copies_as_it_has_tensors(monkeypatch):
     """`Module.to` goes through the same method."""
-    monkeypatch.setattr(placement, "is_on_accelerator", lambda tensor: False)
+    monkeypatch.setattr(script_tensors, "is_on_accelerator", lambda tensor: False)
     sites = SitesPass()
     sites.start()
     nn.Linear(2, 2).to("cpu")
@@ -896,7 +896,7 @@ def test_a_module_that_moves_is_called_as_what_is_done_once_knows_it(name, monke
         "cpu": lambda tensor: True,
         "load_state_dict": lambda tensor: tensor.data_ptr() in own,
     }
-    monkeypatch.setattr(placement, "is_on_accelerator", is_moved[name])
+    monkeypatch.setattr(script_tensors, "is_on_accelerator", is_moved[name])
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self, device=None: self.clone())
     sites = SitesPass()
     sites.start()

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from gapless.doctor.step_source import Caller, StepSource
-from gapless.doctor.steps import StepHooks
+from gapless.doctor.watching.step_hooks import StepHooks
+from gapless.doctor.watching.step_source import Caller, StepSource
 
 
 ADAM = Caller("optimizer", "AdamW.step", 1)

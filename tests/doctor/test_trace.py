@@ -1,7 +1,7 @@
 """A trace of the profiler is read into calls, work, marks and waits."""
 
 from doctor.simulated_trace import COMPUTE, MAIN, OTHER, Machine, played
-from gapless.doctor.trace import find_allocations, find_waits, node_around, read_trace
+from gapless.doctor.trace.chrome_trace import find_allocations, find_waits, node_around, read_trace
 
 
 def traced(*, of):

@@ -25,14 +25,15 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
-from gapless.doctor import placement, watch
-from gapless.doctor.backward_lines import BackwardLinesPass
-from gapless.doctor.phases import Phases
-from gapless.doctor.sites import SitesPass
-from gapless.doctor.step_source import StepSource
-from gapless.doctor.steps import StepHooks
-from gapless.doctor.times import TimesPass
-from gapless.doctor.wait_notes import WaitNotes
+from gapless.doctor import watch
+from gapless.doctor.lines import script_tensors
+from gapless.doctor.lines.backward_lines import BackwardLinesPass
+from gapless.doctor.lines.sites import SitesPass
+from gapless.doctor.lines.wait_notes import WaitNotes
+from gapless.doctor.trace.profiler import TimesPass
+from gapless.doctor.watching.step_hooks import StepHooks
+from gapless.doctor.watching.step_source import StepSource
+from gapless.doctor.watching.windows import Phases
 from gapless.unnoticed import local_names
 
 
@@ -45,8 +46,8 @@ METHODS = (
 @pytest.fixture(autouse=True)
 def tensors_are_on_a_device(monkeypatch):
     """Let every tensor be one that the host waits for, and every device another than the host."""
-    monkeypatch.setattr(placement, "is_on_accelerator", lambda tensor: True)
-    monkeypatch.setattr(placement, "is_accelerator", lambda device: True)
+    monkeypatch.setattr(script_tensors, "is_on_accelerator", lambda tensor: True)
+    monkeypatch.setattr(script_tensors, "is_accelerator", lambda device: True)
 
 
 @pytest.fixture
@@ -204,7 +205,7 @@ def test_tensors_that_are_not_watched_have_torchs_own_methods(monkeypatch):
     kept = vars(torch.Tensor)["item"]
     x = torch.ones(())
     assert inspect.ismethod(x.item)
-    monkeypatch.setattr(placement, "is_on_accelerator", lambda tensor: False)
+    monkeypatch.setattr(script_tensors, "is_on_accelerator", lambda tensor: False)
     assert inspect.isbuiltin(x.item)
     monkeypatch.undo()
     sites.stop()
@@ -538,7 +539,7 @@ def alarm():
     ("holder", "name", "call"),
     [
         (WaitNotes, "begin", lambda x: x.item()),
-        (placement, "is_accelerator", lambda x: x.to("cpu")),
+        (script_tensors, "is_accelerator", lambda x: x.to("cpu")),
     ],
     ids=["a note", "a question"],
 )

@@ -16,11 +16,10 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 import gapless
 import gapless.doctor
 from gapless.device import in_use
-from gapless.doctor import watching
-from gapless.doctor.active import watched_by
-from gapless.doctor.phases import Phases
-from gapless.doctor.watch_settings import WatchSettings
-from gapless.doctor.watching import Watch
+from gapless.doctor.watching import watch as watch_module
+from gapless.doctor.watching.step_source import watched_by
+from gapless.doctor.watching.watch import Watch, WatchSettings
+from gapless.doctor.watching.windows import Phases
 from gapless.errors import UserError
 
 
@@ -271,7 +270,7 @@ def test_an_exception_of_the_body_is_the_bodys(model):
 def test_a_failure_of_the_doctor_is_no_failure_of_the_script(model, monkeypatch):
     """The loop goes on, and the report says what happened."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monkeypatch.setattr(watching, "_passes_of", lambda phase, is_exact: 1 / 0)
+    monkeypatch.setattr(watch_module, "_passes_of", lambda phase, is_exact: 1 / 0)
     steps = []
 
     with gapless.doctor.watch() as watched:
@@ -357,13 +356,13 @@ def test_a_forked_child_is_not_watched(gpu_is_used):
 def test_steps_that_the_doctor_makes_are_no_steps_of_the_script(model, monkeypatch):
     """A variant may call an optimizer when it is put in."""
     optimizer = torch.optim.SGD(model.parameters())
-    begin = watching._passes_of
+    begin = watch_module._passes_of
 
     def trains_itself(phase, *, is_exact):
         optimizer.step()
         return begin(phase, is_exact=is_exact)
 
-    monkeypatch.setattr(watching, "_passes_of", trains_itself)
+    monkeypatch.setattr(watch_module, "_passes_of", trains_itself)
     with watched(warm_up=0, num_steps=4) as watch:
         run_all(train(model, optimizer, num_steps=7))
 
@@ -378,7 +377,7 @@ def test_a_script_that_catches_its_end_is_stopped_again(model):
         for _ in range(6):
             try:
                 run_all(train(model, optimizer, num_steps=1))
-            except watching.Stopped as end:
+            except watch_module.Stopped as end:
                 codes.append(end.code)
 
     assert codes == [0] * 4
@@ -386,7 +385,7 @@ def test_a_script_that_catches_its_end_is_stopped_again(model):
 
 def test_a_failure_of_the_doctor_does_not_stop_the_script(model, monkeypatch):
     """Although its windows are over then."""
-    monkeypatch.setattr(watching, "_passes_of", lambda phase, is_exact: 1 / 0)
+    monkeypatch.setattr(watch_module, "_passes_of", lambda phase, is_exact: 1 / 0)
     optimizer = torch.optim.SGD(model.parameters())
 
     with watched(warm_up=0, num_steps=1, stops_after=True) as watch:

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
+from gapless.doctor.lines.sites import SitesPass
 from gapless.doctor.seen import MARK, MARK_AFTER
-from gapless.doctor.sites import SitesPass
 
 
 pytestmark = pytest.mark.gpu

@@ -7,15 +7,16 @@ import time
 import pytest
 import torch
 
-from gapless.doctor import cupti
-from gapless.doctor.backward_lines import BackwardLinesPass
-from gapless.doctor.cupti import CUPTI_REMAINS
-from gapless.doctor.diagnose import diagnose
-from gapless.doctor.join import join
-from gapless.doctor.replay import play, record
-from gapless.doctor.sites import SitesPass
-from gapless.doctor.times import TimesPass
-from gapless.doctor.watched import Watched
+from gapless.doctor.diagnose.diagnosis import diagnose
+from gapless.doctor.diagnose.watched import Watched
+from gapless.doctor.lines.backward_lines import BackwardLinesPass
+from gapless.doctor.lines.sites import SitesPass
+from gapless.doctor.replay.player import play
+from gapless.doctor.replay.recording import record
+from gapless.doctor.trace import cupti
+from gapless.doctor.trace.cupti import CUPTI_REMAINS
+from gapless.doctor.trace.join import join
+from gapless.doctor.trace.profiler import TimesPass
 
 
 pytestmark = pytest.mark.gpu

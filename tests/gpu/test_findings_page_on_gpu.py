@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from doctor.findings_page import run
-from gapless.doctor.explanations import CODES
+from gapless.doctor.advice.explanations import CODES
 
 
 pytestmark = pytest.mark.gpu

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gapless.device.find import find_device
-from gapless.doctor.turns import Turns
+from gapless.doctor.watching.turns import Turns
 from gapless.trials.captured_parts import CapturedParts
 
 

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from gapless.doctor.notebook import Watched
+from gapless.doctor.session.notebook import Watched
 from gapless.errors import UserError
 from gapless.records.comparison import Spread
 from gapless.records.finding import Session, Trial

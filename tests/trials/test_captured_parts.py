@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import gapless
 from gapless.device.find import find_device
-from gapless.doctor.turns import Turns
+from gapless.doctor.watching.turns import Turns
 from gapless.testing import SimulatedDevice
 from gapless.trials import captured_parts
 from gapless.trials.captured_parts import CapturedParts
@@ -87,7 +87,7 @@ class Doctor:
 
 def gapless_hook(hook):
     """Return a hook that says it is gapless' own, as that of the doctor is."""
-    hook.__module__ = "gapless.doctor.steps"
+    hook.__module__ = "gapless.doctor.watching.step_hooks"
     return hook
 
 

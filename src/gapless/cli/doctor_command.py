@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from gapless.cli.parser import UsageError, flag, one_of
 from gapless.cli.written_files import require_writable
-from gapless.doctor.causes import CODE_OF
+from gapless.doctor.advice.causes import CODE_OF
 from gapless.scripts import Program, check_runs
-from gapless.trials.names import NAMES
+from gapless.trials.script_variants import NAMES
 
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gapless.cli.parser import Parser
-    from gapless.doctor.variant import Variant
+    from gapless.doctor.watching.turns import Variant
     from gapless.records.finding import Finding
 
 
@@ -184,9 +184,9 @@ def run(options: Namespace) -> int:
 
 def _run_script(options: Namespace) -> int:
     from gapless.cli.doctor_reports import Reports
-    from gapless.doctor.launcher import is_launcher
-    from gapless.doctor.run import diagnose_launch, diagnose_program
-    from gapless.doctor.watch_settings import WatchSettings
+    from gapless.doctor.session.launcher import is_launcher
+    from gapless.doctor.session.run import diagnose_launch, diagnose_program
+    from gapless.doctor.watching.watch import WatchSettings
 
     program = _program(options)
     if not is_launcher(program):
@@ -226,7 +226,7 @@ def _words_for_workers(options: Namespace) -> list[str]:
 
 def _variants(text: str) -> Sequence[Variant]:
     """Return the variants that the value of --try names; all of them if it is empty."""
-    from gapless.trials.chosen import variants
+    from gapless.trials.script_variants import variants
 
     return variants(_names_of_variants(text))
 

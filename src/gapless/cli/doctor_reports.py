@@ -79,7 +79,7 @@ class Reports:
 
     def _write_all(self, session: Session) -> None:
         if self._options.private:
-            from gapless.doctor.private import private
+            from gapless.doctor.session.private import private
 
             session = private(session)
         form = self._options.format
@@ -137,7 +137,7 @@ def _is_coloured(stream: TextIO | None) -> bool:
 
 def sarif_of(findings: Sequence[Finding], unread: Sequence[str] = ()) -> str:
     """Return findings as SARIF, with the titles of their codes, and what could not be read."""
-    from gapless.doctor.explanations import CODES
+    from gapless.doctor.advice.explanations import CODES
     from gapless.report.sarif import sarif_json
 
     titles = {code: its.title for code, its in CODES.items()}
@@ -169,7 +169,7 @@ def write_difference(options: Namespace) -> tuple[Finding, ...]:
     """
     before, after = (_read(name) for name in options.diff)
     if options.private:
-        from gapless.doctor.private import private
+        from gapless.doctor.session.private import private
 
         before, after = private(before), private(after)
     difference = SessionDifference.of(before, after)

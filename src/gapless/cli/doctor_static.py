@@ -45,7 +45,7 @@ def look(options: Namespace) -> tuple[Finding, ...]:
         notes=seen.unread,
     )
     if options.private:
-        from gapless.doctor.private import private
+        from gapless.doctor.session.private import private
 
         session = private(session)
     text = _formatted(session, options.format, num_files=seen.num_files)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gapless.cli.output import print_result, print_wrapped
 from gapless.cli.parser import UsageError
-from gapless.doctor.explanations import CODES, find_code
+from gapless.doctor.advice.explanations import CODES, find_code
 
 
 if TYPE_CHECKING:

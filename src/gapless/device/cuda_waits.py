@@ -33,7 +33,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.device.blocking_copies import MAX_INLINE_COPY_BYTES
-from gapless.device.call_site import call_site
+from gapless.device.user_line import call_site
 from gapless.errors import DeviceError
 
 

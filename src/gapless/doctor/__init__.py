@@ -9,13 +9,13 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gapless.doctor.active import step
+from gapless.doctor.watching.step_source import step
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gapless.doctor.notebook import Watched
+    from gapless.doctor.session.notebook import Watched
 
 
 __all__ = ["step", "watch"]
@@ -40,8 +40,8 @@ def watch(*, step: str = "auto", warm_up: int = 10, num_steps: int = 20) -> Iter
 
     Sync: Does not block the host, but for what the body does.
     """
-    from gapless.doctor.notebook import watched_body
-    from gapless.doctor.watch_settings import WatchSettings
+    from gapless.doctor.session.notebook import watched_body
+    from gapless.doctor.watching.watch import WatchSettings
 
     settings = WatchSettings(step=step, warm_up=warm_up, num_steps=num_steps)
     with watched_body(settings) as watched:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 
 if TYPE_CHECKING:
-    from gapless.doctor.causes import Cause
+    from gapless.doctor.advice.causes import Cause
     from gapless.records.finding import Site
 
 
@@ -24,6 +24,11 @@ MARK_WITHIN = "gapless within "
 
 # Likewise where a step begins.
 STEP_MARK = "gapless step"
+
+
+# A node of a backward pass: its name, such as "IndexBackward0", and its place among the nodes of that
+# name of one step, in the order in which the forward pass made them.
+NodeKey = tuple[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from gapless.device.call_site import call_site
+from gapless.device.user_line import call_site
 from gapless.pipeline.tree import has_address
 
 

@@ -17,7 +17,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gapless.device.call_site import call_site, hide_folder
+from gapless.device.user_line import call_site, hide_folder
 
 
 if TYPE_CHECKING:

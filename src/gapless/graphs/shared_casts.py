@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 
 from gapless.device.autocast_blocks import at_end_of_block
-from gapless.device.call_site import call_site
+from gapless.device.user_line import call_site
 from gapless.graphs.gradient_paths import is_new
 from gapless.pipeline.tree import flatten
 

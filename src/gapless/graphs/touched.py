@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-from gapless.device.call_site import call_site
 from gapless.device.nondeterministic import nondeterministic_name
+from gapless.device.user_line import call_site
 
 
 if TYPE_CHECKING:

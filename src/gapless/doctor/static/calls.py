@@ -6,7 +6,6 @@ import ast
 from typing import TYPE_CHECKING
 
 from gapless.doctor.static import torch_names
-from gapless.doctor.static.arguments import Call
 from gapless.doctor.static.hints import made_by, meant_by
 from gapless.doctor.static.methods import call_hook, call_method, call_module, log
 from gapless.doctor.static.scope import NEVER, Class, Function
@@ -23,6 +22,7 @@ from gapless.doctor.static.values import (
     list_of,
     strongest,
 )
+from gapless.doctor.static.walker import Call
 
 
 if TYPE_CHECKING:

@@ -6,11 +6,10 @@ import ast
 from typing import TYPE_CHECKING
 
 from gapless.doctor.static import calls
-from gapless.doctor.static.hints import meant_by
+from gapless.doctor.static.hints import SETTINGS, meant_by
 from gapless.doctor.static.scope import NEVER, OFTEN, ONCE, PERHAPS, Class, Function, Wait
 from gapless.doctor.static.torch_names import (
     HOST_ATTRIBUTES,
-    SETTINGS,
     TENSOR_ATTRIBUTES,
     WEIGHTS,
 )

@@ -1,8 +1,12 @@
-"""Look at files without running them, for lines that would make the host wait for a GPU."""
+"""Look at files without running them, for lines that would make the host wait for a GPU.
+
+A comment allows a wait: `# gapless: allow(reason)`.
+"""
 
 from __future__ import annotations
 
 import ast
+import io
 import os
 import re
 import tokenize
@@ -12,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from gapless.device.cores import num_cores
-from gapless.doctor.causes import CODE_OF
-from gapless.doctor.codes import cause_text, mend_text
-from gapless.doctor.static.allowances import allowed_lines
+from gapless.doctor.advice.causes import CODE_OF
+from gapless.doctor.advice.finding_texts import cause_text, mend_text
 from gapless.doctor.static.flow import Flow
 from gapless.records.finding import Finding, Site
 from gapless.unnoticed import FilterInFront, no_line_warns_anew
@@ -23,13 +26,14 @@ from gapless.unnoticed import FilterInFront, no_line_warns_anew
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gapless.doctor.causes import Cause
+    from gapless.doctor.advice.causes import Cause
 
 
 # A file in which none of these stands holds no tensor, unless a module beside it makes them.
 _WORDS = re.compile(r"torch|lightning|transformers|accelerate|\.item\(\)|\.cpu\(\)")
 _NAMES_A_DEVICE = re.compile(r"cuda|device|gpu|accelerat|fabric|lightning|\.to\(", re.IGNORECASE)
 _IMPORTED = re.compile(r"^\s*(?:from|import)\s+\.*(\w+)", re.MULTILINE)
+_ALLOWANCE = re.compile(r"#\s*gapless:\s*allow\(\s*[^)\s][^)]*\)")
 # What tests do, they do once.
 _TEST = re.compile(r"(test_.*|.*_test|conftest)\.py")
 _SKIPPED_FOLDERS = frozenset(
@@ -118,7 +122,7 @@ def findings_of(source: str, path: str) -> list[Finding]:
         return []
     # Lines as Python counts them: a form feed, or a separator of Unicode, ends none.
     lines = source.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    allowed = allowed_lines(source, tree)
+    allowed = _allowed_lines(source, tree)
     findings = []
     for wait in waits:
         if wait.line in allowed:
@@ -145,6 +149,42 @@ def _block(lines: list[str], number: int) -> str:
     depth = len(first) - len(first.lstrip())
     within = takewhile(lambda line: len(line) - len(line.lstrip()) > depth, below)
     return "\n".join([first.strip(), *within])
+
+
+def _allowed_lines(source: str, tree: ast.Module) -> set[int]:
+    """Return the lines at which waits are allowed.
+
+    A comment at the end of a line allows the statement that the line is in; alone on its line, the
+    statement of the next. Of a block it is the header. A comment without a reason allows nothing.
+    """
+    if "gapless:" not in source:
+        return set()
+    spans = _spans(tree)
+    allowed: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and _ALLOWANCE.search(token.string):
+            line = token.start[0]
+            is_alone = not token.line[: token.start[1]].strip()
+            allowed.update(_span(spans, line + 1 if is_alone else line))
+    return allowed
+
+
+def _spans(tree: ast.Module) -> list[range]:
+    """Return the lines of each statement; of a block, those of its header."""
+    spans = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt):
+            last = node.end_lineno or node.lineno
+            body = getattr(node, "body", None)
+            if body:
+                last = max(node.lineno, body[0].lineno - 1)
+            spans.append(range(node.lineno, last + 1))
+    return spans
+
+
+def _span(spans: list[range], line: int) -> range:
+    """Return the shortest span around a line."""
+    return min((span for span in spans if line in span), key=len, default=range(line, line + 1))
 
 
 def _look_at_file(path: Path) -> tuple[list[Finding], str]:

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from gapless.doctor.static import torch_names
-from gapless.doctor.static.hints import made_by
+from gapless.doctor.static.hints import LOG_METHODS, LOGGERS, made_by
 from gapless.doctor.static.moves import move
 from gapless.doctor.static.scope import OFTEN, Class, Function
 from gapless.doctor.static.torch_calls import operation
@@ -31,8 +31,7 @@ from gapless.doctor.static.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gapless.doctor.static.arguments import Call
-    from gapless.doctor.static.walker import Walker
+    from gapless.doctor.static.walker import Call, Walker
 
     _Handler = Callable[[Walker, Call, Value], Value]
 
@@ -127,7 +126,7 @@ def _of_unknown(flow: Walker, done: Call, base: Value) -> Value:
     function = done.node.func
     owner = function.value if isinstance(function, ast.Attribute) else function
     own_name = getattr(owner, "id", getattr(owner, "attr", ""))
-    if name in torch_names.LOG_METHODS and torch_names.LOGGERS.search(own_name):
+    if name in LOG_METHODS and LOGGERS.search(own_name):
         return log(flow, done)
     special = _OF_UNKNOWNS.get(name)
     if special is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from gapless.doctor.static import torch_names
+from gapless.doctor.static.hints import DEVICE_WORD
 from gapless.doctor.static.values import (
     DEVICE,
     HOST_TENSOR,
@@ -19,8 +19,7 @@ from gapless.doctor.static.values import (
 
 
 if TYPE_CHECKING:
-    from gapless.doctor.static.arguments import Call
-    from gapless.doctor.static.walker import Walker
+    from gapless.doctor.static.walker import Call, Walker
 
 
 def move(flow: Walker, done: Call, base: Value, *, is_discarded: bool) -> Value:
@@ -100,7 +99,7 @@ def _place(node: ast.expr, value: Value) -> str | None:
         return "any"
     last = str(value.what) if kind == "named" else ""
     last = (last or getattr(node, "attr", getattr(node, "id", ""))).rpartition(".")[2]
-    if torch_names.DEVICE_WORD.search(last):
+    if DEVICE_WORD.search(last):
         return "device"
     if kind == "host" and isinstance(node, ast.Constant) and type(node.value) in (int, str):
         return "device"

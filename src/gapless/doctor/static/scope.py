@@ -6,7 +6,8 @@ import ast
 import re
 from dataclasses import dataclass, field
 
-from gapless.doctor.static.torch_names import FUNCTION_CLASS, HOST_CLASS, MODULE_CLASS
+from gapless.doctor.static.hints import HOST_CLASS, MODULE_CLASS
+from gapless.doctor.static.torch_names import FUNCTION_CLASS
 from gapless.doctor.static.values import (
     ANY_DEVICE_NAME,
     DEVICE_NAME,

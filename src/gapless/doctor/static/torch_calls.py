@@ -28,8 +28,7 @@ from gapless.doctor.static.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gapless.doctor.static.arguments import Call
-    from gapless.doctor.static.walker import Walker
+    from gapless.doctor.static.walker import Call, Walker
 
     _Handler = Callable[[Walker, Call, str], Value]
 

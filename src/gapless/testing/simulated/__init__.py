@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gapless.device.call_site import hide_folder
+from gapless.device.user_line import hide_folder
 
 
 # Reports must name lines of the code under test, not of the simulator.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.device.call_site import call_site
 from gapless.device.capture_edges import capture_edges, check_may_cut
+from gapless.device.user_line import call_site
 from gapless.device.waits import declared_reason
 from gapless.testing.simulated.allocator import Memory, spans_of
 from gapless.testing.simulated.history import History

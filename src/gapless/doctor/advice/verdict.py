@@ -1,0 +1,116 @@
+"""What holds a script back, in one plain sentence. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gapless.doctor.advice.causes import CODE_OF
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gapless.records.finding import Finding
+
+# From here on there is little idle time that could be won.
+_BUSY_SHARE = 0.90
+
+# Gains below this share of the step are noise.
+_LEAST_SHARE = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What the verdict rests on. Times are milliseconds a step.
+
+    Attributes:
+        has_device: whether the script uses an accelerator.
+        step_ms: of a step; None where none was timed.
+        busy_share: share of the step in which the device has work; None where not measured.
+        idle_ms: of the device, by cause.
+        all_waits_ms: that a step is predicted to become shorter by without all its waits.
+        num_launches: a step.
+    """
+
+    has_device: bool
+    step_ms: float | None = None
+    busy_share: float | None = None
+    idle_ms: Mapping[str, float] = field(default_factory=dict)
+    all_waits_ms: float = 0.0
+    num_launches: float = 0.0
+
+
+def verdict_of(figures: Figures, findings: Sequence[Finding]) -> str:
+    """Return one sentence: what holds the script back, and whether mending the findings helps."""
+    if figures.step_ms is None:
+        return "No step was seen, so nothing can be said of the script's speed."
+    if figures.busy_share is None:
+        return _without_times(figures, findings)
+    if figures.busy_share >= _BUSY_SHARE:
+        begins = "Removing these waits will not help" if findings else "There is little to gain"
+        return f"{begins}: the device is busy {_percent(figures.busy_share)} of the time."
+    return _of_largest(figures)
+
+
+def _without_times(figures: Figures, findings: Sequence[Finding]) -> str:
+    # What is too little for a finding is too little for the verdict.
+    late = [finding for finding in findings if finding.code == CODE_OF["loader"]]
+    if late_ms := sum(finding.waited_ms or 0.0 for finding in late if finding.thread == "main"):
+        return (
+            f"The loader takes {_ms(late_ms)} of {_ms(figures.step_ms or 0.0)} a step in which the "
+            "script does nothing else."
+        )
+    if not figures.has_device:
+        loader = "" if late else "; the loader keeps up"
+        return f"No accelerator was used, so there is no wait for one{loader}."
+    if findings:
+        return (
+            "The lines below make the host wait; without the profiler nobody knows how much of that "
+            "the device was idle."
+        )
+    return "No wait was seen."
+
+
+def _of_largest(figures: Figures) -> str:
+    step = figures.step_ms or 0.0
+    idle = 1.0 - (figures.busy_share or 0.0)
+    causes = {cause: figures.idle_ms.get(cause, 0.0) for cause in _SENTENCES}
+    causes["waits"] = figures.all_waits_ms
+    largest = max(causes, key=lambda cause: causes[cause])
+    begins = f"The device is idle {_percent(idle)} of the time"
+    if causes[largest] < _LEAST_SHARE * step:
+        return f"{begins}, and no single cause of it stands out."
+    words = {
+        "idle": _ms(causes[largest]),
+        "gain": _ms(figures.all_waits_ms),
+        "step": _ms(step),
+        "rest": _ms(step - figures.all_waits_ms),
+        "launches": f"{figures.num_launches:,.0f}",
+    }
+    return f"{begins}: {_SENTENCES[largest].format(**words)}"
+
+
+_SENTENCES = {
+    "loader": "it waits for batches for {idle} of the {step} that a step takes, so the loader comes "
+    "first.",
+    "launch": "the host needs longer to queue the {launches} launches of a step than the device to do "
+    "them, so removing waits gains at most {gain} of {step}; capturing the step may gain more.",
+    "host code": "the host's own code between launches takes {idle} of the {step} that a step takes; "
+    "no wait is to blame for it.",
+    "device": "work that was queued in time waits on the device for {idle} of the {step} that a step "
+    "takes; the host is not to blame.",
+    "gc": "Python's garbage collector takes {idle} of the {step} that a step takes; collect more seldom.",
+    "allocation": "the driver takes {idle} of the {step} that a step takes to allocate memory, which it "
+    "should do in the first steps alone.",
+    "collective": "it waits for other processes for {idle} of the {step} that a step takes.",
+    "waits": "without all waits a step is predicted to take {rest} and not {step}.",
+}
+
+
+def _percent(share: float) -> str:
+    return f"{int(100.0 * share)} %"
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:.1f} ms" if ms >= 1.0 else f"{ms:.2f} ms"

@@ -1,0 +1,1 @@
+"""The passes that find lines: which call of the script makes the host wait, and why."""

@@ -1,0 +1,86 @@
+"""Host time that is lost without a wait for the device: batches that come late, garbage collection."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import dataloader
+
+from gapless.unnoticed import unseen
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from gapless.doctor.lines.script_tensors import BatchShapes
+    from gapless.doctor.lines.wait_notes import WaitNotes
+    from gapless.unnoticed import Patches
+
+
+# A pause that is shorter is nothing to mend.
+_MIN_PAUSE_NS = 100_000
+
+
+def watch_loaders(notes: WaitNotes, patches: Patches, shapes: BatchShapes) -> None:
+    """Note each `next()` of the iterators of `DataLoader`, and the shapes of what it gives."""
+    make = partial(_fetching, notes, shapes)
+    patches.put_method(dataloader._BaseDataLoaderIter, "__next__", make)
+
+
+def _fetching(
+    notes: WaitNotes, shapes: BatchShapes, original: Callable[[Any], Any]
+) -> Callable[[Any], Any]:
+    def __next__(self: Any) -> Any:  # noqa: N807  # it stands for the method
+        with unseen:
+            start_ns = time.perf_counter_ns()
+            batch = original(self)
+            num_workers = getattr(self, "_num_workers", 0)
+            is_pinned = getattr(self, "_pin_memory", False)
+            notes.cost(
+                "loader",
+                "DataLoader.__next__",
+                start_ns=start_ns,
+                frame=sys._getframe(1),
+                detail=f"{num_workers} workers, {'' if is_pinned else 'not '}pinned",
+            )
+            shapes.add(batch)
+            return batch
+
+    return __next__
+
+
+class CollectorPauses:
+    """Notes each pause of the garbage collector that is long enough to matter."""
+
+    def __init__(self, notes: WaitNotes) -> None:
+        self._notes = notes
+        self._start_ns = 0
+        self._callback: Callable[[str, dict[str, int]], None] | None = None
+
+    def start(self) -> None:
+        """Begin to note."""
+        self._callback = self._called
+        gc.callbacks.append(self._callback)
+
+    def stop(self) -> None:
+        """End."""
+        if self._callback in gc.callbacks:
+            gc.callbacks.remove(self._callback)
+
+    def _called(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._start_ns = time.perf_counter_ns()
+        elif time.perf_counter_ns() - self._start_ns >= _MIN_PAUSE_NS:
+            # None where it collects in a thread that runs no Python, such as one of autograd's.
+            frame: FrameType | None = sys._getframe().f_back
+            self._notes.cost(
+                "gc",
+                f"collection of generation {info['generation']}",
+                start_ns=self._start_ns,
+                frame=frame,
+            )

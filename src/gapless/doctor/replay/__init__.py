@@ -1,0 +1,1 @@
+"""Recorded steps played again: what a wait costs, and what is gained without it."""

@@ -1,0 +1,1 @@
+"""What torch's profiler records of a few steps, as plain data."""
