@@ -322,7 +322,8 @@ def run_case(path: Path, out: Path) -> None:
             sys.settrace(None)
             threading.settrace(None)
             if torch.cuda.is_available():
-                torch.cuda.set_sync_debug_mode("default")
+                if torch.cuda.get_sync_debug_mode():
+                    torch.cuda.set_sync_debug_mode("default")
                 torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
