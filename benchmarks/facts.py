@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from gapless.device.cores import num_cores
 from gapless.device.find import find_device
+from gapless.device.instruments.processor import num_cores
 
 
 _PACKAGES = ("torch", "accelerate", "lightning", "pytorch-lightning", "transformers")

@@ -36,8 +36,8 @@ from gapless.compare.entrant import Entrant
 from gapless.compare.process_state import set_run_numerics
 from gapless.compare.ranking import make_weights, recommend
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
-from gapless.device.cores import num_cores
 from gapless.device.find import find_device
+from gapless.device.instruments.processor import num_cores
 from gapless.errors import UserError
 from gapless.plans import PLANS, Plan, get_plan
 from gapless.records.comparison import ComparisonReport

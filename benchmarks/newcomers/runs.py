@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sacrebleu.metrics.bleu import BLEU
 
-from gapless.device.cores import num_cores
+from gapless.device.instruments.processor import num_cores
 
 
 if TYPE_CHECKING:

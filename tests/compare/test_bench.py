@@ -12,7 +12,7 @@ import torch
 
 from gapless.compare import entrant as entrants
 from gapless.compare.bench import run_bench
-from gapless.device.instruments.clocks import CompileClock
+from gapless.device.instruments.processor import CompileClock
 from gapless.loop.train_loop import TrainLoop
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toys import CPU, compare_settings, small_workload

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 from time import perf_counter, process_time
 
+import pytest
+
 from gapless.device.find import find_device
-from gapless.device.instruments.clocks import cpu_seconds
 from gapless.device.instruments.kernel_trace import KernelTrace, lanes_of, summarise
 from gapless.device.instruments.nvml import Sampler
+from gapless.device.instruments.processor import cpu_seconds, num_cores
 from gapless.errors import DeviceError
 
 
@@ -122,3 +125,28 @@ def test_a_sampler_reads_until_its_body_ends_and_skips_the_start():
     with Sampler(read, skip_seconds=60.0) as nothing:
         pass
     assert nothing.mean is None
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_a_process_that_was_given_one_core_has_one():
+    """As under `taskset`, or a scheduler's job, on a machine with many."""
+    code = (
+        "import os\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from gapless.device.instruments.processor import num_cores\n"
+        "print(num_cores())"
+    )
+
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+
+    assert found.stdout == "1\n"
+
+
+@pytest.mark.parametrize(("told", "expected"), [(6, 6), (None, 1)])
+def test_where_the_system_does_not_tell_it_is_all_cores(monkeypatch, told, expected):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: told)
+
+    assert num_cores() == expected

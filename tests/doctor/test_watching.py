@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 import gapless
 import gapless.doctor
-from gapless.device import in_use
+from gapless.device import torch_gpu
 from gapless.doctor.watching import watch as watch_module
 from gapless.doctor.watching.step_source import watched_by
 from gapless.doctor.watching.watch import Watch, WatchSettings
@@ -298,7 +298,7 @@ def test_what_goes_wrong_at_the_end_is_told_as_well(model, monkeypatch):
 def gpu_is_used(monkeypatch):
     """Says to all watches that begin from now on that the script has begun to use a GPU."""
     told = []
-    monkeypatch.setattr(in_use, "call_when_gpu_is_used", told.append)
+    monkeypatch.setattr(torch_gpu, "call_when_gpu_is_used", told.append)
     return lambda: [tell() for tell in told]
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from gapless.cli.output import warn
-from gapless.device.cores import num_cores
+from gapless.device.instruments.processor import num_cores
 from gapless.errors import UserError
 from gapless.nmt.run.shell_name import shell_name
 

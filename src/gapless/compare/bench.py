@@ -19,7 +19,7 @@ import torch
 from gapless.compare.entrant import Entrant
 from gapless.compare.plan_row import with_kernels
 from gapless.compare.process_state import set_run_numerics
-from gapless.device.instruments.clocks import CompileClock
+from gapless.device.instruments.processor import CompileClock
 from gapless.errors import DeviceError
 from gapless.plans import get_plan
 

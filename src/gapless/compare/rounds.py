@@ -8,7 +8,7 @@ from functools import partial
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gapless.device.instruments.clocks import cpu_seconds
+from gapless.device.instruments.processor import cpu_seconds
 from gapless.errors import BatchError, UserError
 from gapless.pipeline.loaders import EpochOf
 from gapless.records.comparison import Round

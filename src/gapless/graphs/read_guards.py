@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from gapless.device.environment import environment_readers
-from gapless.device.stream_types import STREAM_TYPES
+from gapless.device.torch_gpu import STREAM_TYPES
 from gapless.graphs.addresses import address_of, lie_where
 from gapless.graphs.code_kinds import CodeKind, is_foreign, site_of
 from gapless.graphs.code_reads import compares_objects

@@ -19,7 +19,7 @@ from contextlib import nullcontext
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from gapless.device.cores import num_cores
+from gapless.device.instruments.processor import num_cores
 from gapless.graphs.refusal import host_read
 from gapless.pipeline.loaders import num_workers
 from gapless.pipeline.step import call_host_part

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from gapless.device.cores import num_cores
+from gapless.device.instruments.processor import num_cores
 
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ def conclude(watch: Watch, *, command: Sequence[str]) -> Session:
     if not watch.has_torch:
         verdict = "The script did not import torch, so there was nothing to watch."
         return replace(session, verdict=verdict, notes=tuple(_problem(watch)))
-    from gapless.device.in_use import name_of_device
+    from gapless.device.torch_gpu import name_of_device
 
     found = diagnose(_watched(watch))
     findings, notes = found.findings, list(found.notes)

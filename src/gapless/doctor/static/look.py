@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from gapless.device.cores import num_cores
+from gapless.device.instruments.processor import num_cores
 from gapless.doctor.advice.causes import CODE_OF
 from gapless.doctor.advice.finding_texts import cause_text, mend_text
 from gapless.doctor.static.flow import Flow

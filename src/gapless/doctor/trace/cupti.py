@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.device.in_use import cuda_version
+from gapless.device.torch_gpu import cuda_version
 
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.data import dataloader
 
-from gapless.device.in_use import graph_class
+from gapless.device.torch_gpu import graph_class
 from gapless.doctor.watching.step_source import Caller, Kind, StepSource
 from gapless.unnoticed import Patches, is_of_signal_handler, unseen
 

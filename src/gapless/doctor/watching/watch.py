@@ -175,7 +175,7 @@ class Watch:
         return os.getpid() == self._pid
 
     def _torch_is_there(self) -> None:
-        from gapless.device.in_use import call_when_gpu_is_used
+        from gapless.device.torch_gpu import call_when_gpu_is_used
         from gapless.doctor.watching.step_hooks import StepHooks
 
         self.has_torch = True
@@ -237,7 +237,7 @@ class Watch:
         if self.turns is not None:
             self.turns.next_step()
             return
-        from gapless.device.in_use import synchronize
+        from gapless.device.torch_gpu import synchronize
         from gapless.doctor.watching.turns import Turns, those_for
 
         found = self._settings.variants()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gapless.device.cores import num_cores
+from gapless.device.instruments.processor import num_cores
 from gapless.nmt.data.fixed_layout import choose_fixed_layout
 from gapless.nmt.data.packed_layout import choose_packed_layout
 from gapless.nmt.data.padded_layout import PaddedLayout

@@ -1,4 +1,4 @@
-"""Which device a program uses, asked from outside of it."""
+"""What a program uses of torch's GPU, asked from outside of it, and the classes of what it holds there."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+# Weak references to those of CUDA lead to freed memory once they are gone (torch 2.10 to 2.12).
+STREAM_TYPES: tuple[type, ...] = (
+    torch.Stream,
+    torch.cuda.Stream,
+    torch.Event,
+    torch.cuda.Event,
+)
 
 
 def is_gpu_in_use() -> bool:

@@ -1,8 +1,9 @@
-"""Clocks beside the wall clock: processor time, and time spent in torch's compiler."""
+"""The processor: the cores that this process may use, the time used, and that of torch's compiler."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
 import time
 from time import perf_counter
@@ -11,6 +12,19 @@ from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+
+def num_cores() -> int:
+    """Return how many cores the system lets this process run on, at least 1.
+
+    Schedulers of clusters, containers and `taskset` give a process some of the machine's cores.
+    Systems other than Linux do not tell; there it is the number of all.
+
+    Sync: Does not block the host.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def cpu_seconds() -> float:
