@@ -32,10 +32,10 @@ from gapless.cli.progress import Steps
 from gapless.cli.translation_workload import in_one_process, translation_workload
 from gapless.compare.bench import run_bench
 from gapless.compare.compare_plans import REFERENCE, compare_bits
-from gapless.compare.entrant import Entrant
 from gapless.compare.process_state import set_run_numerics
 from gapless.compare.ranking import make_weights, recommend
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
+from gapless.compare.timed_plan import TimedPlan
 from gapless.device.find import find_device
 from gapless.device.instruments.processor import num_cores
 from gapless.errors import UserError
@@ -317,26 +317,26 @@ class _Run:
                 for interval in _TUNED_INTERVALS
             ]
             make = translation_workload(case.config, case, steps=rounds.steps)
-            entrants = [
-                Entrant(plan, make=make, settings=self._settings.run, steps=rounds.steps)
+            timed_plans = [
+                TimedPlan(plan, make=make, settings=self._settings.run, steps=rounds.steps)
                 for plan in plans
             ]
             try:
-                for number, entrant in enumerate(entrants):
-                    self._progress(f"{sentences} sentences, warm-up", number, len(entrants))
-                    entrant.prepare(rounds=1)
+                for number, timed in enumerate(timed_plans):
+                    self._progress(f"{sentences} sentences, warm-up", number, len(timed_plans))
+                    timed.prepare(rounds=1)
                 draw = random.Random(1)
                 for number in range(rounds.rounds):
                     self._progress(f"{sentences} sentences, rounds", number, rounds.rounds)
-                    for entrant in draw.sample(entrants, k=len(entrants)):
-                        entrant.take_round()
+                    for timed in draw.sample(timed_plans, k=len(timed_plans)):
+                        timed.take_round()
                 found = [
-                    _tuned(plan, entrant) for plan, entrant in zip(plans, entrants, strict=True)
+                    _tuned(plan, timed) for plan, timed in zip(plans, timed_plans, strict=True)
                 ]
             finally:
-                for entrant in entrants:
+                for timed in timed_plans:
                     with suppress(AttributeError):
-                        entrant.close()
+                        timed.close()
             self._kept["tuning"].append({"sentences": sentences, "intervals": found})
             self._kept["tuning_facts"] = self._facts
             self.write()
@@ -347,8 +347,8 @@ class _Run:
         replace_text(self.path, f"{text}\n")
 
 
-def _tuned(plan: Plan, entrant: Entrant) -> dict[str, Any]:
-    row = entrant.row()
+def _tuned(plan: Plan, timed: TimedPlan) -> dict[str, Any]:
+    row = timed.row()
     spread = row.ms_per_step
     return {
         "interval": plan.loss_interval,

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from gapless.compare.plan_run import run_plan
 from gapless.compare.ranking import make_weights, recommend
+from gapless.compare.recorded_run import run_plan
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.compare.workload import Workload
 from gapless.device.find import find_device

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gapless.compare import entrant as entrants
+from gapless.compare import timed_plan
 from gapless.compare.bench import run_bench
 from gapless.device.instruments.processor import CompileClock
 from gapless.loop.train_loop import TrainLoop
@@ -177,7 +177,7 @@ def test_a_plan_captures_in_the_warm_up_rounds_and_sees_the_same_batches():
 def test_nothing_is_timed_after_a_trace(monkeypatch):
     """Torch's profiler may leave a library in the process that makes each launch take longer."""
     seen = []
-    taking, tracing = entrants.Entrant.take_round, entrants.Entrant.trace
+    taking, tracing = timed_plan.TimedPlan.take_round, timed_plan.TimedPlan.trace
     monkeypatch.setattr(
         Accelerator,
         "open_utilisation_meter",
@@ -185,13 +185,13 @@ def test_nothing_is_timed_after_a_trace(monkeypatch):
         raising=False,
     )
     monkeypatch.setattr(
-        entrants.Entrant, "utilisation", lambda self, nvml, seconds: seen.append("utilisation")
+        timed_plan.TimedPlan, "utilisation", lambda self, nvml, seconds: seen.append("utilisation")
     )
     monkeypatch.setattr(
-        entrants.Entrant, "take_round", lambda self: (seen.append("round"), taking(self))[1]
+        timed_plan.TimedPlan, "take_round", lambda self: (seen.append("round"), taking(self))[1]
     )
     monkeypatch.setattr(
-        entrants.Entrant, "trace", lambda self: (seen.append("trace"), tracing(self))[1]
+        timed_plan.TimedPlan, "trace", lambda self: (seen.append("trace"), tracing(self))[1]
     )
 
     run_bench(small_workload(), compare_settings(steps=3, rounds=2, device=Accelerator()))
@@ -244,7 +244,7 @@ def test_auto_that_never_decides_is_timed_with_a_note(monkeypatch):
     """The warm-up rounds of auto end at a limit of steps, and a note says that it has not decided."""
     given = []
     monkeypatch.setattr(TrainLoop, "diagnosis", None)
-    monkeypatch.setattr(entrants, "_MOST_WARMUP_STEPS", 7)
+    monkeypatch.setattr(timed_plan, "_MOST_WARMUP_STEPS", 7)
 
     def make(device, plan):
         workload = small_workload()(device, plan)

@@ -12,7 +12,7 @@ from gapless.compare.difference import (
     first_tensor_difference,
     relative_tensor_difference,
 )
-from gapless.compare.plan_run import PlanRun
+from gapless.compare.recorded_run import RecordedRun
 from gapless.records.verification import RunSummary
 from gapless.records.wait_stats import WaitStats
 
@@ -39,7 +39,7 @@ def test_tensors_off_the_device_are_compared_after_the_last_step():
     """A counter on the host has no checksum; its bits are compared at the end."""
 
     def run(counter):
-        return PlanRun(
+        return RecordedRun(
             summary=RunSummary(plan="blocking", losses=[1.0, 2.0], waits=WaitStats(), passes=(2,)),
             tensors=[()] * 3,
             checksums=[[]] * 3,

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import gapless
-from gapless.compare.plain_batch import move, tensors_of
-from gapless.compare.plan_run import run_plain_loop
+from gapless.compare.plain_loop import move, tensors_of
+from gapless.compare.recorded_run import run_plain_loop
 from gapless.compare.settings import RunSettings
 from gapless.compare.workload import Workload
 from gapless.device.find import find_device

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 
 import gapless
 from gapless.compare.difference import first_tensor_difference
-from gapless.compare.plan_run import run_plain_loop, run_plan
 from gapless.compare.process_state import seed_generators
+from gapless.compare.recorded_run import run_plain_loop, run_plan
 from gapless.compare.settings import RunSettings, VerifySettings
 from gapless.compare.verify_plan import run_verification
 from gapless.compare.workload import Workload

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gapless.compare.entrant import Entrant
-from gapless.compare.plan_row import with_kernels
 from gapless.compare.process_state import set_run_numerics
+from gapless.compare.report_row import with_kernels
+from gapless.compare.timed_plan import TimedPlan
 from gapless.device.instruments.processor import CompileClock
 from gapless.errors import DeviceError
 from gapless.plans import get_plan
@@ -142,58 +142,58 @@ class _Bench:
         Raises:
             _NoRoomError: there is no room for more than one of them.
         """
-        entrants: list[Entrant] = []
+        timed_plans: list[TimedPlan] = []
         try:
             with self.compile_clock:
                 for number, plan in enumerate(plans):
                     on_work = partial(self._on_progress, f"warm-up of {plan}", number, len(plans))
                     on_work()
-                    entrants.append(self._prepared(plan, entrants, on_work=on_work))
-            self.unit = self.unit or entrants[0].workload.unit
-            most = max(entrant.num_warmup_rounds for entrant in entrants)
-            for entrant in entrants:
-                entrant.catch_up(most)
-            self._take_turns(entrants)
-            rows = self._measure(entrants)
+                    timed_plans.append(self._prepared(plan, timed_plans, on_work=on_work))
+            self.unit = self.unit or timed_plans[0].workload.unit
+            most = max(timed.num_warmup_rounds for timed in timed_plans)
+            for timed in timed_plans:
+                timed.catch_up(most)
+            self._take_turns(timed_plans)
+            rows = self._measure(timed_plans)
             if self._settings.timelines:
-                for entrant in self._with_progress("timelines", entrants):
-                    self.timelines.append(entrant.timeline())
+                for timed in self._with_progress("timelines", timed_plans):
+                    self.timelines.append(timed.timeline())
             return rows
         except torch.OutOfMemoryError as error:
             if len(plans) == 1:
                 raise
             raise _NoRoomError from error
         finally:
-            for entrant in entrants:
-                entrant.close()
+            for timed in timed_plans:
+                timed.close()
 
     def _prepared(
-        self, plan: str, others: Sequence[Entrant], *, on_work: Callable[[], None]
-    ) -> Entrant:
+        self, plan: str, others: Sequence[TimedPlan], *, on_work: Callable[[], None]
+    ) -> TimedPlan:
         settings = self._settings
         free = settings.run.device.free_memory_bytes()
         largest = max((other.held_memory_bytes for other in others), default=0)
         if free is not None and largest * _MEMORY_MARGIN > free:
             raise _NoRoomError
-        entrant = Entrant(
+        timed = TimedPlan(
             get_plan(plan),
             make=self._make,
             settings=settings.run,
             steps=settings.rounds.steps,
         )
         try:
-            entrant.prepare(rounds=settings.rounds.warmup_rounds, on_work=on_work)
+            timed.prepare(rounds=settings.rounds.warmup_rounds, on_work=on_work)
         except BaseException:
-            entrant.close()
+            timed.close()
             raise
-        if entrant.is_undecided:
+        if timed.is_undecided:
             self.notes.append(
                 f"{plan} had not decided when the timed rounds began: its times are partly those "
                 "of what it tries."
             )
-        return entrant
+        return timed
 
-    def _take_turns(self, entrants: Sequence[Entrant]) -> None:
+    def _take_turns(self, timed_plans: Sequence[TimedPlan]) -> None:
         # A generator of its own, because workloads draw from the global one.
         draw = random.Random(self._settings.run.seed)
         total = self._settings.rounds.rounds
@@ -201,16 +201,16 @@ class _Bench:
             if number and self._is_late():
                 self.notes.append(f"The time limit allowed {number} of {total} rounds.")
                 break
-            order = draw.sample(entrants, k=len(entrants))
-            for done, entrant in enumerate(order):
+            order = draw.sample(timed_plans, k=len(timed_plans))
+            for done, timed in enumerate(order):
                 self._on_progress(f"round {number + 1} of {total}", done, len(order))
-                entrant.take_round()
+                timed.take_round()
 
     def _is_late(self) -> bool:
         limit = self._settings.seconds
         return limit is not None and perf_counter() - self._started_at > limit
 
-    def _measure(self, entrants: Sequence[Entrant]) -> list[PlanRow]:
+    def _measure(self, timed_plans: Sequence[TimedPlan]) -> list[PlanRow]:
         """Take the measurements that cost time, and return a row for each plan.
 
         Traces come last: torch's profiler may leave the driver's profiling library in the process,
@@ -219,29 +219,29 @@ class _Bench:
         nvml = self._open_nvml()
         try:
             percents = [
-                self._utilisation(entrant, nvml)
-                for entrant in self._with_progress("utilisation", entrants)
+                self._utilisation(timed, nvml)
+                for timed in self._with_progress("utilisation", timed_plans)
             ]
         finally:
             if nvml is not None:
                 nvml.close()
         return [
-            self._with_kernels(replace(entrant.row(), nvml_percent=percent), entrant)
-            for percent, entrant in zip(
-                percents, self._with_progress("kernels", entrants), strict=True
+            self._with_kernels(replace(timed.row(), nvml_percent=percent), timed)
+            for percent, timed in zip(
+                percents, self._with_progress("kernels", timed_plans), strict=True
             )
         ]
 
-    def _utilisation(self, entrant: Entrant, nvml: UtilisationMeter | None) -> float | None:
-        if any(found.start_ms for found in entrant.rounds):
+    def _utilisation(self, timed: TimedPlan, nvml: UtilisationMeter | None) -> float | None:
+        if any(found.start_ms for found in timed.rounds):
             self.notes.append(_STARTS_WORKERS)
             return None
-        return None if nvml is None else entrant.utilisation(nvml, seconds=_NVML_SECONDS)
+        return None if nvml is None else timed.utilisation(nvml, seconds=_NVML_SECONDS)
 
-    def _with_kernels(self, row: PlanRow, entrant: Entrant) -> PlanRow:
+    def _with_kernels(self, row: PlanRow, timed: TimedPlan) -> PlanRow:
         if not self._settings.run.device.is_accelerator:
             return row
-        trace, steps = entrant.trace()
+        trace, steps = timed.trace()
         if trace is None:
             self.notes.append("No kernels, busy time or gap: torch's profiler saw no kernel.")
             return row
@@ -257,7 +257,7 @@ class _Bench:
             self.notes.append(f"No device utilisation by the driver (NVML): {error}.")
             return None
 
-    def _with_progress(self, title: str, entrants: Sequence[Entrant]) -> Iterator[Entrant]:
-        for done, entrant in enumerate(entrants):
-            self._on_progress(title, done, len(entrants))
-            yield entrant
+    def _with_progress(self, title: str, timed_plans: Sequence[TimedPlan]) -> Iterator[TimedPlan]:
+        for done, timed in enumerate(timed_plans):
+            self._on_progress(title, done, len(timed_plans))
+            yield timed

@@ -20,10 +20,10 @@ from gapless.records.verification import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from gapless.compare.plan_run import PlanRun
+    from gapless.compare.recorded_run import RecordedRun
 
 
-def first_loss_difference(ours: PlanRun, theirs: PlanRun) -> LossDifference | None:
+def first_loss_difference(ours: RecordedRun, theirs: RecordedRun) -> LossDifference | None:
     """Return the first loss whose bits differ."""
     for step, mine, other in _pairs(ours, theirs):
         if not _same_bits(mine, other):
@@ -31,7 +31,7 @@ def first_loss_difference(ours: PlanRun, theirs: PlanRun) -> LossDifference | No
     return None
 
 
-def first_tensor_difference(ours: PlanRun, theirs: PlanRun) -> TensorDifference | None:
+def first_tensor_difference(ours: RecordedRun, theirs: RecordedRun) -> TensorDifference | None:
     """Return the first tensor whose bits, shape or dtype differ.
 
     Tensors that are not on the device are compared only after the last step.
@@ -44,11 +44,11 @@ def first_tensor_difference(ours: PlanRun, theirs: PlanRun) -> TensorDifference 
     return _difference(ours.summary.num_steps, kept, others) if kept != others else None
 
 
-def _by_tensor(run: PlanRun, step: int) -> dict[TensorInfo, int]:
+def _by_tensor(run: RecordedRun, step: int) -> dict[TensorInfo, int]:
     return dict(zip(run.tensors[step], run.checksums[step], strict=True))
 
 
-def _by_bits(run: PlanRun) -> dict[TensorInfo, _Bits]:
+def _by_bits(run: RecordedRun) -> dict[TensorInfo, _Bits]:
     return {TensorInfo.of(name, tensor): _Bits(tensor) for name, tensor in run.kept.items()}
 
 
@@ -99,7 +99,7 @@ def element_difference(ours: torch.Tensor, theirs: torch.Tensor) -> ElementDiffe
     )
 
 
-def closeness(ours: PlanRun, theirs: PlanRun, *, tolerance: float) -> Closeness:
+def closeness(ours: RecordedRun, theirs: RecordedRun, *, tolerance: float) -> Closeness:
     """Return how far apart losses are, and tensors after the last step.
 
     Args:
@@ -125,7 +125,7 @@ def closeness(ours: PlanRun, theirs: PlanRun, *, tolerance: float) -> Closeness:
     )
 
 
-def _pairs(ours: PlanRun, theirs: PlanRun) -> Iterator[tuple[int, float, float]]:
+def _pairs(ours: RecordedRun, theirs: RecordedRun) -> Iterator[tuple[int, float, float]]:
     """Yield number and both losses of every step."""
     losses = zip(ours.summary.losses, theirs.summary.losses, strict=True)
     yield from ((step, *pair) for step, pair in enumerate(losses, start=1))

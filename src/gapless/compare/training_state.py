@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn.parameter import is_lazy
 
-from gapless.compare.plain_batch import tensors_of
+from gapless.compare.plain_loop import tensors_of
 from gapless.errors import UserError
 from gapless.records.verification import BATCH_TENSOR
 

@@ -12,7 +12,7 @@ from gapless.compare.difference import (
     first_loss_difference,
     first_tensor_difference,
 )
-from gapless.compare.plan_run import PlanRun, run_plain_loop, run_plan
+from gapless.compare.recorded_run import RecordedRun, run_plain_loop, run_plan
 from gapless.compare.settings import RunSettings, VerifySettings
 from gapless.compare.workload import checked_workload_function, require_float32
 from gapless.device.find import find_device
@@ -163,7 +163,9 @@ class _Verifier:
             if reference is not None:
                 yield self._compared(ours, reference)
 
-    def _run(self, plan: str, title: str, *, copy_of: tuple[int, str] | None = None) -> PlanRun:
+    def _run(
+        self, plan: str, title: str, *, copy_of: tuple[int, str] | None = None
+    ) -> RecordedRun:
         steps, on_progress = self._settings.steps, self._on_progress
         run = run_plain_loop if plan == PLAIN_LOOP else partial(run_plan, plan=plan)
         return run(
@@ -174,7 +176,7 @@ class _Verifier:
             on_step=None if on_progress is None else lambda step: on_progress(title, step, steps),
         )
 
-    def _compared(self, ours: PlanRun, theirs: PlanRun) -> Verdict:
+    def _compared(self, ours: RecordedRun, theirs: RecordedRun) -> Verdict:
         loss = first_loss_difference(ours, theirs)
         tensor = first_tensor_difference(ours, theirs)
         is_identical = loss is None and tensor is None
@@ -193,8 +195,8 @@ class _Verifier:
 
     def _difference(
         self,
-        ours: PlanRun,
-        theirs: PlanRun,
+        ours: RecordedRun,
+        theirs: RecordedRun,
         *,
         loss: LossDifference | None,
         tensor: TensorDifference | None,
@@ -215,7 +217,7 @@ class _Verifier:
         )
 
 
-def _elements(ours: PlanRun, theirs: PlanRun, name: str) -> ElementDifference | None:
+def _elements(ours: RecordedRun, theirs: RecordedRun, name: str) -> ElementDifference | None:
     """Return how the kept tensor of that name differs, None if it does not or is not there."""
     mine, other = (run.kept.get(name) for run in (ours, theirs))
     if mine is None or other is None or mine.shape != other.shape or mine.dtype != other.dtype:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gapless.compare.plain_loop import take_plain_steps
 from gapless.compare.process_state import seed_generators, set_run_numerics
-from gapless.compare.rounds import take_round
-from gapless.compare.state_watch import StateWatch
+from gapless.compare.state_recorder import StateRecorder
+from gapless.compare.take_steps import take_round
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.loaders import end_kept_workers
 from gapless.records.verification import PLAIN_LOOP, RunSummary
@@ -29,7 +29,7 @@ OnStep: TypeAlias = Callable[[int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanRun:
+class RecordedRun:
     """What one run gave: its record, and what only a comparison with another run needs.
 
     Attributes:
@@ -59,7 +59,7 @@ def run_plan(
     steps: int,
     copy_of: tuple[int, str] | None = None,
     on_step: OnStep | None = None,
-) -> PlanRun:
+) -> RecordedRun:
     """Build a workload anew and take steps of it under a plan.
 
     If the batches end before the steps do, they are passed over again, as a further epoch.
@@ -84,14 +84,14 @@ def run_plan(
     with TrainLoop(plan=plan, device=device) as loop:
         with loop.on_compute_stream():
             workload = make(device.torch_device)
-            watch = StateWatch(workload, device=device, copy_of=copy_of)
+            recorder = StateRecorder(workload, device=device, copy_of=copy_of)
         try:
             taken = take_round(
                 loop,
                 workload.batches,
-                watch.step,
+                recorder.step,
                 steps=steps,
-                after_step=_watching(watch, on_step),
+                after_step=_recording(recorder, on_step),
             )
         finally:
             end_kept_workers(workload.batches)
@@ -104,7 +104,7 @@ def run_plan(
             not_captured=_why_not_captured(loop),
         )
         with loop.on_compute_stream(), loop.host_waits.blocking("verify"):
-            return _found(watch, settings, summary)
+            return _found(recorder, settings, summary)
 
 
 def _why_not_captured(loop: TrainLoop) -> tuple[str, ...] | None:
@@ -124,7 +124,7 @@ def run_plain_loop(
     steps: int,
     copy_of: tuple[int, str] | None = None,
     on_step: OnStep | None = None,
-) -> PlanRun:
+) -> RecordedRun:
     """Build a workload anew and take steps of it in a loop as people write it.
 
     No prefetch, no ring and no stream of a plan takes part in it.
@@ -145,20 +145,20 @@ def run_plain_loop(
     _start(settings)
     device = settings.device
     workload = make(device.torch_device)
-    watch = StateWatch(workload, device=device, copy_of=copy_of)
+    recorder = StateRecorder(workload, device=device, copy_of=copy_of)
     try:
         losses, passes = take_plain_steps(
             workload.batches,
-            watch.step,
+            recorder.step,
             device=device,
             steps=steps,
-            after_step=_watching(watch, on_step),
+            after_step=_recording(recorder, on_step),
         )
     finally:
         end_kept_workers(workload.batches)
     summary = RunSummary(plan=PLAIN_LOOP, losses=losses, waits=WaitStats(), passes=passes)
     with device.allow_waits():
-        return _found(watch, settings, summary)
+        return _found(recorder, settings, summary)
 
 
 def _start(settings: RunSettings) -> None:
@@ -166,19 +166,19 @@ def _start(settings: RunSettings) -> None:
     seed_generators(settings.seed)
 
 
-def _watching(watch: StateWatch, on_step: OnStep | None) -> OnStep:
+def _recording(recorder: StateRecorder, on_step: OnStep | None) -> OnStep:
     def after_step(done: int) -> None:
-        watch.step_done()
+        recorder.step_done()
         if on_step is not None:
             on_step(done)
 
     return after_step
 
 
-def _found(watch: StateWatch, settings: RunSettings, summary: RunSummary) -> PlanRun:
-    return PlanRun(
+def _found(recorder: StateRecorder, settings: RunSettings, summary: RunSummary) -> RecordedRun:
+    return RecordedRun(
         summary=summary,
-        tensors=watch.tensors,
-        checksums=watch.read_checksums(),
-        kept=watch.read_tensors(keep_all=settings.tolerance is not None),
+        tensors=recorder.tensors,
+        checksums=recorder.read_checksums(),
+        kept=recorder.read_tensors(keep_all=settings.tolerance is not None),
     )

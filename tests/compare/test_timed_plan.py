@@ -9,23 +9,23 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gapless.compare.entrant import Entrant
 from gapless.compare.settings import RunSettings
+from gapless.compare.timed_plan import TimedPlan
 from gapless.plans import get_plan
 from toys import CPU, small_workload
 
 
-def entrant_of(make, *, steps, device=CPU):
-    """Return plan gapless as an entrant, after one warm-up round."""
+def timed_plan_of(make, *, steps, device=CPU):
+    """Return plan gapless after one warm-up round."""
     settings = RunSettings(device=device)
-    one = Entrant(get_plan("gapless"), make=make, settings=settings, steps=steps)
+    one = TimedPlan(get_plan("gapless"), make=make, settings=settings, steps=steps)
     one.prepare(rounds=1)
     return one
 
 
 def round_of(make, *, steps):
     """Return one timed round of plan gapless."""
-    one = entrant_of(make, steps=steps)
+    one = timed_plan_of(make, steps=steps)
     one.take_round()
     one.close()
     return one.rounds[0]
@@ -76,7 +76,7 @@ def test_memory_is_a_plans_own_although_others_are_there():
 
         return replace(workload, step=step)
 
-    one = entrant_of(make, steps=4, device=device)
+    one = timed_plan_of(make, steps=4, device=device)
     alone = one.peak_memory_bytes
     device.hold(5000, peak=0)
     one.take_round()
@@ -99,7 +99,7 @@ def test_memory_that_a_plan_keeps_in_its_rounds_is_growth():
 
         return replace(workload, step=step)
 
-    one = entrant_of(make, steps=4, device=device)
+    one = timed_plan_of(make, steps=4, device=device)
     one.take_round()
     device.hold(5000, peak=0)
     one.take_round()

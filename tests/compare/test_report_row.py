@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from gapless.compare.entrant import Entrant
-from gapless.compare.plan_row import row_of_rounds, with_device_times, with_kernels
+from gapless.compare.report_row import row_of_rounds, with_device_times, with_kernels
 from gapless.compare.settings import RunSettings
+from gapless.compare.timed_plan import TimedPlan
 from gapless.device.instruments.kernel_trace import KernelTrace
 from gapless.plans import get_plan
 from toys import CPU, small_workload
@@ -17,7 +17,7 @@ from toys import CPU, small_workload
 def rounds_of(plan, *, steps=4):
     """Return three rounds of a plan on the CPU."""
     settings = RunSettings(device=CPU)
-    one = Entrant(get_plan(plan), make=small_workload(), settings=settings, steps=steps)
+    one = TimedPlan(get_plan(plan), make=small_workload(), settings=settings, steps=steps)
     one.prepare(rounds=1)
     for _ in range(3):
         one.take_round()

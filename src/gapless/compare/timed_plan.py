@@ -7,10 +7,10 @@ from itertools import islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from gapless.compare.plan_row import row_of_rounds, with_device_times
 from gapless.compare.plan_timeline import plan_timeline
 from gapless.compare.process_state import seed_generators
-from gapless.compare.rounds import skip_round, take_round
+from gapless.compare.report_row import row_of_rounds, with_device_times
+from gapless.compare.take_steps import skip_round, take_round
 from gapless.device.instruments.nvml import Sampler
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.loaders import end_kept_workers
@@ -39,10 +39,10 @@ _MAX_TRACED_STEPS = 50
 _TIMELINE_STEPS = 20
 
 
-class Entrant:
+class TimedPlan:
     """A plan with its own loop, model and optimizer, built from the seed.
 
-    Several entrants live side by side, so that their rounds can take turns.
+    Several of them live side by side, so that their rounds can take turns.
 
     Args:
         plan: how its loop moves work.
@@ -234,14 +234,14 @@ class Entrant:
         return plan_timeline(self.plan.name, log.spans, () if trace is None else trace.lanes)
 
     def close(self) -> None:
-        """Release the workload, the loop and their memory. The entrant cannot be used afterwards.
+        """Release the workload, the loop and their memory. The plan cannot be used afterwards.
 
         Sync: Does not block the host on the device; waits for workers that a loader keeps to end.
         """
         self._loop.close()
         if self._workload is not None:
             end_kept_workers(self._workload.batches)
-        # They hold graphs and rings, and whoever holds an error may hold this entrant.
+        # They hold graphs and rings, and whoever holds an error may hold this object.
         del self._loop, self._workload
 
     def _take(self, steps: int | None = None) -> Round:

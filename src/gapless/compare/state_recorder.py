@@ -1,7 +1,7 @@
 """Record the training state of a workload, step by step, without a host wait.
 
 A checksum of every tensor on the device is queued behind each step, on the step's own stream,
-and stays on the device until the run is over. So a plan waits no more often when it is watched;
+and stays on the device until the run is over. So a plan waits no more often when it is recorded;
 only its steps take longer.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gapless.pipeline.step import WholeStep
 
 
-class StateWatch:
+class StateRecorder:
     """Collect checksums of a workload's batches and training state.
 
     Args:
@@ -52,7 +52,7 @@ class StateWatch:
         self._batch: dict[str, torch.Tensor] = {}
         self._batch_sums: list[torch.Tensor] = []
         self.tensors: list[tuple[TensorInfo, ...]] = []
-        self.step = _watched(workload.step, self)
+        self.step = _recorded(workload.step, self)
         self.step_done()
 
     def batch_arrived(self, batch: Any) -> None:
@@ -113,18 +113,18 @@ class StateWatch:
 
 
 class _HostPart:
-    """The host part of a watched step: it runs for each batch, also before a replay."""
+    """The host part of a recorded step: it runs for each batch, also before a replay."""
 
-    def __init__(self, step: SplitStep | WholeStep, watch: StateWatch) -> None:
+    def __init__(self, step: SplitStep | WholeStep, recorder: StateRecorder) -> None:
         self._step: Any = step
-        self._watch = watch
+        self._recorder = recorder
 
     def on_host(self, batch: Any) -> None:
-        self._watch.batch_arrived(batch)
+        self._recorder.batch_arrived(batch)
         call_host_part(self._step, batch)
 
 
-class _WatchedSplitStep(_HostPart):
+class _RecordedSplitStep(_HostPart):
     """A step in two parts that records its batches."""
 
     def forward(self, batch: Any) -> StepLoss:
@@ -135,7 +135,7 @@ class _WatchedSplitStep(_HostPart):
         self._step.backward(out)
 
 
-class _WatchedStep(_HostPart):
+class _RecordedStep(_HostPart):
     """A whole step that records its batches."""
 
     def __call__(self, batch: Any) -> StepLoss | torch.Tensor:
@@ -143,6 +143,6 @@ class _WatchedStep(_HostPart):
         return out
 
 
-def _watched(step: SplitStep | WholeStep, watch: StateWatch) -> SplitStep | WholeStep:
-    kind = _WatchedSplitStep if isinstance(step, SplitStep) else _WatchedStep
-    return kind(step, watch)
+def _recorded(step: SplitStep | WholeStep, recorder: StateRecorder) -> SplitStep | WholeStep:
+    kind = _RecordedSplitStep if isinstance(step, SplitStep) else _RecordedStep
+    return kind(step, recorder)
