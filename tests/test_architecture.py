@@ -25,8 +25,8 @@ MAY_READ = {
     "graphs/noted_calls.py",  # numbers that are on the host
     "graphs/read_guards.py",  # bytes of tensors that are on the host
     "graphs/update_operations.py",  # counts that torch keeps on the host
-    "pipeline/loss_numbers.py",  # numbers that are the host's own
-    "pipeline/loss_ring.py",  # rows whose copy an event says is done
+    "pipeline/losses/loss_numbers.py",  # numbers that are the host's own
+    "pipeline/losses/loss_ring.py",  # rows whose copy an event says is done
     "nmt/run/same_weights.py",  # inside a wait declared as "checkpoint"
     "nmt/model/decode.py",  # inside a wait declared as "decode"; and numbers that are the host's own
 }
@@ -154,9 +154,9 @@ def test_engine_functions_say_whether_they_block():
         f"{name}:{method.name}"
         for name in (
             "loop/train_loop.py",
-            "pipeline/loss_ring.py",
+            "pipeline/losses/loss_ring.py",
             "pipeline/prefetch.py",
-            "pipeline/readback.py",
+            "pipeline/losses/deferred_loss.py",
             "pipeline/batch_mover.py",
             "pipeline/transfer.py",
         )

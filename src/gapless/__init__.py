@@ -34,7 +34,7 @@ _PUBLIC = {
     "gapless.graphs.in_place": ("capture_report", "release"),
     "gapless.loop.train_loop": ("TrainLoop", "run_epoch"),
     "gapless.pipeline.prefetch": ("prefetch",),
-    "gapless.pipeline.readback": ("DeferredLoss",),
+    "gapless.pipeline.losses.deferred_loss": ("DeferredLoss",),
     "gapless.pipeline.step": ("SplitStep", "StepLoss"),
     "gapless.plans": ("PLANS", "Plan"),
     "gapless.records.epoch_record": ("EpochRecord",),

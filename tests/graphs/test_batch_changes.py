@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from gapless.graphs.batch_changes import BatchWatch
 from gapless.graphs.results import Results
-from gapless.pipeline.tree import flatten
+from gapless.pipeline.tree.flatten import flatten
 
 
 @dataclass

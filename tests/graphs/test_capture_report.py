@@ -10,7 +10,7 @@ import torch
 import gapless
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.refusal import Refusal, host_read
-from gapless.pipeline.tree import flatten
+from gapless.pipeline.tree.flatten import flatten
 from gapless.testing import SimulatedDevice
 
 

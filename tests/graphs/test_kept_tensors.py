@@ -10,7 +10,7 @@ from gapless.graphs.host_watch import KeptPath
 from gapless.graphs.kept_tensors import KeptTensors, place_of
 from gapless.graphs.results import Results
 from gapless.graphs.value_places import Place
-from gapless.pipeline.tree import flatten
+from gapless.pipeline.tree.flatten import flatten
 
 
 def kept(places, *, names=None, plain=(), on_device=lambda tensor: True):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gapless
-from gapless.pipeline.containers import tensors_inside
+from gapless.pipeline.tree.containers import tensors_inside
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 

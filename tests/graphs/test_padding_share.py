@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from gapless.graphs import padding_share
 from gapless.graphs.padding_share import MULTIPLES, KindsSeen, padding_shares
-from gapless.pipeline.tree import flatten
+from gapless.pipeline.tree.flatten import flatten
 
 
 BEFORE = 3

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 import gapless
 from gapless.graphs.results import Results, not_made_anew
 from gapless.graphs.tensor_copies import TensorCopies
-from gapless.pipeline.tree import flatten
+from gapless.pipeline.tree.flatten import flatten
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import batches
 

@@ -7,7 +7,7 @@ import torch
 
 from gapless.graphs.alignment import aligned_as
 from gapless.graphs.tensor_copies import TensorCopies
-from gapless.pipeline.tree import misalignment
+from gapless.pipeline.tree.tensor_layout import misalignment
 
 
 # NaN with payloads, quiet and signalling, both zeros, infinities, the smallest and a plain number.

@@ -16,7 +16,7 @@ from gapless.graphs.refusal import Refusal, host_read
 from gapless.loop import auto as autostep
 from gapless.loop.auto import AutoSteps
 from gapless.pipeline.host_waits import HostWaits
-from gapless.pipeline.tree import flatten
+from gapless.pipeline.tree.flatten import flatten
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gapless.errors import LossError, RanksDifferError, UserError
-from gapless.pipeline import readback
 from gapless.pipeline.host_waits import HostWaits
-from gapless.pipeline.readback import DeferredLoss
+from gapless.pipeline.losses import deferred_loss
+from gapless.pipeline.losses.deferred_loss import DeferredLoss
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 
@@ -102,7 +102,7 @@ def users(monkeypatch):
 
     def call(**other):
         ranks = Users(**other)
-        monkeypatch.setattr(readback, "ranks_of_user", lambda device: ranks)
+        monkeypatch.setattr(deferred_loss, "ranks_of_user", lambda device: ranks)
         return ranks
 
     return call

@@ -15,8 +15,8 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import gapless
-from gapless.pipeline.containers import tensors_inside
-from gapless.pipeline.move import BatchWalk, takes_non_blocking
+from gapless.pipeline.tree.containers import tensors_inside
+from gapless.pipeline.tree.move import BatchWalk, takes_non_blocking
 
 
 DOUBLED = [2.0, 2.0]

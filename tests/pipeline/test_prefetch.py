@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gapless
 from gapless.errors import BatchError
-from gapless.pipeline.tree import flatten
+from gapless.pipeline.tree.flatten import flatten
 from gapless.testing import SimulatedDevice
 
 

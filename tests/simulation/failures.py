@@ -11,8 +11,8 @@ import gapless
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.batch_mover import BatchMover
 from gapless.pipeline.host_waits import HostWaits
+from gapless.pipeline.losses.deferred_loss import DeferredLoss
 from gapless.pipeline.prefetch import Prefetcher
-from gapless.pipeline.readback import DeferredLoss
 from gapless.pipeline.transfer import TransferLane
 from gapless.plans import PLANS
 from simulation.registry import FEW, scenario

@@ -34,7 +34,7 @@ def modules():
         str(path.relative_to(SOURCE))
         for room in ROOMS
         for path in (
-            [SOURCE / room] if room.endswith(".py") else sorted((SOURCE / room).glob("*.py"))
+            [SOURCE / room] if room.endswith(".py") else sorted((SOURCE / room).rglob("*.py"))
         )
     ]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from gapless.graphs.inference_mode import inference_mode
-from gapless.pipeline.tree import misalignment
+from gapless.pipeline.tree.tensor_layout import misalignment
 
 
 def clone_of(tensor: torch.Tensor) -> torch.Tensor:

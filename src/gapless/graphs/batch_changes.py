@@ -18,7 +18,7 @@ from gapless.graphs.inference_mode import inference_mode
 from gapless.graphs.results import has_own_gradient
 from gapless.graphs.value_places import put_on
 from gapless.graphs.versions import version_of
-from gapless.pipeline.containers import (
+from gapless.pipeline.tree.containers import (
     PLAIN,
     Container,
     container_of,
@@ -27,13 +27,14 @@ from gapless.pipeline.containers import (
     distinct_containers,
     tensors_inside,
 )
-from gapless.pipeline.tree import flatten, has_address
+from gapless.pipeline.tree.flatten import flatten
+from gapless.pipeline.tree.tensor_layout import has_address
 
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
 
 # What torch answers where elements of a tensor surely share memory.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from gapless.device.user_line import call_site
-from gapless.pipeline.tree import has_address
+from gapless.pipeline.tree.tensor_layout import has_address
 
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
     from gapless.pipeline.host_waits import HostWaits
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
 
 # Operators that return a value of a tensor to Python, beside copies to the host.

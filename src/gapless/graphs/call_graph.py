@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from gapless.graphs.read_guards import ReadGuards
     from gapless.graphs.step_guards import Failure
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
 
 class CallGuards(Protocol):

@@ -31,9 +31,9 @@ from gapless.graphs.snapshot import Snapshot
 from gapless.graphs.stand_in import StandIn
 from gapless.graphs.step_call import is_within_a_step, work_of
 from gapless.graphs.step_group import checked_group, is_of_one_shape, work_of_group
-from gapless.pipeline.call_tree import CallTrees
 from gapless.pipeline.prefetch import prefetch
 from gapless.pipeline.step import SplitStep, call_host_part, do_work, host_part_of
+from gapless.pipeline.tree.call_tree import CallTrees
 
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.captured_step import CapturedStep
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
     from gapless.records.wait_stats import WaitStats
 
 

@@ -58,7 +58,7 @@ from gapless.graphs.update_outside import Updates
 from gapless.graphs.variants import Pending, Variant, Variants
 from gapless.graphs.warm_ups import WarmUps
 from gapless.graphs.weight_guards import KnownWeights
-from gapless.pipeline.tree import OF_SHAPE, flatten
+from gapless.pipeline.tree.flatten import OF_SHAPE, flatten
 from gapless.ranks import drop_before_groups_end
 
 
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from gapless.graphs.warm_ups import Watched
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.step import SplitStep, WholeStep
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
 
 DEFAULT_NUM_WARMUP = 2

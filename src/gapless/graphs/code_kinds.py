@@ -150,7 +150,7 @@ _ACTING = {
     _path(TORCH_FOLDER, "optim", "swa_utils.py"): ("step",),
     TORCH_FOLDER + "serialization.py": ("save", "load"),
     _path(TORCH_FOLDER, "utils", "tensorboard", "writer.py"): ("add_",),
-    _path(OWN_FOLDER, "pipeline", "readback.py"): (
+    _path(OWN_FOLDER, "pipeline", "losses", "deferred_loss.py"): (
         "add",
         "flush",
         "mean",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from gapless.graphs.same_tensors import are_the_same
-from gapless.pipeline.tree import has_address
+from gapless.pipeline.tree.tensor_layout import has_address
 
 
 if TYPE_CHECKING:

@@ -62,7 +62,7 @@ from gapless.graphs.plain_values import (
 from gapless.graphs.reach import Reach
 from gapless.graphs.read_guards import ReadGuards
 from gapless.graphs.value_places import MISSING, Place, base_of, entries_of, shown_key
-from gapless.pipeline.containers import container_of, tensors_inside
+from gapless.pipeline.tree.containers import container_of, tensors_inside
 
 
 if TYPE_CHECKING:

@@ -15,14 +15,14 @@ import torch
 
 from gapless.graphs.addresses import address_of, share_memory
 from gapless.graphs.tensor_copies import TensorCopies, end_of
-from gapless.pipeline.tree import flatten
+from gapless.pipeline.tree.flatten import flatten
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from gapless.graphs.host_watch import KeptPath
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
 
 class KeptTensors:

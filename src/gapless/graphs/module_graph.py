@@ -35,7 +35,8 @@ from gapless.graphs.step_guards import Failure, failure_of_reads
 from gapless.graphs.tensor_copies import TensorCopies
 from gapless.graphs.versions import count_up, version_of
 from gapless.graphs.written_memory import WrittenMemory
-from gapless.pipeline.tree import flatten, has_address, misalignment
+from gapless.pipeline.tree.flatten import flatten
+from gapless.pipeline.tree.tensor_layout import has_address, misalignment
 
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from gapless.graphs.side_stream import SideStream
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.step import Call
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
 
 CREATE_GRAPH = Refusal(

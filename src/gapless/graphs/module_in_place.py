@@ -36,8 +36,8 @@ from gapless.graphs.refusal import (
 from gapless.graphs.shared_casts import watch_rest_of_block
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.step_call import is_within_a_step, within_a_step, work_of
-from gapless.pipeline.call_tree import CallTrees
 from gapless.pipeline.host_waits import HostWaits
+from gapless.pipeline.tree.call_tree import CallTrees
 
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from gapless.graphs.graph_cache import GraphCache
     from gapless.graphs.host_watch import HostWatch
     from gapless.pipeline.step import Call
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
     _Kind: TypeAlias = tuple[Hashable, tuple[bool, ...]]
 

@@ -51,7 +51,8 @@ from gapless.graphs.trial import Tried, why_it_failed
 from gapless.graphs.value_places import HOOK_TABLES, put_on
 from gapless.graphs.versions import VersionsBefore, version_of
 from gapless.graphs.weight_guards import WeightsInPlace
-from gapless.pipeline.tree import flatten, has_address
+from gapless.pipeline.tree.flatten import flatten
+from gapless.pipeline.tree.tensor_layout import has_address
 
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     from gapless.graphs.warm_ups import Watched
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.step import Call
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
 
 _NO_BACKWARD = (

@@ -44,8 +44,8 @@ from gapless.graphs.update_rules import (
     name_of,
     weights_of,
 )
-from gapless.pipeline.call_tree import CallTrees
 from gapless.pipeline.step import Call
+from gapless.pipeline.tree.call_tree import CallTrees
 
 
 if TYPE_CHECKING:

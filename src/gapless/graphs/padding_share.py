@@ -10,13 +10,13 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from gapless.pipeline.tree import shape_of
+from gapless.pipeline.tree.tensor_layout import shape_of
 
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
 
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
 
 # The shape of every tensor of a call.

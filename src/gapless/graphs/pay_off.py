@@ -17,9 +17,9 @@ import torch
 
 from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.refusal import Refusal
-from gapless.pipeline.alike_tensors import comparison_with
-from gapless.pipeline.call_tree import form_of
 from gapless.pipeline.streams import EventPool
+from gapless.pipeline.tree.call_tree import form_of
+from gapless.pipeline.tree.tensor_layout import comparison_with
 from gapless.ranks import is_distributed
 from gapless.records.replay_times import PairTimes, WindowTimes, judged, loss_text
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gapless.device.base import Device, Event
     from gapless.graphs.call_graph import CallGraph
     from gapless.graphs.quick_call import QuickCall
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
 
 _Way = Literal["replayed", "written"]

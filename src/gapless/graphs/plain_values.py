@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.graphs.value_places import MISSING, entries_of
-from gapless.pipeline.containers import container_of
-from gapless.pipeline.tree import has_attributes
+from gapless.pipeline.tree.containers import container_of
+from gapless.pipeline.tree.flatten import has_attributes
 
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from gapless.graphs.consent import Alone, Readiness
 from gapless.graphs.device_state import unlike
 from gapless.graphs.fingerprints import NUM_PROJECTIONS
 from gapless.graphs.packing import chunks_of, described, joined_names, regions_of
-from gapless.pipeline.tree import flatten
+from gapless.pipeline.tree.flatten import flatten
 
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from gapless.graphs.consent import Consent
     from gapless.graphs.device_state import DeviceState
     from gapless.graphs.packing import Chunk
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
 
 # A copy may lead to this share of the device's memory; what is left is for libraries and fragments.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from gapless.pipeline.alike_tensors import comparison_with
-from gapless.pipeline.call_tree import form_of
+from gapless.pipeline.tree.call_tree import form_of
+from gapless.pipeline.tree.tensor_layout import comparison_with
 
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from gapless.graphs.call_graph import CallGraph
     from gapless.graphs.capture_report import CaptureReport
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
 
 # Takes the arguments of a call, by position and by name.

@@ -28,7 +28,7 @@ from gapless.graphs.noted_calls import NotedCalls
 from gapless.graphs.same_tensors import are_the_same
 from gapless.graphs.step_replaced import is_step_of_the_class
 from gapless.graphs.update_operations import NUMBERS, way_of
-from gapless.pipeline.alike_tensors import comparison_with
+from gapless.pipeline.tree.tensor_layout import comparison_with
 
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ from gapless.graphs.value_places import (
     entries_of,
     names_another_class,
 )
-from gapless.pipeline.alike_tensors import comparison_with
+from gapless.pipeline.tree.tensor_layout import comparison_with
 
 
 if TYPE_CHECKING:

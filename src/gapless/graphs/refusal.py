@@ -15,8 +15,8 @@ import torch
 
 from gapless.device.environment import is_transformed, keeps_parametrizations
 from gapless.device.torch_modes import watching_modes
-from gapless.pipeline.containers import why_left_alone
-from gapless.pipeline.tree import has_address
+from gapless.pipeline.tree.containers import why_left_alone
+from gapless.pipeline.tree.tensor_layout import has_address
 
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gapless.graphs.host_watch import HostWrite
     from gapless.graphs.observation import Observation
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
 
 RefusalKind: TypeAlias = Literal[

@@ -19,7 +19,8 @@ from gapless.graphs.refusal import Refused
 from gapless.graphs.stand_ins import with_stand_ins
 from gapless.graphs.step_call import cannot_return, cannot_return_from_host, within_a_step
 from gapless.graphs.touched import span_of
-from gapless.pipeline.tree import flatten, has_address, misalignment
+from gapless.pipeline.tree.flatten import flatten
+from gapless.pipeline.tree.tensor_layout import has_address, misalignment
 
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from gapless.graphs.backward_settings import Settings
     from gapless.graphs.seen_calls import Given, Layout
     from gapless.pipeline.step import Call
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
 
 class Rehearsal:

@@ -11,13 +11,13 @@ from gapless.graphs.addresses import address_of
 from gapless.graphs.gradient_graph import used_up
 from gapless.graphs.tensor_copies import TensorCopies
 from gapless.graphs.value_places import put_on
-from gapless.pipeline.containers import container_of_type, containers_in, tensors_inside
+from gapless.pipeline.tree.containers import container_of_type, containers_in, tensors_inside
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
 
 @dataclass(frozen=True, slots=True)

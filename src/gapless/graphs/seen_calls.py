@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.graphs.module_graph import CREATE_GRAPH, SECOND_BACKWARD
-from gapless.pipeline.tree import has_address, misalignment
+from gapless.pipeline.tree.tensor_layout import has_address, misalignment
 
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch.utils._device import DeviceContext
 from gapless.device.autocast_blocks import at_end_of_block
 from gapless.device.user_line import call_site
 from gapless.graphs.gradient_paths import is_new
-from gapless.pipeline.tree import flatten
+from gapless.pipeline.tree.flatten import flatten
 
 
 if TYPE_CHECKING:

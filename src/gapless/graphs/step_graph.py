@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gapless.graphs.step_guards import StepGuards
     from gapless.graphs.update_outside import CapturedUpdates
     from gapless.graphs.written_memory import WrittenMemory
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
 
 # Of these torch copies all tensors of one dtype in one launch.

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from gapless.errors import UserError
 from gapless.graphs.step_call import work_of
 from gapless.pipeline.step import Call
-from gapless.pipeline.tree import shape_of
+from gapless.pipeline.tree.tensor_layout import shape_of
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
 
 def work_of_group(step: Any) -> Callable[[Call], list[Any]]:

@@ -13,7 +13,7 @@ import torch
 
 from gapless.graphs.alignment import memory_at
 from gapless.graphs.inference_mode import inference_mode
-from gapless.pipeline.tree import misalignment
+from gapless.pipeline.tree.tensor_layout import misalignment
 
 
 # Of these `min(x, inf)` has all bits of x, those of NaN included.

@@ -43,7 +43,8 @@ from gapless.graphs.weight_guards import (
     WeightsInPlace,
 )
 from gapless.graphs.written_memory import WrittenMemory
-from gapless.pipeline.tree import flatten, has_address, misalignment
+from gapless.pipeline.tree.flatten import flatten
+from gapless.pipeline.tree.tensor_layout import has_address, misalignment
 
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from gapless.graphs.warm_ups import Watched
     from gapless.graphs.weight_guards import Gradients, KnownWeights
     from gapless.pipeline.host_waits import HostWaits
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
 
 @dataclass(slots=True)

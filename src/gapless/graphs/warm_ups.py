@@ -24,7 +24,7 @@ from gapless.graphs.refusal import (
 from gapless.graphs.touched import TouchWatch, plain_parts
 from gapless.graphs.written_memory import bytes_of
 from gapless.pipeline.step import Call
-from gapless.pipeline.tree import has_address
+from gapless.pipeline.tree.tensor_layout import has_address
 
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gapless.graphs.observation import Observation, Observer
     from gapless.graphs.update_outside import Updates
     from gapless.graphs.weight_guards import KnownWeights
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
 
 # A plain value that is new in every batch makes each batch a kind of its own. Kinds are only

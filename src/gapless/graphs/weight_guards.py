@@ -12,7 +12,7 @@ from torch.utils.weak import TensorWeakRef
 from gapless.graphs.addresses import lie_as_now, lie_where
 from gapless.graphs.guards import Guard
 from gapless.graphs.same_tensors import are_the_same
-from gapless.pipeline.tree import has_address
+from gapless.pipeline.tree.tensor_layout import has_address
 
 
 if TYPE_CHECKING:

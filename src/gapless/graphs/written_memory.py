@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gapless.graphs.touched import joined, span_of
-from gapless.pipeline.tree import has_address
+from gapless.pipeline.tree.tensor_layout import has_address
 
 
 if TYPE_CHECKING:

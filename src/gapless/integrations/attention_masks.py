@@ -22,7 +22,7 @@ import torch
 from gapless.graphs.captor import captor_of
 from gapless.graphs.step_call import is_within_a_step
 from gapless.integrations.packed_positions import looking_once, note_positions
-from gapless.pipeline.containers import take_apart
+from gapless.pipeline.tree.containers import take_apart
 
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import torch
 
 from gapless.pipeline.batch_mover import BatchMover
 from gapless.pipeline.host_waits import HostWaits
-from gapless.pipeline.readback import DeferredLoss
+from gapless.pipeline.losses.deferred_loss import DeferredLoss
 from gapless.pipeline.transfer import shared_lane
 
 

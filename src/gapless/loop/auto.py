@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.meter import GapMeter
     from gapless.pipeline.prefetch import Prefetcher
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
     from gapless.ranks import Ranks
 
 

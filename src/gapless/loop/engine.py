@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gapless.device.find import find_device
 from gapless.pipeline.host_waits import HostWaits
+from gapless.pipeline.losses.deferred_loss import DeferredLoss
 from gapless.pipeline.meter import GapMeter
 from gapless.pipeline.prefetch import Prefetcher
-from gapless.pipeline.readback import DeferredLoss
 from gapless.pipeline.streams import EventPool, PlanStreams
 from gapless.pipeline.transfer import TransferLane
 from gapless.ranks import OneRank

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from gapless.errors import noted_on
-from gapless.pipeline.readback import RunningMean
+from gapless.pipeline.losses.deferred_loss import RunningMean
 from gapless.pipeline.step import loss_of
 from gapless.records.epoch_record import EpochRecord, Progress
 from gapless.records.wait_stats import WaitStats
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gapless.loop.plan_waits import PlanWaits
     from gapless.loop.runners import StepRunner
     from gapless.pipeline.prefetch import Pass, Prefetcher
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
 
 
 class Epoch:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gapless.loop.engine import Engine
     from gapless.pipeline.prefetch import Prefetcher
     from gapless.pipeline.step import WholeStep
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
     from gapless.records.bottleneck import Diagnosis, Launch
 
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from gapless.graphs.capture_report import CaptureReport
     from gapless.loop.runners import StepRunner
     from gapless.pipeline.host_waits import HostWaits
+    from gapless.pipeline.losses.deferred_loss import DeferredLoss
     from gapless.pipeline.prefetch import Prefetcher
-    from gapless.pipeline.readback import DeferredLoss
     from gapless.pipeline.step import SplitStep, WholeStep
     from gapless.plans import Plan
     from gapless.ranks import Ranks

@@ -2,5 +2,6 @@
 
 Data flows one way: loader -> page-locked memory -> transfer stream -> device memory -> step ->
 readback ring -> history. `prefetch.py`, `batch_mover.py` and `transfer.py` are the way to the device,
-`readback.py` is the way back, and `host_waits.py` is the one door through which the host waits.
+`losses` is the way back, `tree` takes batches apart, and `host_waits.py` is the one door through which
+the host waits.
 """

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from gapless.errors import BatchError, noted_on
-from gapless.pipeline.containers import endless, tensors_inside
 from gapless.pipeline.host_memory import Helpers, is_plain, page_locked_copy
-from gapless.pipeline.move import BatchWalk, takes_non_blocking
 from gapless.pipeline.streams import EventPool
 from gapless.pipeline.transfer import Loan, Loans
+from gapless.pipeline.tree.containers import endless, tensors_inside
+from gapless.pipeline.tree.move import BatchWalk, takes_non_blocking
 
 
 if TYPE_CHECKING:

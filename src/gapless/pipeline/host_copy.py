@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.errors import BatchError
-from gapless.pipeline.tree import flatten
+from gapless.pipeline.tree.flatten import flatten
 
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The one door through which the host waits for the device.
 
 Every wait of gapless passes through `HostWaits`, which counts and times it by reason. A wait
-anywhere else is a bug.
+anywhere else is a bug. For a timeline, what the host did and when is noted if somebody asks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from gapless.pipeline.host_log import HostLog
+from gapless.records.timeline import Span
 from gapless.records.wait_stats import WaitStats
 
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gapless.device.base import Device, Event, Stream
+    from gapless.records.timeline import SpanKind
 
 
 class HostWaits:
@@ -80,3 +81,25 @@ class HostWaits:
             self.stats.add(reason, ms=(perf_counter() - start) * 1000.0)
             if self.log is not None:
                 self.log.note("wait", reason, since=start)
+
+
+class HostLog:
+    """Spans of one host thread.
+
+    Attributes:
+        spans: in the order in which they ended; times are microseconds of `perf_counter`.
+    """
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def note(self, kind: SpanKind, name: str, *, since: float) -> None:
+        """Note what ends now.
+
+        Args:
+            kind: of what it was.
+            name: of it.
+            since: when it began, by `perf_counter`.
+        """
+        end = perf_counter()
+        self.spans.append(Span(name=name, kind=kind, start_us=since * 1e6, end_us=end * 1e6))

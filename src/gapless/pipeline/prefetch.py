@@ -17,7 +17,7 @@ from gapless.pipeline.batch_mover import DEFAULT_MAX_IN_FLIGHT, BatchMover
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.loaders import end_loader, expect_no_signal, has_fresh_memory
 from gapless.pipeline.transfer import shared_lane
-from gapless.pipeline.tree import flatten
+from gapless.pipeline.tree.flatten import flatten
 
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
     from gapless.pipeline.batch_mover import StagedBatch
     from gapless.pipeline.transfer import TransferLane
-    from gapless.pipeline.tree import Tree
+    from gapless.pipeline.tree.flatten import Tree
     from gapless.records.wait_stats import WaitStats
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 import torch
 
 from gapless.errors import LossError
-from gapless.pipeline.loss_numbers import described, has_one_number
+from gapless.pipeline.losses.loss_numbers import described, has_one_number
 
 
 if TYPE_CHECKING:

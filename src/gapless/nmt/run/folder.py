@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.disk_troubles import DiskTroubles
     from gapless.nmt.run.silent import SilentFolder
-    from gapless.pipeline.readback import DeferredLoss
+    from gapless.pipeline.losses.deferred_loss import DeferredLoss
     from gapless.records.training import TrainingEpoch
     from gapless.records.wait_stats import WaitStats
 

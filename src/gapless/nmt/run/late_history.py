@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.folder import LossLog
     from gapless.nmt.run.position import Position
     from gapless.pipeline.host_waits import HostWaits
-    from gapless.pipeline.readback import DeferredLoss
+    from gapless.pipeline.losses.deferred_loss import DeferredLoss
     from gapless.records.epoch_record import EpochRecord
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gapless.device.base import Device
-    from gapless.pipeline.readback import DeferredLoss
+    from gapless.pipeline.losses.deferred_loss import DeferredLoss
     from gapless.ranks import Ranks
 
 

@@ -11,7 +11,7 @@ from gapless.nmt.run.build import training_sampler, validation_sampler
 from gapless.nmt.run.position import weighted_mean
 from gapless.nmt.run.score import evaluate
 from gapless.nmt.run.translated_pairs import num_translated
-from gapless.pipeline.readback import DeferredLoss
+from gapless.pipeline.losses.deferred_loss import DeferredLoss
 
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gapless.pipeline.alike_tensors import comparison_with
+from gapless.pipeline.tree.tensor_layout import comparison_with
 
 
 def test_tensors_with_other_values_are_alike():

@@ -1,6 +1,6 @@
 """Take a batch apart into its tensors and the structure around them, once.
 
-A batch is any nesting of the containers of `gapless.pipeline.containers`, with tensors, plain values
+A batch is any nesting of the containers of `gapless.pipeline.tree.containers`, with tensors, plain values
 (numbers, strings, None) and whatever else there may be as leaves. `flatten` walks it once; the `Tree` that it
 returns travels with the batch, so nobody walks the batch again.
 """
@@ -16,27 +16,31 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 
 from gapless.errors import BatchError
-from gapless.pipeline.containers import (
+from gapless.pipeline.step import Call
+from gapless.pipeline.tree.containers import (
     PLAIN,
     attributes_of,
     container_of_type,
     endless,
     why_left_alone,
 )
-from gapless.pipeline.step import Call
+from gapless.pipeline.tree.tensor_layout import (
+    kind_of,
+    misalignment,
+    shape_of,
+    stride_of,
+    twins_among,
+)
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 
-    from gapless.pipeline.containers import Container
+    from gapless.pipeline.tree.containers import Container
 
 
 # What differs between batches of one structure.
 OF_SHAPE: Final = "the shape of its tensors"
-
-# Bytes that a kernel of a GPU reads at once, at most.
-ALIGNMENT: Final = 16
 
 # Attributes of a container that are part of its key, beside its items or fields.
 _PLAIN_ATTRIBUTE = (bool, int, float, complex, str, bytes, type(None))
@@ -99,7 +103,7 @@ class Tree:
             return self.known_key
         tensors = tuple(
             [
-                (shape_of(leaf), _stride_of(leaf), misalignment(leaf), *_kind_of(leaf))
+                (shape_of(leaf), stride_of(leaf), misalignment(leaf), *kind_of(leaf))
                 for leaf in self.leaves
             ]
         )
@@ -151,55 +155,6 @@ def left_alone(value: Any, unknown: Any) -> Tree:
         unknown: what in it nobody can look into.
     """
     return Tree(value, [], [unknown], _UnknownNode(value))
-
-
-def twins_among(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """Return for each tensor the number of the first that is the same one; () if all are others.
-
-    Attention asks whether its query is its key, and takes another way if so.
-    """
-    ids = list(map(id, tensors))
-    return () if len(set(ids)) == len(ids) else tuple(map(ids.index, ids))
-
-
-def has_address(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has memory of one piece."""
-    return tensor.layout is torch.strided and not tensor.is_nested
-
-
-def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return a tensor's shape; () for a nested one, which has several."""
-    return () if tensor.is_nested else tensor.shape
-
-
-def has_alignment(tensor: torch.Tensor) -> bool:
-    """Return whether bits may depend on where a tensor begins: those of sums that are rounded do.
-
-    Sync: Does not block the host.
-    """
-    if not (tensor.is_floating_point() or tensor.is_complex()) or not has_address(tensor):
-        return False
-    try:
-        tensor.data_ptr()
-    except RuntimeError:  # within a transform of torch.func there is no memory
-        return False
-    return True
-
-
-def misalignment(tensor: torch.Tensor) -> int:
-    """Return by how many bytes a tensor begins after a multiple of 16; 0 where no bits depend on it.
-
-    Sync: Does not block the host.
-    """
-    return tensor.data_ptr() % ALIGNMENT if has_alignment(tensor) else 0
-
-
-def _stride_of(tensor: torch.Tensor) -> Hashable:
-    return tensor.stride() if has_address(tensor) else tensor.layout
-
-
-def _kind_of(tensor: torch.Tensor) -> tuple[Hashable, ...]:
-    return tensor.dtype, tensor.device, tensor.is_inference()
 
 
 def _named_as_called(found: str) -> str:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from gapless.errors import BatchError
-from gapless.pipeline.alike_tensors import comparison_with
 from gapless.pipeline.step import Call
-from gapless.pipeline.tree import Tree, flatten, left_alone, shape_of
+from gapless.pipeline.tree.flatten import Tree, flatten, left_alone
+from gapless.pipeline.tree.tensor_layout import comparison_with, shape_of
 
 
 if TYPE_CHECKING:

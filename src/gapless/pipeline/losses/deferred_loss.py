@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, Self, overload
 from gapless.device.find import find_device
 from gapless.errors import LossError, RanksDifferError, UserError, noted_on
 from gapless.pipeline.host_waits import HostWaits
-from gapless.pipeline.loss_agreement import LossAgreement
-from gapless.pipeline.loss_history import LossHistory
-from gapless.pipeline.loss_numbers import number_of
-from gapless.pipeline.loss_ring import LossRing
+from gapless.pipeline.losses.loss_agreement import LossAgreement
+from gapless.pipeline.losses.loss_history import LossHistory
+from gapless.pipeline.losses.loss_numbers import number_of
+from gapless.pipeline.losses.loss_ring import LossRing
 from gapless.pipeline.streams import EventPool
 from gapless.ranks import ranks_of_user
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import torch
 
     from gapless.device.base import Device, Event, Stream
-    from gapless.pipeline.loss_numbers import Number
+    from gapless.pipeline.losses.loss_numbers import Number
     from gapless.ranks import Peers
     from gapless.records.step_values import NonFinite, StepValues
     from gapless.records.wait_stats import WaitStats

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.errors import BatchError
-from gapless.pipeline.containers import (
+from gapless.pipeline.tree.containers import (
     PLAIN,
     cannot_rebuild,
     container_of_type,
@@ -21,7 +21,7 @@ from gapless.pipeline.containers import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gapless.pipeline.containers import Container
+    from gapless.pipeline.tree.containers import Container
 
 
 class BatchWalk:

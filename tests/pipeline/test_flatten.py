@@ -16,7 +16,7 @@ from hypothesis import given, strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
 from gapless.errors import BatchError
-from gapless.pipeline.tree import flatten
+from gapless.pipeline.tree.flatten import flatten
 
 
 class Point(NamedTuple):

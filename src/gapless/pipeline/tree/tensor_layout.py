@@ -1,0 +1,103 @@
+"""What of a tensor a graph depends on beside its values: shape, strides, alignment, dtype, device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+
+# Bytes that a kernel of a GPU reads at once, at most.
+ALIGNMENT: Final = 16
+
+# What torch's compiler calls before a call.
+_of_compiler: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_TensorGuards: Any = getattr(_of_compiler, "TensorGuards", None)
+
+
+def twins_among(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """Return for each tensor the number of the first that is the same one; () if all are others.
+
+    Attention asks whether its query is its key, and takes another way if so.
+    """
+    ids = list(map(id, tensors))
+    return () if len(set(ids)) == len(ids) else tuple(map(ids.index, ids))
+
+
+def has_address(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has memory of one piece."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return a tensor's shape; () for a nested one, which has several."""
+    return () if tensor.is_nested else tensor.shape
+
+
+def has_alignment(tensor: torch.Tensor) -> bool:
+    """Return whether bits may depend on where a tensor begins: those of sums that are rounded do.
+
+    Sync: Does not block the host.
+    """
+    if not (tensor.is_floating_point() or tensor.is_complex()) or not has_address(tensor):
+        return False
+    try:
+        tensor.data_ptr()
+    except RuntimeError:  # within a transform of torch.func there is no memory
+        return False
+    return True
+
+
+def misalignment(tensor: torch.Tensor) -> int:
+    """Return by how many bytes a tensor begins after a multiple of 16; 0 where no bits depend on it.
+
+    Sync: Does not block the host.
+    """
+    return tensor.data_ptr() % ALIGNMENT if has_alignment(tensor) else 0
+
+
+def stride_of(tensor: torch.Tensor) -> Hashable:
+    """Return a tensor's strides, or its layout where it has none."""
+    return tensor.stride() if has_address(tensor) else tensor.layout
+
+
+def kind_of(tensor: torch.Tensor) -> tuple[Hashable, ...]:
+    """Return dtype and device of a tensor, and whether it is one of inference mode."""
+    return tensor.dtype, tensor.device, tensor.is_inference()
+
+
+def comparison_with(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """Return a function that takes as many tensors and says whether they are alike.
+
+    They are if type, dtype, device, shape, strides, alignment and `requires_grad` are the same, those
+    that were one tensor are one, and the modes of torch that dispatch operations are those of now. None if torch has no such function, or not
+    for these tensors.
+
+    Sync: Does not block the host.
+    """
+    if _TensorGuards is None or not tensors:
+        return None
+    try:
+        sizes = [list(tensor.size()) for tensor in tensors]
+        strides = [list(tensor.stride()) for tensor in tensors]
+        guards = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        check: Callable[..., bool] = guards.check
+    except (RuntimeError, TypeError, SystemError):
+        return None
+    places = [number for number, tensor in enumerate(tensors) if has_alignment(tensor)]
+    wanted = [misalignment(tensors[number]) for number in places]
+
+    twins = twins_among(tensors)
+
+    def are_alike(*others: torch.Tensor) -> bool:
+        return (
+            check(*others)
+            and [others[number].data_ptr() % ALIGNMENT for number in places] == wanted
+            and twins_among(others) == twins
+        )
+
+    return are_alike if places or len(tensors) > 1 else check
