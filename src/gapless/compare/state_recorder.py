@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.compare.training_state import TensorInfo, batch_tensors, state_tensors
-from gapless.device.checksum import Checksums
+from gapless.device.bits import Checksums
 from gapless.pipeline.step import SplitStep, StepLoss, call_host_part
 
 

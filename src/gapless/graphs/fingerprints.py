@@ -3,7 +3,7 @@
 A fingerprint has one row for each piece of memory (see `gapless.graphs.packing`), of two parts:
 
 * A checksum. The bits, read as 32-bit words, are multiplied by a weight of the word's position and
-  summed modulo 2**64 (`gapless.device.checksum` says what it detects). Equal bits always give
+  summed modulo 2**64 (`gapless.device.bits` says what it detects). Equal bits always give
   equal checksums; a change of any one bit, and any two words that change places, always show.
 * Projections. The numbers, in float64, are multiplied by `NUM_PROJECTIONS` fixed sequences of +1
   and -1, and summed. The mean square of the differences of two fingerprints' projections estimates
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gapless.device.checksum import odd_weights
+from gapless.device.bits import odd_weights
 from gapless.device.numerics import any_algorithm
 from gapless.graphs.packing import ROW_BYTES
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gapless.device.checksum import Checksums
+from gapless.device.bits import Checksums
 from gapless.errors import RanksDifferError
 from gapless.pipeline.host_copy import HostCopy
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from gapless.device import checksum
-from gapless.device.checksum import Checksums
+from gapless.device import bits
+from gapless.device.bits import Checksums
 
 
 CPU = torch.device("cpu")
@@ -117,7 +117,7 @@ def test_a_large_tensor_goes_in_pieces(monkeypatch):
     expected = take(values, num_elements=101)
 
     for chunk in (1, 7, 100, 101, 128):
-        monkeypatch.setattr(checksum, "_CHUNK", chunk)
+        monkeypatch.setattr(bits, "_CHUNK", chunk)
         for num_elements in (0, 3, 101):
             assert expected == take(values, num_elements=num_elements), (chunk, num_elements)
 
@@ -125,7 +125,7 @@ def test_a_large_tensor_goes_in_pieces(monkeypatch):
 def test_sums_wrap_around_as_integers_modulo_2_to_the_64():
     """The checksum is that of arithmetic without a limit, taken modulo 2**64 at its end."""
     words = torch.randint(-(2**31), 2**31, (1000,)).to(torch.int32)
-    weights = checksum.odd_weights(0, 1000, CPU).tolist()
+    weights = bits.odd_weights(0, 1000, CPU).tolist()
     exact = sum(word * weight for word, weight in zip(words.tolist(), weights, strict=True))
 
     assert exact % 2**64 == take(words) % 2**64
