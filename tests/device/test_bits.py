@@ -90,13 +90,32 @@ def test_changes_that_cancel_by_their_positions_are_seen():
         assert take(values) != take(changed)
 
 
-@pytest.mark.parametrize("bits", [[0x7FC00000, 0x7FC00001], [0, -(2**31)]])
-def test_numbers_that_compare_equal_or_never_are_told_apart_by_their_bits(bits):
+@pytest.mark.parametrize("values", [[0x7FC00000, 0x7FC00001], [0, -(2**31)]])
+def test_numbers_that_compare_equal_or_never_are_told_apart_by_their_bits(values):
     """Two NaNs of different bits, and zero and minus zero, differ; the same bits do not."""
-    one, other = (torch.tensor([value], dtype=torch.int32).view(torch.float32) for value in bits)
+    one, other = (torch.tensor([value], dtype=torch.int32).view(torch.float32) for value in values)
 
     assert take(one) != take(other)
     assert take(one) == take(one.clone())
+    assert not bits.same_bits(one, other)
+    assert bits.same_bits(one, one.clone())
+
+
+def test_same_bits_are_of_as_many_elements_of_one_size():
+    """A tensor that is longer, or of wider elements, has others."""
+    zeros = torch.zeros(4)
+
+    assert not bits.same_bits(zeros, torch.zeros(5))
+    assert not bits.same_bits(zeros, torch.zeros(4, dtype=torch.float64))
+
+
+def test_checksums_of_several_tensors_are_one_row():
+    """In their order; of no tensor there is none."""
+    one, other = torch.randn(3), torch.randn(5)
+    checksums = Checksums(CPU, num_elements=8)
+
+    assert checksums.take_all([one, other]).tolist() == [take(one), take(other)]
+    assert checksums.take_all([]).tolist() == []
 
 
 def test_only_values_count_and_not_how_they_lie_in_memory():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gapless.compare.training_state import TensorInfo
+from gapless.device.bits import bytes_of, same_bits
 from gapless.records.verification import (
     Closeness,
     ElementDifference,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 def first_loss_difference(ours: RecordedRun, theirs: RecordedRun) -> LossDifference | None:
     """Return the first loss whose bits differ."""
     for step, mine, other in _pairs(ours, theirs):
-        if not _same_bits(mine, other):
+        if not _is_same_number(mine, other):
             return LossDifference(step=step, ours=mine, theirs=other)
     return None
 
@@ -56,10 +57,10 @@ class _Bits:
     """A tensor on the host that equals another one if all bits are the same."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._bytes = _as_bytes(tensor)
+        self._tensor = tensor
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Bits) and torch.equal(self._bytes, other._bytes)
+        return isinstance(other, _Bits) and same_bits(self._tensor, other._tensor)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -90,7 +91,7 @@ def _difference(
 
 def element_difference(ours: torch.Tensor, theirs: torch.Tensor) -> ElementDifference:
     """Compare two tensors on the host, of one shape and dtype, by bits and by values."""
-    differs = (_as_bytes(ours) != _as_bytes(theirs)).any(dim=-1)
+    differs = (bytes_of(ours) != bytes_of(theirs)).any(dim=-1)
     distances = (_as_numbers(ours) - _as_numbers(theirs)).abs().reshape(-1)[differs]
     return ElementDifference(
         num_differing=int(differs.sum()),
@@ -160,14 +161,8 @@ def relative_tensor_difference(ours: torch.Tensor, theirs: torch.Tensor) -> floa
     return distance / float(sizes[sizes.isfinite()].max())
 
 
-def _same_bits(ours: float, theirs: float) -> bool:
+def _is_same_number(ours: float, theirs: float) -> bool:
     return struct.pack("d", ours) == struct.pack("d", theirs)
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of each element, [elements, bytes], uint8."""
-    flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8).reshape(flat.numel(), flat.element_size())
 
 
 def _as_numbers(tensor: torch.Tensor) -> torch.Tensor:

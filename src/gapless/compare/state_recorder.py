@@ -50,7 +50,7 @@ class StateRecorder:
         self._checksums = Checksums(self._device, num_elements=max(sizes, default=0))
         self._rows: list[torch.Tensor] = []
         self._batch: dict[str, torch.Tensor] = {}
-        self._batch_sums: list[torch.Tensor] = []
+        self._batch_sums = self._checksums.take_all(())
         self.tensors: list[tuple[TensorInfo, ...]] = []
         self.step = _recorded(workload.step, self)
         self.step_done()
@@ -61,7 +61,7 @@ class StateRecorder:
         Sync: Does not block the host.
         """
         self._batch = self._on_device(batch_tensors(batch))
-        self._batch_sums = [self._checksums.take(tensor) for tensor in self._batch.values()]
+        self._batch_sums = self._checksums.take_all(self._batch.values())
 
     def step_done(self) -> None:
         """Take the checksums of the state that a step left.
@@ -69,7 +69,7 @@ class StateRecorder:
         Sync: Does not block the host.
         """
         tensors = self._on_device(state_tensors(self._workload))
-        sums = self._batch_sums + [self._checksums.take(tensor) for tensor in tensors.values()]
+        sums = self._checksums.take_all(tensors.values())
         tensors = self._batch | tensors
         if self._copy_of is not None and self._copy_of[0] == len(self._rows):
             name = self._copy_of[1]
@@ -78,8 +78,7 @@ class StateRecorder:
         # Steps share one tuple while nothing changes.
         is_same = self.tensors and self.tensors[-1] == found
         self.tensors.append(self.tensors[-1] if is_same else found)
-        empty = torch.empty(0, dtype=torch.int64, device=self._device)
-        self._rows.append(torch.stack(sums) if sums else empty)
+        self._rows.append(torch.cat((self._batch_sums, sums)))
 
     def read_checksums(self) -> list[list[int]]:
         """Return the checksums of every step, those of step 0 first.

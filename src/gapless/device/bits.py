@@ -1,6 +1,8 @@
-"""Checksums of tensors, computed on their device without a host wait.
+"""Compare tensors bit by bit: at once, or by checksums that stay on their device without a host wait.
 
-The bits of every element, read as an integer, are multiplied by a weight of the element's
+Numbers will not do: NaN differs from itself, and 0.0 equals -0.0.
+
+For a checksum the bits of every element, read as an integer, are multiplied by a weight of the element's
 position, and the products are summed modulo 2**64. Integer sums do not depend on the order of
 their terms, so equal bits always give equal checksums, whatever kernel adds them.
 
@@ -20,7 +22,13 @@ pseudorandom number generators", OOPSLA 2014).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 # Elements in one pass; each takes eight bytes for its weight and eight for the product.
@@ -36,6 +44,23 @@ def _signed(constant: int) -> int:
 
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _MIX = _signed(0xBF58476D1CE4E5B9)
+
+
+def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Return whether two dense tensors have elements of one size, as many, and the same bits.
+
+    Sync: Blocks the host if they are on a device.
+    """
+    return torch.equal(bytes_of(ours), bytes_of(theirs))
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of each element of a dense tensor, [elements, bytes], uint8.
+
+    Sync: Does not block the host.
+    """
+    flat = _flat(tensor)
+    return flat.view(torch.uint8).reshape(flat.numel(), flat.element_size())
 
 
 class Checksums:
@@ -60,6 +85,14 @@ class Checksums:
             parts = [self._sum(words[start : start + _CHUNK], start) for start in starts]
             return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
+    def take_all(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+        """Return the checksums of dense tensors, int64, one for each, in order.
+
+        Sync: Does not block the host.
+        """
+        sums = [self.take(tensor) for tensor in tensors]
+        return torch.stack(sums) if sums else self._weights.new_empty(0)
+
     def _sum(self, words: torch.Tensor, start: int) -> torch.Tensor:
         end = start + len(words)
         if end <= len(self._weights):
@@ -78,8 +111,13 @@ def odd_weights(start: int, end: int, device: torch.device) -> torch.Tensor:
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bits of a tensor as a flat tensor of integers."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    flat = _flat(tensor)
     if flat.element_size() in _INTEGERS:
         return flat.view(_INTEGERS[flat.element_size()])
     words = flat.view(torch.int64)
     return words ^ ((words >> 32) & _LOW_HALF)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a tensor in their order, without gaps."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)

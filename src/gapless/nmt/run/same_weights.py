@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from gapless.device.bits import Checksums
 from gapless.errors import RanksDifferError
 from gapless.pipeline.host_copy import HostCopy
@@ -13,6 +11,8 @@ from gapless.pipeline.host_copy import HostCopy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import torch
 
     from gapless.pipeline.host_waits import HostWaits
     from gapless.ranks import Ranks
@@ -41,7 +41,7 @@ def check_same_weights(
         return
     largest = max(weight.numel() for weight in weights.values())
     checksums = Checksums(host_waits.device.torch_device, num_elements=largest)
-    own = torch.stack([checksums.take(weight) for weight in weights.values()])
+    own = checksums.take_all(weights.values())
     copy = HostCopy(ranks.gather_rows(own), device=host_waits.device)
     copy.wait(host_waits, reason="checkpoint")
     first, *others = copy.value.tolist()
