@@ -32,7 +32,6 @@ from gapless.cli.progress import Steps
 from gapless.cli.translation_workload import in_one_process, translation_workload
 from gapless.compare.bench import run_bench
 from gapless.compare.compare_plans import REFERENCE, compare_bits
-from gapless.compare.process_state import set_run_numerics
 from gapless.compare.ranking import make_weights, recommend
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.compare.timed_plan import TimedPlan
@@ -170,7 +169,7 @@ class _Run:
         self._facts = facts
         self._say("pairs and batches")
         self._case = self._case_of(32)
-        set_run_numerics(self._settings.run, compares=not options.tuning)
+        self._settings.run.set_numerics(compares=not options.tuning)
 
     @property
     def holds(self) -> bool:

@@ -31,9 +31,8 @@ import torch
 from benchmarks.facts import heading, place_and_time
 from benchmarks.processes import fork_loader_workers, replace_text
 from benchmarks.public_loops.script import Run
-from gapless.compare.process_state import seed_generators
 from gapless.device.find import find_device
-from gapless.device.numerics import set_numerics
+from gapless.device.numerics import seed_generators, set_numerics
 from gapless.pipeline.loaders import end_kept_workers
 
 

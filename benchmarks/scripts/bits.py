@@ -13,8 +13,7 @@ import torch
 import gapless
 from benchmarks.scripts.args import Args, FixedTurns
 from benchmarks.scripts.variants import load
-from gapless.compare.process_state import seed_generators
-from gapless.device.numerics import set_numerics
+from gapless.device.numerics import seed_generators, set_numerics
 
 
 if TYPE_CHECKING:

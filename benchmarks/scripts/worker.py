@@ -18,8 +18,8 @@ from benchmarks.processes import fork_loader_workers
 from benchmarks.scripts.args import Args
 from benchmarks.scripts.bits import Captured, capture_off, trained
 from benchmarks.scripts.variants import COMPILED, load
-from gapless.compare.process_state import seed_generators
 from gapless.device.find import find_device
+from gapless.device.numerics import seed_generators
 
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import multiprocessing
 import random
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
@@ -18,7 +17,6 @@ from torch.utils.data import DataLoader
 
 import gapless
 from gapless.compare.difference import first_tensor_difference
-from gapless.compare.process_state import seed_generators
 from gapless.compare.recorded_run import run_plain_loop, run_plan
 from gapless.compare.settings import RunSettings, VerifySettings
 from gapless.compare.verify_plan import run_verification
@@ -634,14 +632,3 @@ def test_what_builds_no_workload_is_refused(workload, message):
     """A workload itself is refused as well, because every run needs a new one."""
     with pytest.raises(UserError, match=message):
         gapless.verify_plan(workload, steps=2, device="cpu")
-
-
-def test_without_numpy_only_torch_and_random_are_seeded(monkeypatch):
-    """The core does not need numpy: if nothing has loaded it, there is nothing to seed."""
-    monkeypatch.delitem(sys.modules, "numpy")
-
-    seed_generators(3)
-    first = random.random(), float(torch.rand(()))
-    seed_generators(3)
-
-    assert first == (random.random(), float(torch.rand(())))

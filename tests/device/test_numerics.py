@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from gapless.device.numerics import (
     autocast,
     numerics_restored,
     random_state,
+    seed_generators,
     set_numerics,
     set_random_state,
 )
@@ -127,3 +129,14 @@ def test_autocast_runs_matrix_products_at_the_precision(precision, dtype):
 
     assert str(inside.dtype) == f"torch.{dtype}"
     assert (x @ x).dtype == torch.float32
+
+
+def test_without_numpy_only_torch_and_random_are_seeded(monkeypatch):
+    """The core does not need numpy: if nothing has loaded it, there is nothing to seed."""
+    monkeypatch.delitem(sys.modules, "numpy")
+
+    seed_generators(3)
+    first = random.random(), float(torch.rand(()))
+    seed_generators(3)
+
+    assert first == (random.random(), float(torch.rand(())))

@@ -128,7 +128,6 @@ def run(options: Namespace) -> int:
     """Print what is compared, how plans differ and which to take; return 1 where bits differ."""
     if options.workload is None:
         require_extra("nmt", "gapless compare without --workload")
-    from gapless.compare.process_state import set_run_numerics
     from gapless.device.find import find_device
     from gapless.report.comparison_json import comparison_json
     from gapless.report.comparison_text import comparison_text
@@ -138,7 +137,7 @@ def run(options: Namespace) -> int:
     asked = _settings(options, find_device(options.device))
     _check_files(options)
     # Before a workload's file can use the device: cuBLAS reads its setting at its first call.
-    set_run_numerics(asked.run, compares=bool(asked.rounds.verify_steps))
+    asked.run.set_numerics(compares=bool(asked.rounds.verify_steps))
     given = given_settings(options, COMPARE_SETTINGS)
     work = _work(options.workload, asked, config=options.config, given=given)
     print_result("\n".join(_facts(asked, work)))

@@ -95,7 +95,6 @@ def run(options: Namespace) -> int:
     if options.workload is None:
         require_extra("nmt", "gapless verify without --workload")
     from gapless.cli.user_workload import users_workload
-    from gapless.compare.process_state import set_run_numerics
     from gapless.compare.settings import RunSettings, VerifySettings
     from gapless.device.find import find_device
     from gapless.report.verification_text import nothing_lines, waits_lines
@@ -112,7 +111,7 @@ def run(options: Namespace) -> int:
         steps=options.steps,
     )
     # Before a workload's file can use the device: cuBLAS reads its setting at its first call.
-    set_run_numerics(settings.run, compares=True)
+    settings.run.set_numerics(compares=True)
     make = (
         _demo(settings)
         if options.workload is None

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gapless.compare.process_state import set_run_numerics
 from gapless.compare.report_row import with_kernels
 from gapless.compare.timed_plan import TimedPlan
 from gapless.device.instruments.processor import CompileClock
@@ -90,7 +89,7 @@ def run_bench(
 
     Sync: Blocks the host as the plans say, and between rounds.
     """
-    set_run_numerics(settings.run, compares=False)
+    settings.run.set_numerics(compares=False)
     bench = _Bench(make, settings, on_progress=on_progress or _ignore)
     try:
         found = bench.run(settings.plans)

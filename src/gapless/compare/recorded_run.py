@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from gapless.compare.plain_loop import take_plain_steps
-from gapless.compare.process_state import seed_generators, set_run_numerics
 from gapless.compare.state_recorder import StateRecorder
 from gapless.compare.take_steps import take_round
+from gapless.device.numerics import seed_generators
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.loaders import end_kept_workers
 from gapless.records.verification import PLAIN_LOOP, RunSummary
@@ -162,7 +162,7 @@ def run_plain_loop(
 
 
 def _start(settings: RunSettings) -> None:
-    set_run_numerics(settings, compares=True)
+    settings.set_numerics(compares=True)
     seed_generators(settings.seed)
 
 

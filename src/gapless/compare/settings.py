@@ -43,6 +43,22 @@ class RunSettings:
                 "leave it out to compare bits"
             )
 
+    def set_numerics(self, *, compares: bool) -> None:
+        """Set precision and determinism of the process.
+
+        Args:
+            compares: whether losses and tensors are compared; if so, and bit by bit, algorithms have
+                to be deterministic.
+
+        Raises:
+            DeviceError: the precision is unknown, or the device does not offer it.
+        """
+        # Imported here: the command line reads these classes before it needs torch.
+        from gapless.device.numerics import set_numerics
+
+        deterministic = compares and self.tolerance is None
+        set_numerics(self.device, self.precision, deterministic=deterministic)
+
 
 @dataclass(frozen=True, kw_only=True)
 class VerifySettings:

@@ -8,10 +8,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from gapless.compare.plan_timeline import plan_timeline
-from gapless.compare.process_state import seed_generators
 from gapless.compare.report_row import row_of_rounds, with_device_times
 from gapless.compare.take_steps import skip_round, take_round
 from gapless.device.instruments.nvml import Sampler
+from gapless.device.numerics import seed_generators
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.loaders import end_kept_workers
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import sys
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, get_args
 
@@ -113,6 +115,18 @@ def autocast(device: Device, precision: str) -> AbstractContextManager[object]:
 def seed_everything(seed: int) -> None:
     """Seed torch's generators, on the host and on every device."""
     torch.manual_seed(seed)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed every generator that a workload may draw from: torch's, Python's and numpy's."""
+    seed_everything(seed)
+    random.seed(seed)
+    # Users' code may draw from numpy's global generator. If nothing has loaded numpy there is none,
+    # and numpy may not be installed.
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        # It takes 32 bits.
+        numpy.random.seed(seed % 2**32)
 
 
 def random_state(device: Device) -> dict[str, torch.Tensor]:
