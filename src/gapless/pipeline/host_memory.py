@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from gapless.device.blocking_copies import is_dense
 from gapless.device.instruments.processor import num_cores
 
 
@@ -73,24 +74,8 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and tensor.layout is torch.strided
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
         and not (tensor.is_conj() or tensor.is_neg())
-        and _is_dense(tensor)
+        and (tensor.is_contiguous() or is_dense(tensor.shape, tensor.stride()))
     )
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether the elements fill one range of memory, each once, in any order."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for size, stride in sorted(
-        zip(tensor.shape, tensor.stride(), strict=True), key=lambda dim: dim[1]
-    ):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def page_locked_copy(
