@@ -48,7 +48,7 @@ def call(flow: Walker, node: ast.Call) -> Value:
         return call_method(flow, done, base, is_discarded=is_discarded)
     flow.discarded = None
     if isinstance(function, ast.Name):
-        value = flow.look_up(function.id)
+        value = flow.frame.look_up(function.id)
         done = Call(flow, node)
         if value is None or value.kind == "unknown":
             builtin = _builtin(flow, done) if value is None else None
@@ -137,7 +137,7 @@ def _math(flow: Walker, done: Call, path: str) -> Value:
 
 
 def _collect_garbage(flow: Walker, done: Call, path: str) -> Value:
-    if flow.is_in_loop:
+    if flow.frame.is_in_loop:
         flow.report(done.line, "gc", path, sure=False)
     return HOST
 

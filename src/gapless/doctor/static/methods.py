@@ -88,7 +88,7 @@ def _of_tensor(flow: Walker, done: Call, base: Value) -> Value:
 
 
 def _pin_memory(flow: Walker, done: Call, base: Value) -> Value:
-    if base.kind == "host tensor" and flow.is_in_loop:
+    if base.kind == "host tensor" and flow.frame.is_in_loop:
         flow.report(done.line, "host allocation", "Tensor.pin_memory", sure=False)
     return PINNED
 
@@ -106,7 +106,7 @@ def _backward(flow: Walker, done: Call, base: Value) -> Value:
     if base.kind not in TENSORS and done.node.args:
         loss, base = done.node.args[0], done.values[0]
     if isinstance(loss, ast.Name) and base.kind not in ("module", "object", "instance"):
-        flow.names[loss.id] = DEVICE if base.kind in ON_DEVICE else TENSOR
+        flow.frame.names[loss.id] = DEVICE if base.kind in ON_DEVICE else TENSOR
     return HOST
 
 
@@ -206,8 +206,8 @@ def _of_list(flow: Walker, done: Call, base: Value) -> Value:
     ):
         added = element_of(done.values[-1]) if done.name == "extend" else done.values[-1]
         new = list_of(join(base.of, added) if base.of else added)
-        if isinstance(function.value, ast.Name) and function.value.id in flow.names:
-            flow.names[function.value.id] = new
+        if isinstance(function.value, ast.Name) and function.value.id in flow.frame.names:
+            flow.frame.names[function.value.id] = new
         return HOST
     if done.name in ("items", "copy"):
         return base

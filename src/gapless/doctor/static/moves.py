@@ -33,7 +33,7 @@ def move(flow: Walker, done: Call, base: Value, *, is_discarded: bool) -> Value:
         base = Value("module", of=TENSOR)  # a tensor is not moved in place, a module is
         module = _moved_module(base, place)
         if isinstance(function, ast.Attribute):
-            flow.names[ast.unparse(_owner(function.value))] = module
+            flow.frame.names[ast.unparse(_owner(function.value))] = module
         return module
     if base.kind in ("module", "object"):
         return _moved_module(base, place)

@@ -11,6 +11,7 @@ from gapless.doctor.static.torch_names import FUNCTION_CLASS
 from gapless.doctor.static.values import (
     ANY_DEVICE_NAME,
     DEVICE_NAME,
+    EMPTY,
     HOST,
     MODULE,
     TENSOR,
@@ -166,6 +167,24 @@ class Function:
                 self.arguments[name] = new
                 changed = True
         return changed
+
+    def names_at_start(self) -> dict[str, Value]:
+        """Return what its parameters hold when it begins."""
+        arguments = self.node.args
+        places = [*arguments.posonlyargs, *arguments.args]
+        defaults = [None] * (len(places) - len(arguments.defaults)) + list(arguments.defaults)
+        pairs = [*zip(places, defaults, strict=True)]
+        pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        names = {one.arg: self.value_of(one, default) for one, default in pairs}
+        if arguments.vararg:
+            names[arguments.vararg.arg] = EMPTY
+        if arguments.kwarg:
+            names[arguments.kwarg.arg] = self.others_given()
+        if self.cls is not None and places:
+            names[places[0].arg] = (
+                UNKNOWN if self.cls.is_function else Value("instance", what=self.cls)
+            )
+        return names
 
     def others_given(self) -> Value:
         """Return what calls pass by names that no parameter has."""

@@ -37,7 +37,7 @@ def call_torch(flow: Walker, done: Call, path: str) -> Value:
     """Call a function or class of torch by its whole name."""
     if path in torch_names.SYNCHRONIZE:
         cause = torch_names.SYNCHRONIZE[path]
-        flow.report(done.line, cause, path, sure=cause == "device" or flow.is_in_loop)
+        flow.report(done.line, cause, path, sure=cause == "device" or flow.frame.is_in_loop)
         return HOST
     handler = _NAMED.get(path)
     if handler is None:

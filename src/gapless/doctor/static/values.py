@@ -79,6 +79,11 @@ def element_of(value: Value) -> Value:
     return value if value.kind in ("module", "host") else UNKNOWN
 
 
+def is_mask(index: Value) -> bool:
+    """Whether an index chooses elements by booleans, so that their number is known on the device alone."""
+    return index.form == "mask" and index.kind in ("device", "output", "tensor")
+
+
 def join(one: Value, other: Value) -> Value:
     """Return what holds of both: a name has one value on one path, and the other on another."""
     if one is other or one == other:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 
 if TYPE_CHECKING:
+    from gapless.doctor.static.frame import Frame
     from gapless.doctor.static.scope import Function
     from gapless.doctor.static.values import Value
 
@@ -15,24 +16,22 @@ class Walker(Protocol):
     """Goes through a file; `flow.Flow` is the one that does.
 
     Attributes:
-        names: what the names of the function at hand hold.
+        frame: the function at hand, or the code of the file itself.
         discarded: the expression whose value nobody takes.
         makes_on_host: whether tensors are made on the host where no device is named.
+        functions: of the file, as far as they are known.
     """
 
-    names: dict[str, Value]
+    frame: Frame
     discarded: ast.expr | None
     makes_on_host: bool
-
-    @property
-    def is_in_loop(self) -> bool:
-        """Whether the code at hand is in a loop of its own function."""
+    functions: list[Function]
 
     def value(self, node: ast.expr) -> Value:
         """Go through an expression; return what it is."""
 
-    def look_up(self, name: str) -> Value | None:
-        """Return what a name holds; None where nothing was seen to bind it."""
+    def quietly(self, node: ast.expr) -> Value:
+        """Go through an expression again, whose waits are known; return what it is."""
 
     def report(self, line: int, cause: str, call: str, *, sure: bool) -> None:
         """Note that a line waits."""
@@ -53,6 +52,9 @@ class Walker(Protocol):
 
     def call_lambda(self, node: ast.Lambda, given: dict[str, Value], level: int) -> Value:
         """Go through the body of a lambda that is called with these values."""
+
+    def note_same(self, one: ast.expr, other: ast.expr) -> None:
+        """Note that two expressions are one and the same tensor."""
 
     def are_the_same(self, one: ast.expr, other: ast.expr) -> bool:
         """Return whether two expressions were seen to be one and the same tensor."""

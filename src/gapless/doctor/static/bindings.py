@@ -1,0 +1,92 @@
+"""Bind what is assigned to: names, attributes, places of containers, the targets of loops."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from gapless.doctor.static.scope import Class
+from gapless.doctor.static.values import (
+    HOST,
+    ON_DEVICE,
+    TENSORS,
+    Value,
+    element_of,
+    is_mask,
+    join,
+    list_of,
+)
+
+
+if TYPE_CHECKING:
+    from gapless.doctor.static.walker import Walker
+
+
+_PAIRS = frozenset(
+    ["items", "named_parameters", "named_buffers", "named_modules", "named_children"]
+)
+
+
+def bind(flow: Walker, target: ast.expr, value: Value) -> None:
+    """Bind a target to a value."""
+    if isinstance(target, ast.Name):
+        flow.frame.names[target.id] = value
+    elif isinstance(target, ast.Tuple | ast.List):
+        part = value if value.kind == "loader" else element_of(value)
+        for one in target.elts:
+            bind(flow, one, part)
+    elif isinstance(target, ast.Attribute):
+        _bind_attribute(flow, target, value)
+    elif isinstance(target, ast.Subscript):
+        _bind_place(flow, target, value)
+    elif isinstance(target, ast.Starred):
+        bind(flow, target.value, list_of(value))
+
+
+def _bind_attribute(flow: Walker, target: ast.Attribute, value: Value) -> None:
+    base = flow.value(target.value)
+    if isinstance(target.value, ast.Name):
+        flow.frame.names[f"{target.value.id}.{target.attr}"] = value
+    if base.kind == "instance" and isinstance(base.what, Class):
+        known = base.what.attributes
+        known[target.attr] = join(known[target.attr], value) if target.attr in known else value
+
+
+def _bind_place(flow: Walker, target: ast.Subscript, value: Value) -> None:
+    base, index = flow.value(target.value), parts_of_index(flow, target.slice)
+    if base.kind in ON_DEVICE and any(is_mask(one) for one in index):
+        if value.kind in TENSORS:
+            flow.report(target.lineno, "shape", "Tensor.__setitem__", sure=False)
+    elif base.kind == "host tensor" and value.kind == "device":
+        flow.report(target.lineno, "cpu", "Tensor.__setitem__", sure=True)
+    elif base.kind == "list" and isinstance(target.value, ast.Name):
+        names = flow.frame.names
+        names[target.value.id] = list_of(join(base.of, value) if base.of else value)
+
+
+def parts_of_index(flow: Walker, node: ast.expr) -> list[Value]:
+    """Return what the parts of an index are."""
+    return [flow.value(one) for one in (node.elts if isinstance(node, ast.Tuple) else [node])]
+
+
+def bind_each(flow: Walker, target: ast.expr, source: ast.expr, value: Value) -> None:
+    """Bind the targets of a loop to the elements of what it goes over, which has this value."""
+    if isinstance(source, ast.Call):
+        name = getattr(source.func, "attr", getattr(source.func, "id", ""))
+        parts = target.elts if isinstance(target, ast.Tuple) else []
+        if name in ("tqdm", "track") and source.args:
+            first = source.args[0]
+            return bind_each(flow, target, first, flow.quietly(first))
+        if name == "enumerate" and len(parts) == 2 and source.args:
+            bind(flow, parts[0], HOST)
+            first = source.args[0]
+            return bind_each(flow, parts[1], first, flow.quietly(first))
+        if name == "zip" and len(parts) == len(source.args):
+            for part, argument in zip(parts, source.args, strict=True):
+                bind_each(flow, part, argument, flow.quietly(argument))
+            return None
+        if name in _PAIRS and len(parts) == 2:
+            bind(flow, parts[0], HOST)
+            return bind(flow, parts[1], element_of(value))
+    keys = value.form == "dict" and value.kind == "list"
+    return bind(flow, target, HOST if keys else element_of(value))

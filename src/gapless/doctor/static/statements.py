@@ -1,0 +1,339 @@
+"""Go through the statements of a function; say whether the flow leaves the block with them."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from gapless.doctor.static import calls
+from gapless.doctor.static.bindings import bind, bind_each
+from gapless.doctor.static.expressions import result_of
+from gapless.doctor.static.frame import joined_names, keep
+from gapless.doctor.static.scope import NEVER, OFTEN, Class, Function
+from gapless.doctor.static.values import (
+    EMPTY,
+    HOST,
+    NONE,
+    TENSOR,
+    UNKNOWN,
+    Value,
+    element_of,
+    join,
+    list_of,
+    named,
+)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gapless.doctor.static.expressions import Expressions
+    from gapless.doctor.static.frame import Frame
+    from gapless.doctor.static.walker import Walker
+
+
+_SELDOM = 100  # once in so many steps
+_DEEPEST_LOOP = 3  # that is gone through twice where its values change
+
+
+class Statements(ast.NodeVisitor):
+    """Goes through statements: each `visit` returns whether the flow leaves the block.
+
+    Args:
+        flow: the walk through the file.
+        expressions: of it.
+    """
+
+    def __init__(self, flow: Walker, expressions: Expressions) -> None:
+        self._flow = flow
+        self._expressions = expressions
+
+    @property
+    def _frame(self) -> Frame:
+        return self._flow.frame
+
+    def block(self, body: list[ast.stmt]) -> bool:
+        """Go through statements in their order, until the flow leaves; return whether it does."""
+        return any(self.visit(node) for node in body)
+
+    def generic_visit(self, node: ast.AST) -> None:
+        """Pass over a statement that neither binds nor computes anything that is followed."""
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        """Nobody takes the value."""
+        self._flow.discarded = node.value
+        self._flow.value(node.value)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        """Tuples of one length are bound part by part."""
+        source = node.value
+        if isinstance(source, ast.Tuple) and all(
+            isinstance(target, ast.Tuple) and len(target.elts) == len(source.elts)
+            for target in node.targets
+        ):
+            values = [self._flow.value(one) for one in source.elts]
+            for target in node.targets:
+                for one, value in zip(getattr(target, "elts", ()), values, strict=True):
+                    bind(self._flow, one, value)
+            return
+        value = self._flow.value(source)
+        for target in node.targets:
+            bind(self._flow, target, value)
+            if isinstance(target, ast.Attribute) and isinstance(source, ast.Attribute):
+                self._flow.note_same(target, source)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        """An annotation alone binds nothing."""
+        if node.value is not None:
+            bind(self._flow, node.target, self._flow.value(node.value))
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        """Binds the result; a list keeps what was in it."""
+        target, added = self._flow.value(node.target), self._flow.value(node.value)
+        value = result_of(node.op, target, added)
+        if target.kind == "list":
+            value = list_of(join(target.of, element_of(added)) if target.of else element_of(added))
+        bind(self._flow, node.target, value)
+
+    def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
+        """Goes over the elements of a value."""
+        names = frozenset(one.id for one in ast.walk(node.target) if isinstance(one, ast.Name))
+        source = self._flow.value(node.iter)  # once, whatever the loop does
+        self._loop(
+            node, lambda: bind_each(self._flow, node.target, node.iter, source), names, source
+        )
+
+    def visit_While(self, node: ast.While) -> None:
+        """May ask an event until it is done."""
+        self._loop(node, lambda: self._spin(node.test), frozenset(), HOST)
+
+    def _spin(self, test: ast.expr) -> None:
+        self._expressions.truth(test)
+        for one in ast.walk(test):
+            if isinstance(one, ast.Call):
+                calls.note_spin(self._flow, one)
+
+    def _loop(
+        self,
+        node: ast.For | ast.AsyncFor | ast.While,
+        begin: Callable[[], None],
+        names: frozenset[str],
+        source: Value,
+    ) -> None:
+        frame = self._frame
+        level, waits, loop_names = frame.level, frame.waits, frame.loop_names
+        seldom = frame.is_seldom
+        if level != NEVER:
+            frame.level = OFTEN
+        if source.kind == "loader" and source.form == "slow":
+            self._flow.report(node.lineno, "loader", "DataLoader.__next__", sure=False)
+        frame.loop_names = loop_names | names
+        frame.num_loops += 1
+        after = frame.names
+        for attempt in range(2):
+            entry = after
+            frame.names, frame.waits = dict(entry), {}
+            begin()
+            self.block(node.body)
+            after = joined_names(entry, frame.names)
+            is_nested = frame.num_loops > _DEEPEST_LOOP
+            if attempt or is_nested or all(after[name] == entry[name] for name in entry):
+                break
+        for wait in frame.waits.values():
+            keep(waits, wait)
+        frame.names, frame.waits = after, waits
+        frame.level, frame.loop_names, frame.is_seldom = level, loop_names, seldom
+        frame.num_loops -= 1
+        self.block(node.orelse)
+
+    def visit_If(self, node: ast.If) -> bool:
+        """The paths come together behind it, unless one leaves."""
+        frame = self._frame
+        self._expressions.truth(node.test)
+        entry, seldom = frame.names, frame.is_seldom
+        frame.names = dict(entry)
+        frame.is_seldom = seldom or _is_seldom(node.test, frame.loop_names)
+        _narrow(frame, node.test)
+        leaves = self.block(node.body)
+        then = frame.names
+        frame.names, frame.is_seldom = dict(entry), seldom
+        leaves_too = self.block(node.orelse)
+        if leaves_too:
+            frame.names = then
+        elif not leaves:
+            frame.names = joined_names(then, frame.names)
+        return leaves and leaves_too
+
+    def visit_With(self, node: ast.With | ast.AsyncWith) -> bool:
+        """Binds what the context gives."""
+        for item in node.items:
+            value = self._flow.value(item.context_expr)
+            if item.optional_vars is not None:
+                bind(
+                    self._flow,
+                    item.optional_vars,
+                    element_of(value) if value.kind == "list" else value,
+                )
+        return self.block(node.body)
+
+    def visit_Try(self, node: ast.Try) -> bool:
+        """Handlers run seldom, with names as they were at the beginning."""
+        frame = self._frame
+        entry = dict(frame.names)
+        frame.num_tries += 1
+        leaves = self.block(node.body) or self.block(node.orelse)
+        frame.num_tries -= 1
+        after, seldom = frame.names, frame.is_seldom
+        for handler in node.handlers:
+            frame.names, frame.is_seldom = dict(entry), True
+            if not self.block(handler.body):
+                after = frame.names if leaves else joined_names(after, frame.names)
+                leaves = False
+        frame.names, frame.is_seldom = after, seldom
+        return self.block(node.finalbody) or leaves
+
+    def visit_Match(self, node: ast.Match) -> None:
+        """Names of a pattern may be anything."""
+        frame = self._frame
+        self._flow.value(node.subject)
+        entry = after = frame.names
+        for case in node.cases:
+            frame.names = dict(entry)
+            for name in [
+                one.name for one in ast.walk(case.pattern) if isinstance(one, ast.MatchAs)
+            ]:
+                if name is not None:
+                    frame.names[name] = UNKNOWN
+            if case.guard is not None:
+                self._expressions.truth(case.guard)
+            if not self.block(case.body):
+                after = joined_names(after, frame.names)
+        frame.names = after
+
+    def visit_Return(self, node: ast.Return) -> bool:
+        """The flow leaves."""
+        self._frame.returned.append(NONE if node.value is None else self._flow.value(node.value))
+        return True
+
+    def visit_Raise(self, node: ast.Raise) -> bool:
+        """The flow leaves; a message is made once, if at all."""
+        frame = self._frame
+        if node.exc is not None and not frame.num_tries:
+            self._flow.quietly(node.exc)  # it is said once, if at all
+        elif node.exc is not None:
+            seldom, frame.is_seldom = frame.is_seldom, True
+            self._flow.value(node.exc)
+            frame.is_seldom = seldom
+        return True
+
+    def visit_Assert(self, node: ast.Assert) -> None:
+        """Asks for a truth value."""
+        self._expressions.truth(node.test)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        """Keeps the function for its calls; a decorator may make a hook of it."""
+        frame = self._frame
+        function = Function(node, [frame.names, *frame.outer])
+        self._flow.functions.append(function)
+        frame.names[node.name] = Value("function", what=function)
+        for decorator in node.decorator_list:
+            self._flow.discarded = None
+            if isinstance(decorator, ast.Attribute | ast.Call):
+                calls.decorate(self._flow, decorator, function)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        """Keeps the methods; the constructor comes first."""
+        frame = self._frame
+        bases: tuple[str, ...] = ()
+        for base in node.bases:
+            value = self._flow.value(base)
+            own = value.what if isinstance(value.what, str) else getattr(base, "id", "")
+            inherited = value.what.bases if isinstance(value.what, Class) else ()
+            bases = (*bases, own, *inherited)
+        cls = Class(node.name, bases)
+        frame.names[node.name] = Value("class", what=cls)
+        for one in node.body:
+            if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
+                function = Function(one, [frame.names, *frame.outer], cls)
+                cls.methods[one.name] = function
+        constructor = cls.methods.get("__init__")
+        ordered = sorted(cls.methods.values(), key=lambda one: one is not constructor)
+        self._flow.functions.extend(ordered)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        """Binds the module, or the first part of its name."""
+        frame = self._frame
+        for one in node.names:
+            if one.asname:
+                frame.names[one.asname] = named(one.name)
+            else:
+                root = one.name.partition(".")[0]
+                frame.names[root] = named(root)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        """Binds names by their whole paths."""
+        for one in node.names:
+            self._frame.names[one.asname or one.name] = named(f"{node.module or ''}.{one.name}")
+
+    visit_AsyncFor = visit_For  # noqa: N815
+    visit_AsyncWith = visit_With  # noqa: N815
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
+
+    def visit_Continue(self, node: ast.Continue) -> bool:
+        """The flow leaves."""
+        return True
+
+    def visit_Break(self, node: ast.Break) -> bool:
+        """The flow leaves."""
+        return True
+
+
+def _is_seldom(test: ast.expr, loop_names: frozenset[str]) -> bool:
+    """Return whether a condition holds in few steps, such as `step % 1000 == 0`."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return any(_is_seldom(one, loop_names) for one in test.values)
+    if _is_first_time(test):
+        return True
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
+        return False
+    left = test.left
+    if isinstance(left, ast.Name):
+        return left.id in loop_names
+    if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod):
+        every = left.right
+        number = every.value if isinstance(every, ast.Constant) else 0
+        return isinstance(number, int) and number >= _SELDOM
+    return False
+
+
+def _narrow(frame: Frame, test: ast.expr) -> None:
+    """Use what `isinstance` and `is_tensor` say of a name."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        for one in test.values:
+            _narrow(frame, one)
+    if not isinstance(test, ast.Call) or not test.args or not isinstance(test.args[0], ast.Name):
+        return
+    name = test.args[0].id
+    known = frame.names.get(name, UNKNOWN)
+    called = getattr(test.func, "id", getattr(test.func, "attr", ""))
+    kinds = ast.unparse(test.args[1]) if called == "isinstance" and len(test.args) == 2 else ""
+    if called == "is_tensor" or "Tensor" in kinds:
+        if known.kind == "unknown":
+            frame.names[name] = TENSOR
+    elif kinds and known.kind in ("unknown", "tensor"):
+        frame.names[name] = EMPTY if kinds in ("list", "tuple", "dict", "(list, tuple)") else HOST
+
+
+def _is_first_time(test: ast.expr) -> bool:
+    """Return whether a condition holds until something is made: `self.x is None`, `not hasattr(...)`."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return (
+            isinstance(test.operand, ast.Call)
+            and getattr(test.operand.func, "id", "") == "hasattr"
+        )
+    return (
+        isinstance(test, ast.Compare)
+        and isinstance(test.ops[0], ast.Is)
+        and isinstance(test.left, ast.Attribute)
+        and isinstance(test.comparators[0], ast.Constant)
+    )
