@@ -9,7 +9,8 @@ from hypothesis import given, settings, strategies as st
 from doctor.simulated_trace import MAIN, OTHER, played, step_ms
 from gapless.doctor.replay import recording as recording_module
 from gapless.doctor.replay.player import event_cost, play
-from gapless.doctor.replay.recording import Act, HostInterval, Queued, Recording, record
+from gapless.doctor.replay.recording import Act, HostInterval, Recording, record
+from gapless.doctor.replay.work_queue import Queued
 from gapless.doctor.trace.chrome_trace import find_waits, read_trace
 
 

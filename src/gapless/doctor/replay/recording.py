@@ -5,24 +5,19 @@ No torch: recordings are made from a `Trace`, which tests make up.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from bisect import bisect_left
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING
 
-from gapless.doctor.replay.exposed import union
-from gapless.doctor.trace.chrome_trace import Call, find_recorded_events, find_waits_of_streams
+from gapless.doctor.replay.work_queue import WaitTargets, WorkQueue, host_acts
 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gapless.doctor.replay.exposed import HostKind
-    from gapless.doctor.trace.chrome_trace import Trace, Wait, Work
-
-# The clocks of the host and the device differ by so much at most.
-_SKEW_US = 5.0
+    from gapless.doctor.replay.work_queue import HostAct, Queued
+    from gapless.doctor.trace.chrome_trace import Trace, Wait
 
 # Recordings are cut to their last steps so that playing them stays quick.
 _MAX_WORKS = 15_000
@@ -36,30 +31,6 @@ class HostInterval:
     start_us: float
     end_us: float
     owner: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Queued:
-    """Work that one call queued: a kernel, a copy, or all of a graph.
-
-    Attributes:
-        stream: that it runs on.
-        duration_us: from its start to its end.
-        busy: within it, from its start.
-        latency_us: from the call to the earliest start.
-        lead_us: by which it may start before its stream's earlier work ends: 0 or less.
-        delay_us: by which it started later than all that is known would have let it.
-        after: how many pieces before it, in order of queueing, those of other streams stand whose
-            ends it waits for.
-    """
-
-    stream: int
-    duration_us: float
-    busy: tuple[tuple[float, float], ...]
-    latency_us: float
-    lead_us: float
-    delay_us: float
-    after: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,12 +108,6 @@ def _num_works(trace: Trace, since_us: float) -> int:
     return len(trace.works) - bisect_left(trace.works, since_us, key=lambda work: work.start_us)
 
 
-def _unseen_launch(work: Work) -> Call:
-    """Return a call that stands for one that was not recorded; it is the device's own."""
-    start = work.start_us
-    return Call(name="", thread=-1, start_us=start, end_us=start, correlation=work.correlation)
-
-
 class _Recorder:
     """Turns a trace into a recording."""
 
@@ -154,27 +119,13 @@ class _Recorder:
         *,
         first: int,
     ) -> None:
-        self._trace = trace
         self._begin, self._end = trace.steps[first], trace.steps[-1]
         self._num_steps = len(trace.steps) - 1 - first
         self._intervals = sorted(intervals, key=lambda one: one.start_us)
         self._chain = {trace.main, *trace.autograd}
-        self._groups: dict[int, list[Work]] = defaultdict(list)
-        for work in trace.works:
-            self._groups[work.correlation].append(work)
-        self._waits = waits
-        covered = {wait.correlation for wait in waits} | {wait.copy for wait in waits}
-        launches: dict[int, Call] = {}
-        for call in trace.calls:
-            if call.correlation in self._groups and call.correlation not in covered:
-                launches.setdefault(call.correlation, call)
-        for correlation in self._groups.keys() - launches.keys() - covered:
-            launches[correlation] = _unseen_launch(self._groups[correlation][0])
-        acts: list[tuple[float, Call | None, int | None]] = []
-        acts += [(call.start_us, call, None) for call in launches.values()]
-        acts += [(wait.start_us, None, place) for place, wait in enumerate(waits)]
-        self._order = sorted(acts, key=lambda act: act[0])
-        self._queue_works()
+        self._order = host_acts(trace, waits)
+        self._queue = WorkQueue(trace, self._order)
+        self._targets = WaitTargets(trace, waits, self._queue)
         self._events = sorted(
             [
                 *(call.start_us for call in trace.calls if call.thread in self._chain),
@@ -187,141 +138,42 @@ class _Recorder:
             ]
         )
 
-    def _queue_works(self) -> None:
-        """Put all work in order of queueing: correlation, start of its call, thread."""
-        self._queue: list[int] = []  # correlations
-        self._called: list[float] = []
-        for start, call, place in self._order:
-            for correlation in self._correlations(call, place):
-                self._queue.append(correlation)
-                self._called.append(start)
-        self._place = {correlation: i for i, correlation in enumerate(self._queue)}
-        self._starts = [self._groups[one][0].start_us for one in self._queue]
-        self._ends = [max(work.end_us for work in self._groups[one]) for one in self._queue]
-        # By their end, to find what was done when a wait returned.
-        self._by_end = sorted(range(len(self._queue)), key=lambda i: self._ends[i])
-        self._sorted_ends = [self._ends[i] for i in self._by_end]
-        self._num_streams = len({self._groups[one][0].stream for one in self._queue})
-        self._recorded = [call.start_us for call in find_recorded_events(self._trace)]
-        self._stream_ends()
-        self._wait_for_events()
-        idle = [
-            start - called
-            for start, called, free in zip(
-                self._starts, self._called, self._stream_free, strict=True
-            )
-            if free <= called < start
-        ]
-        self._latency = min(20.0, median(idle)) if idle else 5.0
-
-    def _correlations(self, call: Call | None, place: int | None) -> list[int]:
-        if call is not None:
-            return [call.correlation]
-        wait = self._waits[place or 0]
-        both = (wait.copy, wait.correlation)
-        return [one for one in dict.fromkeys(both) if one is not None and one in self._groups]
-
-    def _stream_ends(self) -> None:
-        """Note for each piece of work when its stream was free for it."""
-        self._stream_free: list[float] = []
-        free: dict[int, float] = {}
-        for place, correlation in enumerate(self._queue):
-            stream = self._groups[correlation][0].stream
-            self._stream_free.append(free.get(stream, float("-inf")))
-            free[stream] = max(free.get(stream, float("-inf")), self._ends[place])
-
-    def _wait_for_events(self) -> None:
-        """Note which work waits for that of other streams.
-
-        Which event a stream waits for is not always known. Then it is taken to wait for all that was
-        queued before on other streams, as far as that was done in time: gains come out too small
-        rather than too large.
-        """
-        self._waits_for: list[list[int]] = [[] for _ in self._queue]
-        of_stream: dict[int, list[int]] = defaultdict(list)
-        for place, correlation in enumerate(self._queue):
-            of_stream[self._groups[correlation][0].stream].append(place)
-        for call in find_waits_of_streams(self._trace):
-            said = self._trace.synchronisations.get(call.correlation)
-            first = bisect_left(self._called, call.start_us)
-            if said is not None and said.stream >= 0:
-                places = of_stream.get(said.stream, [])
-                waiting = next(iter(places[bisect_left(places, first) :]), None)
-            else:
-                waiting = first if first < len(self._queue) else None
-            if waiting is None:
-                continue
-            own = self._groups[self._queue[waiting]][0].stream
-            known = said.on_stream if said is not None else -1
-            for stream, places in of_stream.items():
-                if stream == own or known not in (-1, stream):
-                    continue
-                last = bisect_left(places, first) - 1
-                if last >= 0 and self._ends[places[last]] <= self._starts[waiting] + _SKEW_US:
-                    self._waits_for[waiting].append(places[last])
-
     def recording(self) -> Recording | None:
         """Return the steps."""
-        inside = [i for i, called in enumerate(self._called) if self._begin <= called < self._end]
+        called = self._queue.called
+        inside = [i for i, at in enumerate(called) if self._begin <= at < self._end]
         if not inside:
             return None
-        first = inside[0]
         acts, reached, anchor = [], self._begin, self._begin
-        for start, call, place in self._order:
-            if not self._begin <= start < self._end:
+        for one in self._order:
+            if not self._begin <= one.start_us < self._end:
                 continue
-            aside = self._thread(call, place) not in self._chain
-            acts.append(self._act(start, call, place, reached=reached, anchor=anchor, first=first))
-            if not aside:
-                end = call.end_us if call is not None else self._waits[place or 0].end_us
-                reached, anchor = max(reached, end), start
+            works = tuple(self._queue.places[work] - inside[0] for work in one.queues)
+            if one.thread not in self._chain:
+                acts.append(_act_aside(max(0.0, one.start_us - anchor), works))
+                continue
+            acts.append(self._act(one, works, reached=reached))
+            reached, anchor = max(reached, one.end_us), one.start_us
         acts.append(self._end_of_steps(reached))
         return Recording(
             acts=tuple(acts),
-            works=tuple(self._queued(i) for i in inside),
+            works=tuple(map(self._queue.queued, inside)),
             num_steps=self._num_steps,
             begin_us=self._begin,
             end_us=self._end,
         )
 
-    def _thread(self, call: Call | None, place: int | None) -> int:
-        return call.thread if call is not None else self._waits[place or 0].thread
-
-    def _act(
-        self,
-        start: float,
-        call: Call | None,
-        place: int | None,
-        *,
-        reached: float,
-        anchor: float,
-        first: int,
-    ) -> Act:
-        aside = self._thread(call, place) not in self._chain
-        works = tuple(self._place[one] - first for one in self._correlations(call, place))
-        if aside:
-            return Act(
-                pause_us=max(0.0, start - anchor),
-                named=(),
-                call_us=0.0,
-                works=works,
-                wait=None,
-                until=None,
-                return_us=0.0,
-                num_events=0,
-                aside=True,
-            )
-        end = call.end_us if call is not None else self._waits[place or 0].end_us
-        until, returned = (None, 0.0) if place is None else self._until(place)
+    def _act(self, one: HostAct, works: tuple[int, ...], *, reached: float) -> Act:
+        until, returned = (None, 0.0) if one.wait is None else self._targets.until(one)
         return Act(
-            pause_us=max(0.0, start - reached),
-            named=self._named(reached, start),
-            call_us=max(0.0, end - max(start, reached)),
+            pause_us=max(0.0, one.start_us - reached),
+            named=self._named(reached, one.start_us),
+            call_us=max(0.0, one.end_us - max(one.start_us, reached)),
             works=works,
-            wait=place,
+            wait=one.wait,
             until=until,
             return_us=returned,
-            num_events=self._num_events(reached, end),
+            num_events=self._num_events(reached, one.end_us),
         )
 
     def _end_of_steps(self, reached: float) -> Act:
@@ -350,95 +202,17 @@ class _Recorder:
                 reached = b
         return tuple(found)
 
-    def _until(self, place: int) -> tuple[int | None, float]:
-        """Return how far back in the queue stands what a wait waits for, and the return's latency."""
-        wait = self._waits[place]
-        if wait.kind == "host allocation":
-            return None, wait.end_us - wait.start_us
-        own = self._correlations(None, place)
-        # What is queued when it begins to wait, its own copy included.
-        count = (
-            bisect_right(self._called, wait.start_us)
-            if own
-            else bisect_left(self._called, wait.start_us)
-        )
-        target = self._target(wait, own=own, count=count)
-        if target is None:
-            return None, wait.end_us - wait.start_us
-        if target < 0:
-            done = max(self._ends[:count], default=wait.start_us)
-            return 0, max(0.0, wait.end_us - max(wait.start_us, done))
-        return max(1, count - target), max(
-            0.0, wait.end_us - max(wait.start_us, min(wait.end_us, self._ends[target]))
-        )
 
-    def _target(self, wait: Wait, *, own: list[int], count: int) -> int | None:
-        """Return the place of the work that a wait waits for; -1 for all; None for none."""
-        if wait.kind in ("copy", "pageable") and own:
-            return self._place[own[0]]
-        if count == 0:
-            return None
-        latest_end = max(self._ends[:count])
-        if wait.kind in ("device", "free") and latest_end <= wait.end_us + _SKEW_US:
-            return -1
-        if wait.kind == "event":
-            last = self._last_recorded(wait)
-            if last is not None:
-                return last
-        stream = self._stream_of(wait)
-        if stream is not None:
-            for i in range(count - 1, -1, -1):
-                if self._groups[self._queue[i]][0].stream == stream:
-                    return i
-        return self._done_last(wait, count=count)
-
-    def _stream_of(self, wait: Wait) -> int | None:
-        if wait.kind != "stream":
-            return None
-        if wait.copy in self._groups:
-            return self._groups[wait.copy or 0][0].stream
-        said = self._trace.synchronisations.get(wait.correlation)
-        return said.stream if said is not None and said.stream >= 0 else None
-
-    def _last_recorded(self, wait: Wait) -> int | None:
-        """Return the last work before the latest event that was recorded and done when a wait returned.
-
-        Which event a wait is for the driver does not tell; work behind all events cannot be it.
-        """
-        for recorded in reversed(self._recorded[: bisect_left(self._recorded, wait.start_us)]):
-            last: dict[int, int] = {}  # of each stream
-            for i in range(bisect_left(self._called, recorded) - 1, -1, -1):
-                last.setdefault(self._groups[self._queue[i]][0].stream, i)
-                if len(last) == self._num_streams:
-                    break
-            done = [i for i in last.values() if self._ends[i] <= wait.end_us + _SKEW_US]
-            if done:
-                return max(done, key=lambda i: self._ends[i])
-        return None
-
-    def _done_last(self, wait: Wait, *, count: int) -> int | None:
-        """Return the work queued before a wait that was done last when the wait returned."""
-        for i in range(bisect_right(self._sorted_ends, wait.end_us + _SKEW_US) - 1, -1, -1):
-            if self._by_end[i] < count:
-                return self._by_end[i]
-        return None
-
-    def _queued(self, place: int) -> Queued:
-        group = self._groups[self._queue[place]]
-        start, end = self._starts[place], self._ends[place]
-        free, called = self._stream_free[place], self._called[place]
-        latency = max(0.0, start - called)
-        if free > called:
-            latency = min(latency, self._latency)
-        ready = max(called + latency, free)
-        after = [place - other for other in self._waits_for[place]]
-        ready = max([ready, *(self._ends[place - one] for one in after)])
-        return Queued(
-            stream=group[0].stream,
-            duration_us=end - start,
-            busy=tuple(union((work.start_us - start, work.end_us - start) for work in group)),
-            latency_us=latency,
-            lead_us=min(0.0, start - free) if free > float("-inf") else 0.0,
-            delay_us=max(0.0, start - ready),
-            after=tuple(after),
-        )
+def _act_aside(pause_us: float, works: tuple[int, ...]) -> Act:
+    """Return a launch of a thread that the steps do not wait for."""
+    return Act(
+        pause_us=pause_us,
+        named=(),
+        call_us=0.0,
+        works=works,
+        wait=None,
+        until=None,
+        return_us=0.0,
+        num_events=0,
+        aside=True,
+    )
