@@ -24,6 +24,11 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from gapless.errors import UserError
+from gapless.python_private import (
+    ModuleError,
+    details_of_module,
+    wait_for_threads as _wait_for_threads,
+)
 
 
 if TYPE_CHECKING:
@@ -121,10 +126,8 @@ def run_program(program: Program) -> Ending:
 
 def wait_for_threads() -> None:
     """Wait for threads of the program that are no daemons, as Python does before it ends."""
-    # Nothing public wakes the threads of a `ThreadPoolExecutor` that nobody has shut down.
-    shut_down: Any = getattr(threading, "_shutdown", lambda: None)
     try:
-        shut_down()
+        _wait_for_threads()
     except BaseException as error:  # an interrupt, most of all; Python goes on to its end as well
         seen: Any = SimpleNamespace(
             exc_type=type(error),
@@ -200,11 +203,9 @@ def _prepare_folder(program: Program, path: str, main: ModuleType) -> CodeType:
 
 def _found(main: ModuleType, name: str, *, is_folder: bool = False) -> CodeType:
     """Find a module, and make `__main__` the one that it is run as."""
-    finder: Any = runpy  # `pdb` uses this function likewise
-    problem: Any = finder._Error
     try:
-        _, spec, code = finder._get_module_details(name, problem)
-    except problem as error:
+        _, spec, code = details_of_module(name, ModuleError)
+    except ModuleError as error:
         _say(f"{sys.executable}: {error}")
         raise SystemExit(1) from None
     vars(main).update(

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
 from typing import TYPE_CHECKING, Any
 
+from gapless.python_private import FILTERS_CHANGED
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -193,17 +195,13 @@ def _code_of(handler: Any) -> CodeType | None:
     return getattr(handler, "__code__", None)
 
 
-# What Python calls whenever somebody has changed the filters of warnings, by version.
-_TOLD_OF_CHANGES = ("_filters_mutated", "_filters_mutated_lock_held")
-
 _in_front: list[FilterInFront] = []
 _patches_of_warnings = Patches()
 
 
 def _stay_in_front() -> None:
-    for name in _TOLD_OF_CHANGES:
-        if hasattr(warnings, name):
-            _patches_of_warnings.put(warnings, name, _then_come_first(getattr(warnings, name)))
+    for name in FILTERS_CHANGED:
+        _patches_of_warnings.put(warnings, name, _then_come_first(getattr(warnings, name)))
 
 
 def _then_come_first(change: Callable[[], None]) -> Callable[[], None]:
@@ -219,9 +217,8 @@ def _then_come_first(change: Callable[[], None]) -> Callable[[], None]:
 def no_line_warns_anew() -> Iterator[None]:
     """Let changes of filters in the body, as of libraries that it imports, count for new warnings alone."""
     patches = Patches()
-    for name in _TOLD_OF_CHANGES:
-        if hasattr(warnings, name):
-            patches.put(warnings, name, lambda: None)
+    for name in FILTERS_CHANGED:
+        patches.put(warnings, name, lambda: None)
     try:
         yield
     finally:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from gapless.device import torch_private
 from gapless.pipeline.step import Call
-from gapless.pipeline.tree import call_tree, tensor_layout
+from gapless.pipeline.tree import call_tree
 from gapless.pipeline.tree.call_tree import CallTrees
 from gapless.pipeline.tree.flatten import flatten
 
@@ -122,7 +123,7 @@ def test_what_is_known_is_bounded(monkeypatch):
 
 def test_without_torchs_comparison_keys_are_the_same(monkeypatch):
     """An older or newer torch may not have it."""
-    monkeypatch.setattr(tensor_layout, "_TensorGuards", None)
+    monkeypatch.setattr(torch_private, "_TensorGuards", None)
     trees = CallTrees()
 
     keys = [trees.of((torch.zeros(2, size),), {}).key() for size in (3, 3, 4)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ from gapless.cli.output import warn
 from gapless.device.instruments.processor import num_cores
 from gapless.errors import UserError
 from gapless.nmt.run.shell_name import shell_name
+from gapless.python_private import exit_now, run_exit_functions
 
 
 if TYPE_CHECKING:
@@ -227,11 +227,11 @@ def leave_process(code: int) -> NoReturn:
     """
     if not _parted:
         sys.exit(code)
-    atexit._run_exitfuncs()
+    run_exit_functions()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    os._exit(code)
+    exit_now(code)
 
 
 def fail_together(tell: Callable[[], None] | None, *, code: int) -> None:

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from gapless.cli.ranks import resume_command, speaks_for_all
+from gapless.python_private import exit_now, temporary_folder
 
 
 if TYPE_CHECKING:
@@ -165,11 +166,11 @@ class Signals:
         for child in multiprocessing.active_children():
             child.kill()
         # Of the sockets of workers; Python would remove it at an end of its own.
-        folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+        folder = temporary_folder()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
         _say(f"error: {why}{self._hint()}")
-        os._exit(128 + number)
+        exit_now(128 + number)
 
     def _hint(self) -> str:
         if self.run_dir is None:

@@ -8,6 +8,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from gapless.compare.plain_loop import tensors_of
+from gapless.device.torch_private import sparse_parts
 from gapless.errors import UserError
 from gapless.records.verification import BATCH_TENSOR
 
@@ -109,8 +110,9 @@ def _dense(kind: str, tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, t
         if tensor.layout == torch.strided:
             yield full, tensor
         elif tensor.layout == torch.sparse_coo:
-            yield f"{full} (indices)", tensor._indices()
-            yield f"{full} (values)", tensor._values()
+            indices, values = sparse_parts(tensor)
+            yield f"{full} (indices)", indices
+            yield f"{full} (values)", values
         else:
             raise UserError(
                 f"{full} has the layout {tensor.layout}, expected a dense or sparse COO tensor; "

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gapless.device.torch_private import is_multithreading_enabled
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,11 +21,7 @@ if TYPE_CHECKING:
 
 def has_kernels_of_its_own(device: torch.device) -> bool:
     """Return whether backward passes run on a thread that chooses other kernels than this one."""
-    return (
-        device.type == "cuda"
-        and torch.backends.cudnn.benchmark
-        and torch._C._is_multithreading_enabled()
-    )
+    return device.type == "cuda" and torch.backends.cudnn.benchmark and is_multithreading_enabled()
 
 
 def call_on_backward_thread(function: Callable[[], object], device: torch.device) -> None:

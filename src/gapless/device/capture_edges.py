@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gapless.device.torch_private import current_graph_task
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +26,7 @@ def check_may_cut() -> None:
     Raises:
         RuntimeError: a backward pass is under way.
     """
-    if torch._C._current_graph_task_id() != -1:
+    if current_graph_task() != -1:
         raise RuntimeError(
             "what a backward pass calls cannot be taken out of a capture; call it after backward()"
         )

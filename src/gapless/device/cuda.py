@@ -16,6 +16,7 @@ from gapless.device.capture_edges import capture_edges
 from gapless.device.cuda_graph import CudaCapture, CudaGraph, forget_errors
 from gapless.device.instruments.kernel_trace import trace_kernels
 from gapless.device.instruments.nvml import Nvml
+from gapless.device.torch_private import current_stream_key, empty_host_cache, sleep_on_device
 
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class CudaDevice:
         # As `torch.cuda.current_stream`, which takes 4 us because it makes an object each time.
         if not self._streams:
             torch.cuda.init()
-        found = torch._C._cuda_getCurrentStream(self.torch_device.index)
+        found = current_stream_key(self.torch_device.index)
         if found not in self._streams:
             self._streams[found] = torch.cuda.current_stream(self.torch_device)
         return self._streams[found]
@@ -275,7 +276,7 @@ class CudaDevice:
         if self._cycles_per_ms is None:
             self._cycles_per_ms = _measure_cycles_per_ms()
         with torch.cuda.stream(stream):
-            torch.cuda._sleep(int(ms * self._cycles_per_ms))
+            sleep_on_device(int(ms * self._cycles_per_ms))
 
     def allow_waits(self) -> AbstractContextManager[None]:
         """Lift `forbid_waits` in the body, for a declared wait."""
@@ -390,15 +391,15 @@ def _free_idle_memory(device: torch.device) -> None:
     """
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    torch._C._host_emptyCache()
+    empty_host_cache()
 
 
 def _measure_cycles_per_ms() -> float:
     cycles = 20_000_000
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(cycles)  # the first call loads the kernel
+    sleep_on_device(cycles)  # the first call loads the kernel
     start.record()
-    torch.cuda._sleep(cycles)
+    sleep_on_device(cycles)
     end.record()
     end.synchronize()
     return cycles / float(start.elapsed_time(end))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.device.capture_edges import check_may_cut
+from gapless.device.torch_private import end_allocation_to_pool, release_pool
 
 
 if TYPE_CHECKING:
@@ -185,8 +186,8 @@ class CudaCapture:
         _SPOILED_POOLS.add(self._pool)
         # Not under way on this side if `capture_begin` failed before.
         with suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
-            torch._C._cuda_releasePool(self._device.index, self._pool)
+            end_allocation_to_pool(self._device.index, self._pool)
+            release_pool(self._device.index, self._pool)
         self._pool = _new_pool()
         forget_errors(self._device)
         number = torch.zeros((), device=self._device)

@@ -6,6 +6,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
+from gapless.device.torch_private import (
+    ACCELERATOR_EMPTY_CACHE,
+    ACCELERATOR_SYNCHRONIZE,
+    CUDA_EMPTY_CACHE,
+    CUDA_SYNCHRONIZE,
+    GET_SYNC_MODE,
+    SET_SYNC_MODE,
+)
 from gapless.unnoticed import FilterInFront
 
 
@@ -38,19 +46,14 @@ class WaitingFunction(NamedTuple):
 def waiting_functions() -> list[WaitingFunction]:
     """Return those that this torch has and that can be replaced.
 
-    Functions of `torch._C` are what the public ones call, also where a script has bound those to names of
+    Private functions are what the public ones call, also where a script has bound those to names of
     its own. `torch.Event` and `torch.Stream` cannot be changed; `torch.cuda` has classes of its own.
     """
-    core = torch._C
     known = [
-        WaitingFunction(core, "_cuda_synchronize", "device", "torch.cuda.synchronize"),
-        WaitingFunction(
-            core, "_accelerator_synchronizeDevice", "device", "torch.accelerator.synchronize"
-        ),
-        WaitingFunction(core, "_cuda_emptyCache", "empty_cache", "torch.cuda.empty_cache"),
-        WaitingFunction(
-            core, "_accelerator_emptyCache", "empty_cache", "torch.accelerator.empty_cache"
-        ),
+        WaitingFunction(*CUDA_SYNCHRONIZE, "device", "torch.cuda.synchronize"),
+        WaitingFunction(*ACCELERATOR_SYNCHRONIZE, "device", "torch.accelerator.synchronize"),
+        WaitingFunction(*CUDA_EMPTY_CACHE, "empty_cache", "torch.cuda.empty_cache"),
+        WaitingFunction(*ACCELERATOR_EMPTY_CACHE, "empty_cache", "torch.accelerator.empty_cache"),
         WaitingFunction(torch.cuda.Stream, "synchronize", "stream", "Stream.synchronize"),
         WaitingFunction(torch.cuda.Event, "synchronize", "event", "Event.synchronize"),
     ]
@@ -86,11 +89,12 @@ class WarningsOfWaits:
 
     def start(self, put: Callable[[Any, str, Any], None]) -> bool:
         """Begin, if CUDA is at work; `put` replaces an attribute. Return whether it has begun."""
-        core = torch._C
         if self._is_on or not torch.cuda.is_initialized():
             return self._is_on
-        self._wished = core._cuda_get_sync_debug_mode()
-        self._set = set_original = core._cuda_set_sync_debug_mode
+        if not (GET_SYNC_MODE.is_there and SET_SYNC_MODE.is_there):
+            return False
+        self._wished = GET_SYNC_MODE.value()
+        self._set = set_original = SET_SYNC_MODE.value
 
         def set_mode(level: int) -> None:
             self._wished = int(level)
@@ -100,8 +104,8 @@ class WarningsOfWaits:
             return self._wished
 
         _set_unnoticed(set_original, max(_WARN, self._wished))
-        put(core, "_cuda_set_sync_debug_mode", set_mode)
-        put(core, "_cuda_get_sync_debug_mode", get_mode)
+        put(*SET_SYNC_MODE, set_mode)
+        put(*GET_SYNC_MODE, get_mode)
         self._is_on = True
         return True
 

@@ -21,20 +21,16 @@ switched on after waits have been counted, hears nothing.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import warnings
 from contextlib import contextmanager, nullcontext
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.device.blocking_copies import MAX_INLINE_COPY_BYTES
+from gapless.device.torch_private import TorchDispatchMode, gpu_trace, to_copy
 from gapless.device.user_line import call_site
-from gapless.errors import DeviceError
 
 
 if TYPE_CHECKING:
@@ -44,7 +40,7 @@ if TYPE_CHECKING:
     from gapless.device.base import WaitObserver
 
 
-_COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+_COPIES = (torch.ops.aten.copy_.default, to_copy)
 
 # What torch.cuda.get_sync_debug_mode returns for the modes "default" and "error"; "warn" is between.
 _DEFAULT, _RAISES = 0, 2
@@ -82,23 +78,9 @@ def call_before_waits(callback: Callable[[str], None]) -> Callable[[], None]:
     Raises:
         DeviceError: this torch does not report synchronisations.
     """
-    try:
-        from torch._utils import CallbackRegistry
-        from torch.cuda import _gpu_trace
-
-        registries: dict[str, Any] = {
-            "stream synchronize": _gpu_trace.StreamSynchronizationCallbacks,
-            "event synchronize": _gpu_trace.EventSynchronizationCallbacks,
-            "device synchronize": _gpu_trace.DeviceSynchronizationCallbacks,
-        }
-        torch._C._activate_gpu_trace()
-    except (ImportError, AttributeError) as error:
-        raise DeviceError(
-            f"torch {torch.__version__} does not report synchronisations ({error}), so host "
-            "waits cannot be counted; use torch 2.11 or later"
-        ) from error
+    trace = gpu_trace()
+    registries, flag = trace.registries, trace.flag
     calls = {what: _calling(callback, what) for what in registries}
-    flag = _flag()
     with _registering:
         for what, registry in registries.items():
             registry.add_callback(calls[what])
@@ -110,10 +92,7 @@ def call_before_waits(callback: Callable[[str], None]) -> Callable[[], None]:
         with _registering:
             for what, registry in registries.items():
                 registry.callback_list.remove(calls[what])
-            everyone = [
-                one for one in vars(_gpu_trace).values() if isinstance(one, CallbackRegistry)
-            ]
-            if flag is not None and not any(one.callback_list for one in everyone):
+            if flag is not None and not trace.has_callbacks():
                 flag.value = False
 
     return forget
@@ -121,16 +100,6 @@ def call_before_waits(callback: Callable[[str], None]) -> Callable[[], None]:
 
 def _calling(callback: Callable[[str], None], what: str) -> Callable[..., None]:
     return lambda *_: callback(what)
-
-
-@cache
-def _flag() -> ctypes.c_bool | None:
-    """Return torch's flag of whether it calls back, None if this torch has none of that name."""
-    library = Path(torch.__file__).parent / "lib" / "libc10.so"
-    try:
-        return ctypes.c_bool.in_dll(ctypes.CDLL(str(library)), "_ZN3c104impl8GPUTrace9haveStateE")
-    except (OSError, ValueError):
-        return None
 
 
 class _BlockingCopies(TorchDispatchMode):

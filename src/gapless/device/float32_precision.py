@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.device.torch_private import (
+    get_float32_precision as _get,
+    set_float32_precision as _set,
+)
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,10 +24,6 @@ if TYPE_CHECKING:
 
 _OPERATIONS = ("matmul", "conv", "rnn")
 _BACKENDS = ("cuda", "mkldnn")
-
-# Before they were there, torch had the old way alone.
-_get: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
-_set: Any = getattr(torch._C, "_set_fp32_precision_setter", None)
 
 
 def readers_of_float32_precision(device_type: str) -> list[tuple[str, Callable[[], Any]]]:
@@ -34,14 +35,21 @@ def readers_of_float32_precision(device_type: str) -> list[tuple[str, Callable[[
     if _get is None:
         return [
             ("torch.get_float32_matmul_precision()", torch.get_float32_matmul_precision),
-            ("torch.backends.cudnn.allow_tf32", torch._C._get_cudnn_allow_tf32),
-            ("torch.backends.cuda.matmul.allow_tf32", torch._C._get_cublas_allow_tf32),
+            ("torch.backends.cudnn.allow_tf32", partial(_allows_tf32, torch.backends.cudnn)),
+            (
+                "torch.backends.cuda.matmul.allow_tf32",
+                partial(_allows_tf32, torch.backends.cuda.matmul),
+            ),
         ]
     return [
         (f"the float32 precision of {backend}'s {operation}", partial(_get, backend, operation))
         for backend in (["cuda"] if device_type == "cuda" else _BACKENDS)
         for operation in _OPERATIONS
     ]
+
+
+def _allows_tf32(backend: Any) -> bool:
+    return bool(backend.allow_tf32)
 
 
 @contextmanager

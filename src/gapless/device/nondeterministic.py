@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.device.torch_private import OpOverload, schema_of
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,12 +44,13 @@ def _is_made_deterministic() -> bool:
 @cache
 def _known(func: Any) -> tuple[str, Callable[[Any], bool] | None, dict[str, int]]:
     """Return an operator's name, when it is nondeterministic, and where its arguments stand."""
-    if not isinstance(func, torch._ops.OpOverload):
+    if not isinstance(func, OpOverload):
         return "", None, {}
-    namespace, _, name = func._schema.name.partition("::")
+    schema = schema_of(func)
+    namespace, _, name = schema.name.partition("::")
     name = name.removesuffix("_")
     holds = (_ALWAYS.get(name) or _SOMETIMES.get(name)) if namespace == "aten" else None
-    places = {argument.name: place for place, argument in enumerate(func._schema.arguments)}
+    places = {argument.name: place for place, argument in enumerate(schema.arguments)}
     return f"{namespace}.{name}", holds, places
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gapless.device.torch_private import call_when_cuda_starts
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +29,7 @@ def is_gpu_in_use() -> bool:
 
 def call_when_gpu_is_used(function: Callable[[], None]) -> None:
     """Call a function once this process begins to use a GPU; at once if it has."""
-    torch.cuda._lazy_call(function)
+    call_when_cuda_starts(function)
 
 
 def name_of_device() -> str:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.overrides import _pop_mode as _pop_function_mode, _push_mode as _push_function_mode
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import (
-    _pop_mode as _pop_dispatch_mode,
-    _push_mode as _push_dispatch_mode,
+from gapless.device.torch_private import (
+    DeviceContext,
+    function_mode_at,
+    num_function_modes,
+    num_operator_modes,
+    operator_mode_at,
+    pop_function_mode,
+    pop_operator_mode,
+    push_function_mode,
+    push_operator_mode,
 )
 
 
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
 
 def kinds_of_modes() -> tuple[Any, ...]:
     """Return the classes of the modes around, and the device where one chooses it."""
-    if not (torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()):
+    if not (num_function_modes() or num_operator_modes()):
         return ()
     return tuple(
         [mode.device if isinstance(mode, DeviceContext) else type(mode) for mode in _modes()]
@@ -49,22 +53,21 @@ def outside_watching_modes() -> Iterator[None]:
 
 def _pop_all() -> tuple[list[Any], list[Any]]:
     """Leave all modes of functions and of operators; return them, the innermost first."""
-    functions = [_pop_function_mode() for _ in range(torch._C._len_torch_function_stack())]
-    operators = [_pop_dispatch_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+    functions = [pop_function_mode() for _ in range(num_function_modes())]
+    operators = [pop_operator_mode() for _ in range(num_operator_modes())]
     return functions, operators
 
 
 def _push_all(functions: list[Any], operators: list[Any]) -> None:
     for mode in reversed(functions):
-        _push_function_mode(mode)
+        push_function_mode(mode)
     for mode in reversed(operators):
-        _push_dispatch_mode(mode)
+        push_operator_mode(mode)
 
 
 def _modes() -> list[Any]:
-    of_c = torch._C
-    functions = map(of_c._get_function_stack_at, range(of_c._len_torch_function_stack()))
-    operators = map(of_c._get_dispatch_stack_at, range(of_c._len_torch_dispatch_stack()))
+    functions = map(function_mode_at, range(num_function_modes()))
+    operators = map(operator_mode_at, range(num_operator_modes()))
     return [mode for mode in (*functions, *operators) if not _is_own(mode)]
 
 

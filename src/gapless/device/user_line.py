@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from gapless.python_private import getframe
 from gapless.records.finding import Site
 from gapless.unnoticed import is_own_file
 
@@ -76,7 +77,7 @@ def hide_folder(folder: Path) -> None:
 
 def call_site() -> str:
     """Return file:line of the nearest caller outside torch and all hidden folders."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = getframe(1)
     while frame is not None:
         code = frame.f_code
         key = (code.co_filename, code.co_name)

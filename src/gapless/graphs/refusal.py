@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
-from gapless.device.environment import is_transformed, keeps_parametrizations
 from gapless.device.torch_modes import watching_modes
+from gapless.device.torch_private import is_transformed, keeps_parametrizations
 from gapless.pipeline.tree.containers import why_left_alone
 from gapless.pipeline.tree.tensor_layout import has_address
 

@@ -7,10 +7,10 @@ import os
 import signal
 import sys
 from multiprocessing import parent_process
-from multiprocessing.queues import Queue
 from typing import Any
 
-from torch._utils import ExceptionWrapper
+from gapless.device.torch_private import ExceptionWrapper
+from gapless.python_private import exit_now, report_what_queues_drop
 
 
 # Reach every process of a terminal or of a batch job. The training process decides what they mean,
@@ -40,7 +40,7 @@ def prepare_worker(worker: int) -> None:
     # The thread that hands batches over prints the end of the training process as an error.
     sys.excepthook = _say_nothing
     _die_with_parent()
-    Queue._on_queue_feeder_error = _report  # type: ignore[attr-defined]
+    report_what_queues_drop(_report)
 
 
 def _die_with_parent() -> None:
@@ -53,7 +53,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = parent_process()
     if parent is not None and parent.pid != os.getppid():
-        os._exit(1)  # it died before
+        exit_now(1)  # it died before
 
 
 def _say_nothing(*error: object) -> None:
@@ -65,7 +65,7 @@ def _report(queue: Any, error: Exception, item: Any) -> None:
 
     Python would print it and drop the batch, for which the training process would wait.
     """
-    if isinstance(item, tuple):
+    if isinstance(item, tuple) and ExceptionWrapper is not None:
         queue.put((item[0], ExceptionWrapper(sys.exc_info(), where="while it was handed over")))
     else:
-        os._exit(1)  # what is on the pipe may be half a message
+        exit_now(1)  # what is on the pipe may be half a message

@@ -7,8 +7,16 @@ from itertools import islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from gapless.device.torch_private import (
+    forget_deaths_of_workers,
+    keep_iterator,
+    keeps_workers,
+    kept_iterator,
+    shut_down_of,
+    workers_of,
+)
 
 
 if TYPE_CHECKING:
@@ -58,10 +66,10 @@ def end_kept_workers(batches: Any) -> None:
     Sync: Does not block the host on the device; waits for worker processes to end.
     """
     loader: Any = batches.loader if isinstance(batches, LoaderPart) else batches
-    iterator = getattr(loader, "_iterator", None)
-    if hasattr(iterator, "_shutdown_workers"):
+    iterator = kept_iterator(loader)
+    if shut_down_of(iterator) is not None:
         _end_workers(iterator)
-        loader._iterator = None
+        keep_iterator(loader, None)
 
 
 def num_workers(batches: Any) -> int | None:
@@ -95,8 +103,7 @@ def end_loader(batches: Iterator[Any]) -> None:
     """
     if isinstance(batches, Generator):
         batches.close()
-    is_kept = getattr(batches, "_persistent_workers", False)
-    if hasattr(batches, "_shutdown_workers") and not is_kept:
+    if shut_down_of(batches) is not None and not keeps_workers(batches):
         _end_workers(batches)
 
 
@@ -109,17 +116,17 @@ def expect_no_signal(batches: Any) -> None:
     Args:
         batches: a loader's iterator. Nothing happens to one without worker processes.
     """
-    if getattr(batches, "_worker_pids_set", False):
-        torch._C._remove_worker_pids(id(batches))
-        batches._worker_pids_set = False
+    forget_deaths_of_workers(batches)
 
 
 def _end_workers(iterator: Any) -> None:
     """End the worker processes of an iterator of torch, and see them gone."""
     expect_no_signal(iterator)
-    iterator._shutdown_workers()
+    shut_down = shut_down_of(iterator)
+    if shut_down is not None:
+        shut_down()
     # Torch has sent SIGTERM to those that were not gone in time, and does not insist.
-    workers = getattr(iterator, "_workers", ())
+    workers = workers_of(iterator)
     for worker in workers:
         worker.join(_TERMINATED_SECONDS)
     for worker in workers:

@@ -14,45 +14,21 @@ of a batch holds its memory: a `Loan` gives it back only when nobody else holds 
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
-import torch
-
+from gapless.device.torch_private import count_of_one_holder, num_holders
 from gapless.pipeline.streams import EventPool
 
 
 if TYPE_CHECKING:
+    import torch
+
     from gapless.device.base import Device, Stream
 
 
-def _num_holders(tensor: torch.Tensor) -> int:
-    """Return a count that grows with everything that holds this tensor's storage.
-
-    All Python handles of a storage are one object, which torch counts once; so its references
-    count as well.
-    """
-    storage = tensor.untyped_storage()
-    return int(torch._C._storage_Use_Count(storage._cdata)) + sys.getrefcount(storage)
-
-
-def _count_of_one_holder() -> int | None:
-    """Return `_num_holders` of a tensor that nobody else shares; None if torch cannot tell.
-
-    There is no public way to ask.
-    """
-    try:
-        alone = torch.empty(1, device="cpu")
-        count = _num_holders(alone)
-        view = alone[:]
-        return count if _num_holders(alone) > count and view is not None else None
-    except AttributeError:
-        return None
-
-
-_ONE_HOLDER = _count_of_one_holder()
+_ONE_HOLDER = count_of_one_holder()
 
 
 class TransferLane:
@@ -143,7 +119,7 @@ class Loan:
         Sync: Does not block the host.
         """
         assert self.memory is not None
-        if _ONE_HOLDER is not None and _num_holders(self.memory) == _ONE_HOLDER:
+        if _ONE_HOLDER is not None and num_holders(self.memory) == _ONE_HOLDER:
             self._lane.release(self)
             return True
         if self._is_old or _ONE_HOLDER is None:

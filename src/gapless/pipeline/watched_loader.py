@@ -9,8 +9,15 @@ from multiprocessing.util import get_temp_dir
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
-
+from gapless.device.torch_private import (
+    WorkersIterator,
+    close_queues,
+    keep_iterator,
+    kept_iterator,
+    note_shut_down,
+    tell_workers_to_end,
+    workers_of,
+)
 from gapless.errors import LoaderError
 from gapless.pipeline.loaders import expect_no_signal
 
@@ -86,9 +93,9 @@ class WatchedLoader(Generic[BatchT]):
             yield from self._loader
             return
         self._start_watch()
-        if self._loader._iterator is None:
-            self._loader._iterator = self._read(lambda: _start_workers(self._loader))
-            batches: Any = self._loader._iterator
+        if kept_iterator(self._loader) is None:
+            batches: Any = self._read(lambda: _start_workers(self._loader))
+            keep_iterator(self._loader, batches)
         else:
             batches = self._read(lambda: iter(self._loader))
         while (batch := self._read(lambda: _next(batches))) is not _END:
@@ -103,7 +110,8 @@ class WatchedLoader(Generic[BatchT]):
         if self._watch is not None:
             self._watch.join()
             self._watch = None
-        iterator, self._loader._iterator = self._loader._iterator, None
+        iterator = kept_iterator(self._loader)
+        keep_iterator(self._loader, None)
         if iterator is not None:
             _end_workers(iterator, are_well=not self._is_silent)
 
@@ -142,8 +150,7 @@ class WatchedLoader(Generic[BatchT]):
         return [worker for worker in workers if not worker.is_alive()]
 
     def _workers(self) -> list[BaseProcess]:
-        iterator: Any = self._loader._iterator
-        return [] if iterator is None else list(iterator._workers)
+        return workers_of(kept_iterator(self._loader))
 
     # --- watching ---
 
@@ -178,12 +185,14 @@ class WatchedLoader(Generic[BatchT]):
 
 def _start_workers(loader: DataLoader[Any]) -> Any:
     """Return what `iter` of a loader would, which leaves workers behind when it fails half-way."""
-    iterator: Any = _MultiProcessingDataLoaderIter.__new__(_MultiProcessingDataLoaderIter)
+    if WorkersIterator is None:
+        return iter(loader)
+    iterator: Any = WorkersIterator.__new__(WorkersIterator)
     try:
         iterator.__init__(loader)
     except BaseException:
-        iterator._shutdown = True
-        for worker in getattr(iterator, "_workers", ()):
+        note_shut_down(iterator)
+        for worker in workers_of(iterator):
             worker.kill()
         raise
     expect_no_signal(iterator)
@@ -205,20 +214,16 @@ def _end_workers(iterator: Any, *, are_well: bool) -> None:
     Torch tells them too, but it waits five seconds for each, and for ever for a lock that a killed
     worker held. There is no public way to end them.
     """
-    workers = iterator._workers
-    iterator._shutdown = True
+    workers = workers_of(iterator)
+    note_shut_down(iterator)
     expect_no_signal(iterator)
     if are_well and all(worker.is_alive() for worker in workers):
-        iterator._workers_done_event.set()
-        for queue in iterator._index_queues:
-            queue.put(None)
+        tell_workers_to_end(iterator)
         _join(workers, seconds=_POLITE_SECONDS)
     for worker in workers:
         worker.kill()
     _join(workers, seconds=_KILLED_SECONDS)
-    for queue in (*iterator._index_queues, iterator._worker_result_queue):
-        queue.cancel_join_thread()
-        queue.close()
+    close_queues(iterator)
 
 
 def _join(workers: list[BaseProcess], *, seconds: float) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from gapless.device.torch_private import foreach_copy_
 from gapless.errors import RanksDifferError, RanksError
 from gapless.ranks.lost_peers import named_as_lost
 
@@ -118,7 +119,7 @@ class _FlatMemory:
         ]
         if not moved:
             return
-        torch._foreach_copy_([part.view for part in moved], [_dense(part) for part in moved])
+        foreach_copy_([part.view for part in moved], [_dense(part) for part in moved])
         for part in moved:
             part.weight.grad = part.view
 

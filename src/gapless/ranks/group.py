@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from gapless.device.torch_private import set_timeout, set_timeout_of_options
 from gapless.errors import RanksError, UserError
 from gapless.ranks.agreement import GroupAgreement
 from gapless.ranks.gradient_sum import FlatSum
@@ -106,7 +106,7 @@ class TorchRanks:
         self.is_first = launch.rank == 0
         assert dist.group.WORLD is not None
         self.side = dist.group.WORLD
-        _set_pg_timeout(_NO_LIMIT, self.side)
+        set_timeout(self.side, _NO_LIMIT)
         self._device = device
         with named_as_lost("start"):
             parent = os.getppid() if launch.has_agent else None
@@ -236,7 +236,7 @@ def _refuse_shared_devices(uuids: Sequence[str | None]) -> None:
 
 def _gloo() -> dist.ProcessGroup:
     group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_TO_CONNECT)
-    _set_pg_timeout(_NO_LIMIT, group)
+    set_timeout(group, _NO_LIMIT)
     return group
 
 
@@ -258,5 +258,5 @@ def _group_on(device: torch.device) -> dist.ProcessGroup:
 def _nccl_options() -> Any:
     options = dist.ProcessGroupNCCL.Options()
     # Torch warns if it is not that of the group.
-    options._timeout = _NO_LIMIT
+    set_timeout_of_options(options, _NO_LIMIT)
     return options

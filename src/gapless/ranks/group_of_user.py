@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
-from gapless.errors import PeerLostError, UserError
+from gapless.device.torch_private import (
+    all_groups,
+    backend_on,
+    devices_of,
+    num_collectives,
+    timeout_of,
+)
+from gapless.errors import DeviceError, PeerLostError, UserError
 from gapless.ranks.long_waits import told_if_long
 from gapless.ranks.lost_peers import first_line, is_of_a_connection
 
@@ -66,7 +73,8 @@ def _drop_and_shut_down(group: dist.ProcessGroup) -> None:
 
 def _is_on_the_host(group: dist.ProcessGroup) -> bool:
     """Return whether a group works with gloo alone, which no graph can hold."""
-    return all(backend.name() == "gloo" for backend in _backends_of(group))
+    backends = _backends_of(group)
+    return bool(backends) and all(backend.name() == "gloo" for backend in backends)
 
 
 def join_ranks_of_user(device: torch.device) -> RanksOfUser:
@@ -83,7 +91,7 @@ def join_ranks_of_user(device: torch.device) -> RanksOfUser:
     """
     main = dist.group.WORLD
     assert main is not None
-    limit = _backend_on(main, device).options._timeout
+    limit = timeout_of(_backend_on(main, device))
     return RanksOfUser(main, _group_beside(main, limit=limit), limit=limit)
 
 
@@ -101,7 +109,7 @@ def count_collectives() -> dict[int, tuple[int, int]]:
     beside = [side for _, side in _known]
     return {
         id(group): (group.size(), sum(_counts_of(group)))
-        for group in list(dist.distributed_c10d._world.pg_map)
+        for group in all_groups()
         if group not in beside
     }
 
@@ -111,15 +119,15 @@ def _counts_of(group: dist.ProcessGroup) -> list[int]:
     counts: dict[int, int] = {}
     for backend in _backends_of(group):
         with suppress(RuntimeError):
-            counts[id(backend)] = backend._get_sequence_number_for_group()
+            counts[id(backend)] = num_collectives(backend)
     return list(counts.values())
 
 
 def _backends_of(group: dist.ProcessGroup) -> list[Any]:
     found: list[Any] = []
-    for device in group._device_types:
-        with suppress(RuntimeError):
-            found.append(group._get_backend(device))
+    for device in devices_of(group):
+        with suppress(RuntimeError, DeviceError):
+            found.append(backend_on(group, device))
     return found
 
 
@@ -169,7 +177,7 @@ class RanksOfUser:
 
 def _backend_on(group: dist.ProcessGroup, device: torch.device) -> Any:
     try:
-        backend: Any = group._get_backend(device)
+        backend: Any = backend_on(group, device)
     except RuntimeError as error:
         raise UserError(
             f"the process group has no backend for {device.type} ({first_line(error)}), expected one "

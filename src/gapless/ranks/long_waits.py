@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from gapless.python_private import current_frames
 
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _tell(rank: int, seconds: float, limit: timedelta, thread: int) -> None:
 
 def _place_of(thread: int) -> str:
     """Return the line of the user's program that a thread is at; nothing if there is none."""
-    frame = sys._current_frames().get(thread)
+    frame = current_frames().get(thread)
     is_inside = False
     while frame is not None:
         is_ours = frame.f_code.co_filename.startswith(_PACKAGE)

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self
 import torch
 
 from gapless.errors import EXIT_PEER_LOST
+from gapless.python_private import exit_now
 
 
 if TYPE_CHECKING:
@@ -577,4 +578,4 @@ def _leave(code: int) -> NoReturn:
     for child in multiprocessing.active_children():
         with suppress(Exception):
             child.kill()
-    os._exit(code)
+    exit_now(code)

@@ -12,9 +12,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.device.find import find_device
+from gapless.device.torch_private import TorchDispatchMode, to_copy
 from gapless.pipeline.host_waits import HostWaits
 
 
@@ -30,7 +30,7 @@ _numbers = count(1)
 # What is slow is to be slower than the other side by far, also on a host that is busy.
 _SLOWER_BY = 3.0
 
-_COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+_COPIES = (torch.ops.aten.copy_.default, to_copy)
 
 
 class LossReader(Protocol):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from torch.optim import Optimizer, optimizer as torch_optimizer
+from torch.optim import Optimizer
 
+from gapless.device.torch_private import compiler_counters, global_post_hooks
 from gapless.errors import CaptureWarning
 from gapless.graphs.captor import captor_of
 from gapless.graphs.capture import capture
@@ -155,12 +155,7 @@ class CapturedParts:
 
 def _compiles() -> bool:
     """Return whether torch has compiled code of the script, which depends on hooks that there are."""
-    return bool(_counters_of_compiler()["frames"]["total"])
-
-
-def _counters_of_compiler() -> Any:
-    compiler: Any = sys.modules.get("torch._dynamo.utils")
-    return {"frames": {"total": 0}} if compiler is None else compiler.counters
+    return bool(compiler_counters()["frames"]["total"])
 
 
 class _Part:
@@ -263,7 +258,7 @@ def _telling(step: Callable[..., Any], step_ended: Callable[[Any], None]) -> Cal
 @contextmanager
 def _without_our_hooks() -> Iterator[None]:
     """Let optimizers call none of the hooks that gapless has put on all of them."""
-    hooks = torch_optimizer._global_optimizer_post_hooks
+    hooks = global_post_hooks
     ours = {
         number: hook
         for number, hook in hooks.items()

@@ -8,8 +8,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import dataloader
 
+from gapless.device.torch_private import (
+    NEXT_DATA,
+    SingleIterator,
+    WorkersIterator,
+    dataset_of,
+    has_next_data,
+    is_over_stream,
+    next_index_of,
+    num_batches_ahead,
+    num_workers_of,
+    sampler_of,
+    version_of,
+)
 from gapless.unnoticed import Patches
 
 
@@ -31,11 +43,8 @@ _FEWEST_BATCHES = 2
 # After so many steps what has come is enough, or nothing will come.
 _MOST_STEPS = 32
 
-# Where torch's loaders get a batch, with its index or without.
-_ITERATORS: tuple[Any, ...] = (
-    dataloader._SingleProcessDataLoaderIter,
-    dataloader._MultiProcessingDataLoaderIter,
-)
+# Where torch's loaders get a batch.
+_ITERATORS = [kind for kind in (SingleIterator, WorkersIterator) if has_next_data(kind)]
 
 
 class RecordedBatches:
@@ -100,7 +109,7 @@ class RecordedBatches:
         """Hand out recorded batches from now on; record some first."""
         self._is_in = True
         for kind in _ITERATORS:
-            self._patches.put(kind, "_next_data", self._next_data(kind._next_data))
+            self._patches.put(kind, NEXT_DATA, self._next_data(getattr(kind, NEXT_DATA)))
 
     def stop(self) -> None:
         """Let loaders make batches from now on."""
@@ -139,15 +148,12 @@ class RecordedBatches:
 
     def _takes_place(self, iterator: Any) -> bool:
         """Take away the next batch that nobody has begun to make; return False if there is none."""
-        ahead = getattr(iterator, "_num_workers", 0) * (
-            getattr(iterator, "_prefetch_factor", 0) or 0
-        )
-        self._num_ahead = max(self._num_ahead, ahead)
-        if iterator._dataset_kind == dataloader._DatasetKind.Iterable:
+        self._num_ahead = max(self._num_ahead, num_batches_ahead(iterator))
+        if is_over_stream(iterator):
             self._is_endless = True
             return True
         try:
-            iterator._next_index()
+            next_index_of(iterator)()
         except StopIteration:
             return False
         return True
@@ -155,12 +161,12 @@ class RecordedBatches:
 
 def _loader_of(iterator: Any) -> Any:
     """Return what an iterator shares with those of the same loader, or of one like it."""
-    dataset = iterator._dataset
+    dataset = dataset_of(iterator)
     try:
         length: int | None = len(dataset)
     except (TypeError, NotImplementedError):
         length = None
-    return type(dataset), length, type(iterator._index_sampler), iterator._num_workers
+    return type(dataset), length, type(sampler_of(iterator)), num_workers_of(iterator)
 
 
 @dataclass
@@ -219,7 +225,7 @@ class _Batch:
 
     @property
     def is_changed(self) -> bool:
-        return [tensor._version for tensor in self._tensors] != self._versions
+        return [version_of(tensor) for tensor in self._tensors] != self._versions
 
     def copy(self) -> Any:
         """Return the batch with its own tensors, in new containers."""
@@ -227,7 +233,7 @@ class _Batch:
 
     def _number_of(self, value: torch.Tensor) -> int:
         self._tensors.append(value)
-        self._versions.append(value._version)
+        self._versions.append(version_of(value))
         return len(self._tensors) - 1
 
 

@@ -56,8 +56,7 @@ def _running(pid: int | None) -> float:
 class CompileClock:
     """Add up the time that torch.compile spends in a `with` body, on any thread.
 
-    Source: the callbacks of torch._dynamo, which it calls around every compilation, once for
-    nested ones. They are private; torch 2.11 to 2.13 have them.
+    Torch's compiler calls back around every compilation, once for nested ones.
 
     Attributes:
         seconds: spent so far.
@@ -76,12 +75,11 @@ class CompileClock:
         self._started_at = None
 
     def __enter__(self) -> Self:
-        # Imported here: it takes seconds, which other commands need not spend.
-        from torch._dynamo.callback import callback_handler
+        # Imported here: torch takes seconds, which other commands need not spend.
+        from gapless.device.torch_private import CompileCallbacks
 
-        self._handler = callback_handler
-        callback_handler.register_start_callback(self._start)
-        callback_handler.register_end_callback(self._end)
+        self._callbacks = CompileCallbacks(self._start, self._end)
+        self._callbacks.__enter__()
         return self
 
     def __exit__(
@@ -90,5 +88,4 @@ class CompileClock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._handler.remove_start_callback(self._start)
-        self._handler.remove_end_callback(self._end)
+        self._callbacks.__exit__(kind, error, trace)

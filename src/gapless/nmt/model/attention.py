@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from gapless.device.torch_private import efficient_attention
+
 
 @dataclass(frozen=True)
 class Dense:
@@ -115,7 +117,6 @@ class Attention(nn.Module):
 # of about thirty tokens its tiles of 64 make it twice as fast as FlashAttention, whose tiles have
 # 128 (measured on an H200). Unlike FlashAttention it has float32 and dropout. It is private, hence
 # the fallback.
-_KERNEL = getattr(torch.ops.aten, "_efficient_attention_forward", None)
 _ANYWHERE, _CAUSAL = 0, 1
 
 
@@ -127,9 +128,14 @@ def _attend_packed(
     dropout: float,
 ) -> torch.Tensor:
     """Return the weighted values for each query, [N, H, E]."""
-    if _KERNEL is None or dropout or not queries_NHE.is_cuda or queries_NHE.shape[-1] % 8:
+    if (
+        efficient_attention is None
+        or dropout
+        or not queries_NHE.is_cuda
+        or queries_NHE.shape[-1] % 8
+    ):
         return _attend_padded(queries_NHE, keys_MHE, values_MHE, pattern, dropout)
-    out_1NHE: torch.Tensor = _KERNEL(
+    out_1NHE: torch.Tensor = efficient_attention(
         queries_NHE.unsqueeze(0),
         keys_MHE.unsqueeze(0),
         values_MHE.unsqueeze(0),

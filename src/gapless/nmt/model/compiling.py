@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gapless.device.torch_private import CompileCallbacks, allow_recompiles
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,7 +33,7 @@ def compile_layers(model: Transformer) -> None:
 
     Sync: Does not block the host. The first run of a layer does, for seconds.
     """
-    torch._dynamo.config.recompile_limit = _MAX_VARIANTS
+    allow_recompiles(_MAX_VARIANTS)
     for layer in (*model.encoder, *model.decoder):
         layer.compile(dynamic=None)
 
@@ -45,9 +47,6 @@ def declared_compiles(declare: Callable[[], AbstractContextManager[None]]) -> It
 
     Sync: Does not block the host, but as the context does.
     """
-    # It loads the compiler.
-    from torch._dynamo.callback import callback_handler
-
     declared: list[ExitStack] = []
 
     def begin(*about: object) -> None:
@@ -60,13 +59,10 @@ def declared_compiles(declare: Callable[[], AbstractContextManager[None]]) -> It
         if declared:
             declared.pop().close()
 
-    callback_handler.register_start_callback(begin)
-    callback_handler.register_end_callback(end)
     try:
-        yield
+        with CompileCallbacks(begin, end):
+            yield
     finally:
-        callback_handler.remove_start_callback(begin)
-        callback_handler.remove_end_callback(end)
         while declared:
             declared.pop().close()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gapless.device.numerics import autocast
+from gapless.device.torch_private import GROWTH_TRACKER, scaler_state
 from gapless.nmt.data.batch import AnyBatch, Batch, PackedBatch
 from gapless.nmt.model.loss import LabelSmoothing, LossCompute
 from gapless.nmt.run.nonfinite import SkippedUpdates
@@ -221,26 +222,9 @@ class TranslationStep:
         """
         return {
             "optimizer": self.optimizer.state_dict(),
-            "scaler": self._scaler_state(),
+            "scaler": scaler_state(self.scaler),
             "num_updates": self.num_updates,
             "skipped": None if self._skipped is None else self._skipped.count,
-        }
-
-    def _scaler_state(self) -> dict[str, object]:
-        """Return what `GradScaler.state_dict` would, which waits for the device to read two numbers."""
-        scaler = self.scaler
-        if not scaler.is_enabled():
-            return {}
-        return {
-            "scale": scaler._init_scale if scaler._scale is None else scaler._scale,
-            "growth_factor": scaler.get_growth_factor(),
-            "backoff_factor": scaler.get_backoff_factor(),
-            "growth_interval": scaler.get_growth_interval(),
-            "_growth_tracker": (
-                scaler._init_growth_tracker
-                if scaler._growth_tracker is None
-                else scaler._growth_tracker
-            ),
         }
 
     def load_state(self, state: dict[str, object]) -> None:
@@ -253,7 +237,7 @@ class TranslationStep:
         if self.scaler.is_enabled() and scaler:
             numbers = {
                 "scale": float(scaler["scale"]),
-                "_growth_tracker": int(scaler["_growth_tracker"]),
+                GROWTH_TRACKER: int(scaler[GROWTH_TRACKER]),
             }
             self.scaler.load_state_dict({**scaler, **numbers})
         self.num_updates = int(state["num_updates"])  # type: ignore[call-overload]

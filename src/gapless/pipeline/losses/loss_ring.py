@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gapless.device.torch_private import foreach_copy_
+
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -194,7 +196,7 @@ def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
             pairs = zip(targets, sources, strict=True)
             some = [target for target, source in pairs if source.dtype is dtype]
         if dtype in _COPIED_TOGETHER:
-            torch._foreach_copy_(some, same)
+            foreach_copy_(some, same)
         else:
             for target, source in zip(some, same, strict=True):
                 target.copy_(source)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
+
+from gapless.device.torch_private import tensor_guards
 
 
 if TYPE_CHECKING:
@@ -13,10 +15,6 @@ if TYPE_CHECKING:
 
 # Bytes that a kernel of a GPU reads at once, at most.
 ALIGNMENT: Final = 16
-
-# What torch's compiler calls before a call.
-_of_compiler: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-_TensorGuards: Any = getattr(_of_compiler, "TensorGuards", None)
 
 
 def twins_among(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
@@ -79,14 +77,8 @@ def comparison_with(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | No
 
     Sync: Does not block the host.
     """
-    if _TensorGuards is None or not tensors:
-        return None
-    try:
-        sizes = [list(tensor.size()) for tensor in tensors]
-        strides = [list(tensor.stride()) for tensor in tensors]
-        guards = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        check: Callable[..., bool] = guards.check
-    except (RuntimeError, TypeError, SystemError):
+    check = tensor_guards(tensors) if tensors else None
+    if check is None:
         return None
     places = [number for number, tensor in enumerate(tensors) if has_alignment(tensor)]
     wanted = [misalignment(tensors[number]) for number in places]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.nn.parameter import is_lazy
 
+from gapless.device.torch_private import is_storage_held_once, is_zero_tensor, neg_view
 from gapless.testing.simulated.history import Grid, History
 
 
@@ -124,7 +125,7 @@ class Memory:
 
     def find(self, tensor: torch.Tensor) -> Block | None:
         """Return the block that a tensor lies in; None for other host memory."""
-        if tensor.layout is not torch.strided or is_lazy(tensor) or tensor._is_zerotensor():
+        if tensor.layout is not torch.strided or is_lazy(tensor) or is_zero_tensor(tensor):
             return None
         return self._by_address.get(tensor.untyped_storage().data_ptr())
 
@@ -242,7 +243,7 @@ class Memory:
     def _forget_adopted(self) -> None:
         """Forget adopted memory that nobody else holds."""
         for address, block in list(self._adopted.items()):
-            if torch._C._storage_Use_Count(block.storage._cdata) == 1:
+            if is_storage_held_once(block.storage):
                 del self._adopted[address], self._by_address[address]
         self._most_adopted = max(_FEW, 2 * len(self._adopted))
 
@@ -291,7 +292,7 @@ def with_bits_of(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Return a view of `values` with the conjugation and negation bits of `tensor`."""
     if tensor.is_conj():
         values = values.conj()
-    return torch._neg_view(values) if tensor.is_neg() else values
+    return neg_view(values) if tensor.is_neg() else values
 
 
 def spans_of(tensor: torch.Tensor, start: int = 0) -> list[Span]:

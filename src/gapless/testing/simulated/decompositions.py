@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.device.torch_private import pack_padded_sequence, pack_padded_sequence_backward
 from gapless.testing.simulated.places import HOST
 
 
@@ -13,15 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-_aten = torch.ops.aten
-
-
 def _pack(
     padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Join the sequences step by step; the sizes of the steps stay on the host."""
     on_host = torch.zeros(padded.shape, device=HOST)
-    sizes = _aten._pack_padded_sequence.default(on_host, lengths, batch_first)[1]
+    sizes = pack_padded_sequence(on_host, lengths, batch_first)[1]
     steps = padded.transpose(0, 1) if batch_first else padded
     parts = [steps[number, :size] for number, size in enumerate(sizes.tolist())]
     return torch.cat(parts), sizes
@@ -40,6 +38,6 @@ def _pack_backward(
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
-    _aten._pack_padded_sequence.default: _pack,
-    _aten._pack_padded_sequence_backward.default: _pack_backward,
+    pack_padded_sequence: _pack,
+    pack_padded_sequence_backward: _pack_backward,
 }

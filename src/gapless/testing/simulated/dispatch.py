@@ -11,8 +11,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from gapless.device.torch_private import (
+    DispatchKey,
+    TorchDispatchMode,
+    is_zero_tensor,
+    pin_memory,
+    schema_of,
+    to_copy,
+)
 from gapless.testing.simulated.allocator import alias, spans_of
 from gapless.testing.simulated.decompositions import DECOMPOSITIONS
 from gapless.testing.simulated.operator_call import (
@@ -36,7 +43,7 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 
-_PINNING = (_aten.is_pinned.default, _aten._pin_memory.default)
+_PINNING = (_aten.is_pinned.default, pin_memory)
 
 # Limit of remembered predictions: calls whose arguments hold a new number each time add up.
 _MAX_PREDICTIONS = 10_000
@@ -45,10 +52,9 @@ _MAX_PREDICTIONS = 10_000
 @cache
 def _is_composite(func: Any) -> bool:
     """Whether an operator is made of others for all devices, such as `Tensor.to`."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
     try:
-        return bool(func.has_kernel_for_dispatch_key(key))
-    except RuntimeError:
+        return bool(func.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd))
+    except (AttributeError, RuntimeError):
         return False  # one of torch's own, which has no kernels
 
 
@@ -111,7 +117,7 @@ class QueueOperations(TorchDispatchMode):
         if call.device is not None and call.device.type != "cpu":
             return call.run()
         place = self._place_of(call, is_there=is_there)
-        if call.func is _aten._to_copy.default and (place == DEVICE) != is_there:
+        if call.func is to_copy and (place == DEVICE) != is_there:
             return self._move(call, to_device=place == DEVICE)
         return self._on_device(call) if place == DEVICE else self._make_on_host(call)
 
@@ -217,7 +223,7 @@ class QueueOperations(TorchDispatchMode):
         Raises:
             UnpredictableError: their shapes depend on values.
         """
-        returns, outputs = call.func._schema.returns, call.signature.outputs
+        returns, outputs = schema_of(call.func).returns, call.signature.outputs
         if call.draws_by_value:
             raise UnpredictableError(call.name)
         if not outputs and all(result.alias_info is not None for result in returns):
@@ -278,7 +284,7 @@ class QueueOperations(TorchDispatchMode):
         touches = []
 
         def change(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor._is_zerotensor():
+            if is_zero_tensor(tensor):
                 return tensor  # a zero of forward-mode derivatives has no memory
             if call.signature.reads_shapes_only:
                 return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
@@ -400,7 +406,7 @@ def _is_dense(host: torch.Tensor, device: torch.Tensor, to_device: bool) -> bool
 def _written_results(call: Call) -> Any:
     """Return the results of a call that only writes to its arguments: those arguments."""
     found = call.written_arguments()
-    returns = call.func._schema.returns
+    returns = schema_of(call.func).returns
     if not returns:
         return None
     return found[0] if len(returns) == 1 else tuple(found[: len(returns)])

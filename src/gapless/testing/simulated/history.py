@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
+from gapless.device.torch_private import DisableTorchDispatch, DisableTorchFunction
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,8 +170,8 @@ def _plain() -> Iterator[None]:
     """Let no mode see the operations of the body."""
     with (
         torch.inference_mode(),
-        torch._C.DisableTorchFunction(),
-        torch._C._DisableTorchDispatch(),
+        DisableTorchFunction(),
+        DisableTorchDispatch(),
     ):
         yield
 

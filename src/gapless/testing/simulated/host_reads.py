@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from gapless.device.torch_private import pad_packed_sequence
 from gapless.testing.simulated.allocator import alias
 from gapless.testing.simulated.places import DEVICE, PLACE_METHODS, is_on_device, with_place
 from gapless.testing.simulated.simulation import Touch, Work
@@ -131,5 +132,5 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__format__: _read,
     torch.Tensor.__deepcopy__: _deepcopy,
     torch.nn.functional.one_hot: _one_hot,
-    torch._C._VariableFunctions._pad_packed_sequence: _pad_packed,
+    pad_packed_sequence: _pad_packed,
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.device.torch_private import OpOverload, schema_of
 from gapless.testing.simulated.allocator import with_bits_of
 
 
@@ -70,9 +71,10 @@ class Signature:
 
 
 @cache
-def signature_of(func: torch._ops.OpOverload) -> Signature:
+def signature_of(func: OpOverload) -> Signature:
     """Return what is known about an operator."""
-    schema, tags, name = func._schema, func.tags, func._schema.name
+    schema, tags = schema_of(func), func.tags
+    name = schema.name
     plain_name = name.partition("::")[2]
     written = tuple(
         (at, argument.name)
@@ -122,7 +124,7 @@ def is_any(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> bool:
 class Call:
     """One operation with its arguments."""
 
-    func: torch._ops.OpOverload
+    func: OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     # Computed on first use; not by `cached_property`, whose lock costs time on every call.
@@ -155,8 +157,8 @@ class Call:
 
     def _find_written(self) -> list[torch.Tensor]:
         found = list(tensors_in(self.written_arguments()))
-        if self.func._schema.name in _ALSO_WRITTEN:
-            flag, places = _ALSO_WRITTEN[self.func._schema.name]
+        if schema_of(self.func).name in _ALSO_WRITTEN:
+            flag, places = _ALSO_WRITTEN[schema_of(self.func).name]
             found += tensors_in([self.args[at] for at in places if self.args[flag]])
         return found
 
@@ -183,18 +185,18 @@ class Call:
     @property
     def indices(self) -> list[torch.Tensor]:
         """The tensors that it indexes with."""
-        is_indexing = self.func._schema.name in _INDEXING
+        is_indexing = schema_of(self.func).name in _INDEXING
         return list(tensors_in(self.args[1])) if is_indexing else []
 
     @property
     def draws_by_value(self) -> bool:
         """Whether the count of random numbers that it takes depends on values."""
-        return self.func._schema.name.startswith(_DRAWS_BY_VALUE)
+        return bool(schema_of(self.func).name.startswith(_DRAWS_BY_VALUE))
 
     @property
     def waits(self) -> bool:
         """Whether the host waits for values, either to return them or to learn a size."""
-        if self.func._schema.name == "aten::index":
+        if schema_of(self.func).name == "aten::index":
             return self._has_mask()
         if self.signature.has_size_by_values:
             return self.kwargs.get("output_size") is None

@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 
+from gapless.device.torch_private import GROUP_TENSORS, REDUCE_INTERNAL
 from gapless.testing.simulated.places import DEVICE, is_on_device
 from gapless.testing.simulated.queues import SimulatedStream
 
@@ -37,8 +38,8 @@ class Patches:
     def __enter__(self) -> None:
         set_in = self._patches.enter_context
         set_in(mock.patch.object(torch.Tensor, "record_stream", self._stream_recorder()))
-        set_in(mock.patch.object(torch.Tensor, "_reduce_ex_internal", self._reducer()))
-        set_in(mock.patch.object(torch._C, "_group_tensors_by_device_and_dtype", self._grouper()))
+        set_in(mock.patch.object(*REDUCE_INTERNAL, self._reducer()))
+        set_in(mock.patch.object(*GROUP_TENSORS, self._grouper()))
         set_in(mock.patch("torch.cuda.is_current_stream_capturing", self._asker()))
 
     def __exit__(self, *_: object) -> None:
@@ -56,7 +57,7 @@ class Patches:
         return record_stream
 
     def _reducer(self) -> Any:
-        before, simulation = torch.Tensor._reduce_ex_internal, self._simulation
+        before, simulation = REDUCE_INTERNAL.value, self._simulation
 
         def reduce(tensor: torch.Tensor, protocol: Any) -> Any:
             if is_on_device(simulation, tensor):
@@ -66,7 +67,7 @@ class Patches:
         return reduce
 
     def _grouper(self) -> Any:
-        before, simulation = torch._C._group_tensors_by_device_and_dtype, self._simulation
+        before, simulation = GROUP_TENSORS.value, self._simulation
 
         def group(lists: Any, with_indices: bool = False) -> Any:
             groups: dict[Any, Any] = {}

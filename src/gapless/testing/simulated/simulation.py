@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.device.capture_edges import capture_edges, check_may_cut
+from gapless.device.torch_private import DisableTorchDispatch, DisableTorchFunction
 from gapless.device.user_line import call_site
 from gapless.device.waits import declared_reason
 from gapless.testing.simulated.allocator import Memory, spans_of
@@ -78,8 +79,8 @@ class Work:
             with (
                 torch.inference_mode(),
                 torch.set_grad_enabled(self.needs_grad),
-                torch._C.DisableTorchFunction(),
-                torch._C._DisableTorchDispatch(),
+                DisableTorchFunction(),
+                DisableTorchDispatch(),
             ):
                 self.run(state)
 

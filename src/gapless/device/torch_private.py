@@ -1,0 +1,1212 @@
+"""Every private name of torch that the product uses: one each, why, and what happens where it is missing.
+
+A release of torch may take any of them away. Each is looked up here and nowhere else, but for those of
+`graphs`, which a list in `tests/test_private_names.py` counts; those of CPython are in
+`gapless.python_private`. A test looks each of them up, and another takes each away. All were seen in torch
+2.11, 2.13 and 2.14.1.
+
+What is missing is done in a slower way that is public, or left out, or refused in one line when it is asked
+for: never when this file is imported. Where a frame or nanoseconds matter, a name here is torch's own object.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections import Counter, defaultdict
+from contextlib import nullcontext
+from datetime import timedelta
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import torch
+
+from gapless.errors import DeviceError
+from gapless.python_private import PrivateName
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from multiprocessing.process import BaseProcess
+
+
+# In the order of this file.
+NAMES: list[PrivateName] = []
+
+_NOWHERE: Any = object()
+
+
+def _find(path: str) -> Any:
+    """Return what a path of torch leads to; `_NOWHERE` if it leads to nothing."""
+    value: Any = torch
+    names = path.split(".")
+    for number, name in enumerate(names[1:], start=2):
+        found = getattr(value, name, _NOWHERE)
+        if found is _NOWHERE and value is sys.modules.get(".".join(names[: number - 1])):
+            try:
+                found = import_module(".".join(names[:number]))
+            except ImportError:
+                return _NOWHERE
+        if found is _NOWHERE:
+            return _NOWHERE
+        value = found
+    return value
+
+
+def _look_up(
+    path: str, *, why: str, missing: str, otherwise: Any = None, place: str = "anywhere"
+) -> Any:
+    """Return what a path of torch leads to, or what stands for it where it is missing."""
+    NAMES.append(PrivateName(path, why, missing, place))
+    found = _find(path)
+    return otherwise if found is _NOWHERE else found
+
+
+def _note(*paths: str, why: str, missing: str, place: str = "anywhere") -> None:
+    """Note names that the function below looks up each time that it is called."""
+    NAMES.extend(PrivateName(path, why, missing, place) for path in paths)
+
+
+def _refusal(path: str, use: str) -> Callable[..., NoReturn]:
+    """Return what refuses in one line whatever needs a name that is missing."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise DeviceError(
+            f"torch {torch.__version__} has no {path}, which {use} needs; use torch 2.11 to 2.14"
+        )
+
+    return refuse
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+class Place(NamedTuple):
+    """Where a function of torch is that is replaced for a while.
+
+    Attributes:
+        holder: module or class.
+        name: of the attribute.
+    """
+
+    holder: Any
+    name: str
+
+    @property
+    def is_there(self) -> bool:
+        """Whether this torch has it."""
+        return hasattr(self.holder, self.name)
+
+    @property
+    def value(self) -> Any:
+        """What is there now; None if nothing is."""
+        return getattr(self.holder, self.name, None)
+
+
+def _place(path: str, *, why: str, missing: str, place: str = "anywhere") -> Place:
+    NAMES.append(PrivateName(path, why, missing, place))
+    holder, _, name = path.rpartition(".")
+    return Place(_find(holder), name)
+
+
+# --- operators and tensors ---
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload as OpOverload
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+else:
+    TorchDispatchMode = _look_up(
+        "torch.utils._python_dispatch.TorchDispatchMode",
+        why="Copies of a `with` body are seen by no other way; torch documents the class, not its place.",
+        missing="What needs one is refused when it begins.",
+        otherwise=type(
+            "TorchDispatchMode",
+            (),
+            {"__init__": _refusal("TorchDispatchMode", "to see the operations of a body")},
+        ),
+    )
+    OpOverload = _look_up(
+        "torch._ops.OpOverload",
+        why="Operators are told apart from other callables that a dispatch mode sees.",
+        missing="No operator is known to give other bits each time.",
+        otherwise=type("OpOverload", (), {}),
+    )
+
+_note(
+    "torch._ops.OpOverload._schema",
+    why="It says the name of an operator, its arguments, and which of them it writes.",
+    missing="What asks for it is refused when it asks.",
+    place="objects",
+)
+
+
+def schema_of(operator: OpOverload) -> Any:
+    """Return the schema of an operator.
+
+    Raises:
+        DeviceError: this torch does not tell.
+    """
+    try:
+        return operator._schema
+    except AttributeError:
+        _refusal("OpOverload._schema", "to know what an operator writes")()
+
+
+to_copy: Any = _look_up(
+    "torch.ops.aten._to_copy.default",
+    why="It is the operator of `Tensor.to`.",
+    missing="Copies by `Tensor.to` are not seen.",
+)
+
+foreach_copy_: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any] = _look_up(
+    "torch._foreach_copy_",
+    why="Losses and gradients are copied in one launch.",
+    missing="They are copied one by one.",
+    otherwise=lambda targets, sources: [
+        target.copy_(source) for target, source in zip(targets, sources, strict=True)
+    ],
+)
+
+efficient_attention: Any = _look_up(
+    "torch.ops.aten._efficient_attention_forward",
+    why="It takes packed sentences, with tiles of 64, float32 and dropout; FlashAttention has none of these.",
+    missing="Sentences are padded.",
+)
+
+_note(
+    "torch.Tensor._indices",
+    "torch.Tensor._values",
+    why="The public ones refuse a sparse tensor in which a place stands twice, and its bits are compared.",
+    missing="A copy is compared in which each place stands once.",
+)
+
+
+def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the indices and the values of a sparse tensor as they are."""
+    if hasattr(tensor, "_indices") and hasattr(tensor, "_values"):
+        return tensor._indices(), tensor._values()
+    summed = tensor.coalesce()
+    return summed.indices(), summed.values()
+
+
+_note(
+    "torch.Tensor._version",
+    why="It tells that a batch was changed in place.",
+    missing="Changes in place are not noticed.",
+)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return a number that grows with each change in place."""
+    return getattr(tensor, "_version", 0)
+
+
+_storage_use_count: Any = _look_up(
+    "torch._C._storage_Use_Count",
+    why="It tells when nobody else holds the memory of a batch.",
+    missing="Memory of batches is not used again but by torch's allocator, after an event.",
+)
+
+_note(
+    "torch.UntypedStorage._cdata",
+    why="The count of holders asks for the storage by it.",
+    missing="As where the count is missing.",
+    place="objects",
+)
+
+
+def num_holders(tensor: torch.Tensor) -> int:
+    """Return a count that grows with everything that holds this tensor's storage.
+
+    All Python handles of a storage are one object, which torch counts once; so its references
+    count as well.
+    """
+    storage = tensor.untyped_storage()
+    return int(_storage_use_count(storage._cdata)) + sys.getrefcount(storage)
+
+
+def count_of_one_holder() -> int | None:
+    """Return `num_holders` of a tensor that nobody else shares; None if torch cannot tell.
+
+    There is no public way to ask.
+    """
+    try:
+        alone = torch.empty(1, device="cpu")
+        count = num_holders(alone)
+        view = alone[:]
+        return count if num_holders(alone) > count and view is not None else None
+    except (AttributeError, TypeError):
+        return None
+
+
+def is_storage_held_once(storage: torch.UntypedStorage) -> bool:
+    """Return whether nobody else holds a storage; False where torch cannot tell."""
+    try:
+        return bool(_storage_use_count(storage._cdata) == 1)
+    except (AttributeError, TypeError):
+        return False
+
+
+_TensorGuards: Any = _look_up(
+    "torch._C._dynamo.guards.TensorGuards",
+    why="Torch's compiler compares tensors with those of before in a fraction of the time that Python takes.",
+    missing="They are compared one by one.",
+)
+
+
+def tensor_guards(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """Return torch's comparison of others with these tensors; None where it has none, or not for them."""
+    if _TensorGuards is None:
+        return None
+    try:
+        sizes = [list(tensor.size()) for tensor in tensors]
+        strides = [list(tensor.stride()) for tensor in tensors]
+        guards = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        check: Callable[..., bool] = guards.check
+    except (AttributeError, RuntimeError, TypeError, SystemError):
+        return None
+    return check
+
+
+# --- modes of torch ---
+
+_MODES = "to know which modes are around"
+
+num_function_modes: Callable[[], int] = _look_up(
+    "torch._C._len_torch_function_stack",
+    why="A mode that sees functions may change what a step does, so a graph holds for those around.",
+    missing="Captures are refused.",
+    otherwise=_refusal("_len_torch_function_stack", _MODES),
+)
+num_operator_modes: Callable[[], int] = _look_up(
+    "torch._C._len_torch_dispatch_stack",
+    why="So may one that sees operators.",
+    missing="Captures are refused.",
+    otherwise=_refusal("_len_torch_dispatch_stack", _MODES),
+)
+function_mode_at: Callable[[int], Any] = _look_up(
+    "torch._C._get_function_stack_at",
+    why="Modes are told apart by their classes.",
+    missing="Captures are refused where there is a mode.",
+    otherwise=_refusal("_get_function_stack_at", _MODES),
+)
+operator_mode_at: Callable[[int], Any] = _look_up(
+    "torch._C._get_dispatch_stack_at",
+    why="Modes are told apart by their classes.",
+    missing="Captures are refused where there is a mode.",
+    otherwise=_refusal("_get_dispatch_stack_at", _MODES),
+)
+
+_LEAVE = "to leave a mode for a while"
+
+push_function_mode: Callable[[Any], None] = _look_up(
+    "torch.overrides._push_mode",
+    why="What watches a user's step runs outside the modes that the user has entered, and enters them again.",
+    missing="A step inside a mode is refused.",
+    otherwise=_refusal("torch.overrides._push_mode", _LEAVE),
+)
+pop_function_mode: Callable[[], Any] = _look_up(
+    "torch.overrides._pop_mode",
+    why="As `_push_mode`.",
+    missing="A step inside a mode is refused.",
+    otherwise=_refusal("torch.overrides._pop_mode", _LEAVE),
+)
+push_operator_mode: Callable[[Any], None] = _look_up(
+    "torch.utils._python_dispatch._push_mode",
+    why="As that of functions.",
+    missing="A step inside a mode is refused.",
+    otherwise=_refusal("torch.utils._python_dispatch._push_mode", _LEAVE),
+)
+pop_operator_mode: Callable[[], Any] = _look_up(
+    "torch.utils._python_dispatch._pop_mode",
+    why="As that of functions.",
+    missing="A step inside a mode is refused.",
+    otherwise=_refusal("torch.utils._python_dispatch._pop_mode", _LEAVE),
+)
+DeviceContext: Any = _look_up(
+    "torch.utils._device.DeviceContext",
+    why="`torch.set_default_device` is a mode that sees functions, and changes no step that has run.",
+    missing="A default device counts as any other mode.",
+    otherwise=type("DeviceContext", (), {}),
+)
+
+# Both are classes of context managers, whose objects also work until they are deleted.
+DisableTorchFunction: Any = _look_up(
+    "torch._C.DisableTorchFunction",
+    why="Questions about a tensor must not reach the functions that a script has put around its tensors.",
+    missing="They reach them.",
+    otherwise=nullcontext,
+)
+DisableTorchDispatch: Any = _look_up(
+    "torch._C._DisableTorchDispatch",
+    why="Nor may they reach the script's modes of operators.",
+    missing="They reach them.",
+    otherwise=nullcontext,
+)
+
+
+# --- autograd ---
+
+current_graph_task: Callable[[], int] = _look_up(
+    "torch._C._current_graph_task_id",
+    why="A capture cannot be cut inside a backward pass; CUDA's own error would spoil it. -1 outside of one.",
+    missing="CUDA's own error spoils the capture, and the step stays eager.",
+    otherwise=lambda: -1,
+)
+is_multithreading_enabled: Callable[[], bool] = _look_up(
+    "torch._C._is_multithreading_enabled",
+    why="It says whether backward passes of a GPU run on a thread of their own, whose kernels may differ.",
+    missing="They are taken to: torch does so unless it is told not to.",
+    otherwise=lambda: True,
+)
+_saved_tensors_hooks: Any = _look_up(
+    "torch._C._autograd._top_saved_tensors_default_hooks",
+    why="`torch.autograd.graph.saved_tensors_hooks` decides what a step keeps for its backward pass.",
+    missing="A change of these hooks between two calls is not noticed.",
+)
+saved_tensors_hooks: Callable[[], Any] | None = (
+    None if _saved_tensors_hooks is None else partial(_saved_tensors_hooks, True)
+)
+current_node: Callable[[], Any] = _look_up(
+    "torch._C._current_autograd_node",
+    why="Which thread is one of autograd's is known by the node that it is at.",
+    missing="Such a thread is not named.",
+    otherwise=_nothing,
+)
+RUN_BACKWARD = _place(
+    "torch.autograd._engine_run_backward",
+    why="Every backward pass goes through it, by whatever name a script has imported `backward`.",
+    missing="Steps are not counted by backward passes, and lines of their waits are not known.",
+)
+
+_note(
+    "torch.autograd.graph.Node._sequence_nr",
+    why="It puts the nodes of a backward pass in the order in which the step has made them.",
+    missing="Lines of waits in backward passes are not known.",
+)
+
+
+def sequence_number(node: Any) -> int | None:
+    """Return the place of a node of autograd in the order in which nodes were made; None if unknown."""
+    ask: Callable[[], int] | None = getattr(node, "_sequence_nr", None)
+    return None if ask is None else ask()
+
+
+_note(
+    "torch.autograd.forward_ad._current_level",
+    "torch._C._are_functorch_transforms_active",
+    why="Tensors of a transform may have no memory of their own.",
+    missing="The transform itself refuses what a capture asks of its tensors.",
+)
+
+
+def is_transformed() -> bool:
+    """Return whether `torch.func` or a derivative in forward mode is around.
+
+    Tensors may then have no memory of their own.
+    """
+    if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
+        return True
+    return bool(getattr(torch._C, "_are_functorch_transforms_active", _nothing)())
+
+
+_note(
+    "torch.nn.utils.parametrize._cache_enabled",
+    why="`torch.nn.utils.parametrize.cached` keeps weights from call to call, which a graph would read for ever.",
+    missing="The block is not noticed.",
+)
+
+
+def keeps_parametrizations() -> bool:
+    """Return whether `torch.nn.utils.parametrize.cached` is around."""
+    return bool(getattr(torch.nn.utils.parametrize, "_cache_enabled", 0))
+
+
+# What `torch.nn.Module` keeps its tensors in.
+MODULE_TENSORS = ("_buffers", "_parameters")
+
+_note(
+    "torch.nn.Module._buffers",
+    "torch.nn.Module._parameters",
+    why="A tensor of a module is found without running code of the module's class.",
+    missing="What an index is made of is not known.",
+    place="objects",
+)
+
+global_post_hooks: dict[int, Any] = _look_up(
+    "torch.optim.optimizer._global_optimizer_post_hooks",
+    why="Hooks of gapless are left out while a capture calls an optimizer's step more often than the script does.",
+    missing="They are called as often as the capture calls the step.",
+    otherwise={},
+)
+
+
+# --- settings ---
+
+_CHANGED = "A change of it between two calls is not noticed."
+
+_SETTINGS = {
+    "torch.backends.cudnn.enabled": "_get_cudnn_enabled",
+    "torch.backends.cudnn.benchmark": "_get_cudnn_benchmark",
+    "torch.backends.cudnn.deterministic": "_get_cudnn_deterministic",
+    "flash attention": "_get_flash_sdp_enabled",
+    "memory efficient attention": "_get_mem_efficient_sdp_enabled",
+    "attention by plain operations": "_get_math_sdp_enabled",
+    "cuDNN's attention": "_get_cudnn_sdp_enabled",
+    "attention that reduces in half precision": "_get_math_sdp_allow_fp16_bf16_reduction",
+    "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction": (
+        "_get_cublas_allow_fp16_reduced_precision_reduction"
+    ),
+    "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": (
+        "_get_cublas_allow_bf16_reduced_precision_reduction"
+    ),
+    "torch.backends.cuda.matmul.allow_fp16_accumulation": "_get_cublas_allow_fp16_accumulation",
+}
+
+# By the name that a user knows: what decides which kernels a step launches. Torch's public readers take
+# microseconds, of which a replay has none to spare.
+setting_readers: dict[str, Callable[[], Any]] = {
+    shown: reader
+    for shown, name in _SETTINGS.items()
+    if (
+        reader := _look_up(
+            f"torch._C.{name}",
+            why=f"A graph bakes in {shown}, which is read before each replay.",
+            missing=_CHANGED,
+        )
+    )
+    is not None
+}
+
+# Torch makes a new object of an enumeration for each answer.
+preferred_library_readers: dict[str, Callable[[], Any]] = {
+    f"torch.backends.cuda.preferred_{name}_library()": reader
+    for name in ("blas", "linalg")
+    if (
+        reader := _look_up(
+            f"torch._C._get_{name}_preferred_backend",
+            why=f"A graph bakes in the library of {name}.",
+            missing=_CHANGED,
+        )
+    )
+    is not None
+}
+
+order_of_attention: Callable[[], Sequence[int]] | None = _look_up(
+    "torch._C._get_sdp_priority_order",
+    why="A graph bakes in which kernel of attention torch tries first.",
+    missing=_CHANGED,
+)
+choose_attention: Callable[..., Any] | None = _look_up(
+    "torch._fused_sdp_choice",
+    why="Torch puts attention's kernels in order when it is first asked for one, which would seem a change later.",
+    missing="The first use of attention after a capture counts as a change, and the step is captured again.",
+)
+
+# Where both ways to set it were used, torch's public reader raises.
+get_float32_precision: Any = _look_up(
+    "torch._C._get_fp32_precision_getter",
+    why="How precise products are is read in the new way, which knows what was set in the old one too.",
+    missing="It is read in the old way.",
+)
+set_float32_precision: Any = _look_up(
+    "torch._C._set_fp32_precision_setter",
+    why="What was set in the new way is put back in the new way.",
+    missing="It is put back in the old way.",
+)
+
+
+# --- the GPU ---
+
+
+def _current_stream_key(index: int) -> tuple[int, int, int]:
+    stream = torch.cuda.current_stream(index)
+    return stream.stream_id, stream.device_index, stream.device_type
+
+
+current_stream_key: Callable[[int], tuple[int, int, int]] = _look_up(
+    "torch._C._cuda_getCurrentStream",
+    why="The public way makes an object each time, which takes 4 us.",
+    missing="The public way is taken.",
+    otherwise=_current_stream_key,
+    place="gpu",
+)
+empty_host_cache: Callable[[], None] = _look_up(
+    "torch._C._host_emptyCache",
+    why="Idle page-locked memory may carry events, of which torch asks at an allocation: an error in a capture.",
+    missing="It is left to `torch.accelerator.empty_host_cache`; without that, such a capture fails.",
+    otherwise=getattr(torch.accelerator, "empty_host_cache", _nothing),
+    place="gpu",
+)
+sleep_on_device: Callable[[int], None] = _look_up(
+    "torch.cuda._sleep",
+    why="Checks keep a stream busy for a while without any memory.",
+    missing="Checks that delay a stream are refused.",
+    otherwise=_refusal("torch.cuda._sleep", "to delay a stream"),
+)
+
+_RECOVER = "to go on after a capture that has failed"
+
+end_allocation_to_pool: Callable[[int, Any], None] = _look_up(
+    "torch._C._cuda_endAllocateToPool",
+    why="A capture that could not end leaves torch allocating from its pool.",
+    missing="A failed capture ends the program with one line.",
+    otherwise=_refusal("_cuda_endAllocateToPool", _RECOVER),
+)
+release_pool: Callable[[int, Any], None] = _look_up(
+    "torch._C._cuda_releasePool",
+    why="As `_cuda_endAllocateToPool`.",
+    missing="A failed capture ends the program with one line.",
+    otherwise=_refusal("_cuda_releasePool", _RECOVER),
+)
+
+_note(
+    "torch.cuda._lazy_call",
+    why="What a script does with a GPU is watched from its first use of one on.",
+    missing="The script is taken to use the GPU at once.",
+)
+
+
+def call_when_cuda_starts(function: Callable[[], None]) -> None:
+    """Call a function once CUDA is started; at once if it has been, or if torch does not tell."""
+    tell: Callable[[Callable[[], None]], None] | None = getattr(torch.cuda, "_lazy_call", None)
+    if tell is None:
+        function()
+    else:
+        tell(function)
+
+
+# --- waits for the GPU ---
+
+
+def _waiting(name: str) -> Place:
+    return _place(
+        f"torch._C.{name}",
+        why="The public function calls it, by whatever name a script has bound that.",
+        missing="Calls of the public function are not noted with their line.",
+        place="gpu",
+    )
+
+
+CUDA_SYNCHRONIZE = _waiting("_cuda_synchronize")
+ACCELERATOR_SYNCHRONIZE = _waiting("_accelerator_synchronizeDevice")
+CUDA_EMPTY_CACHE = _waiting("_cuda_emptyCache")
+ACCELERATOR_EMPTY_CACHE = _waiting("_accelerator_emptyCache")
+
+SET_SYNC_MODE = _place(
+    "torch._C._cuda_set_sync_debug_mode",
+    why="Torch warns of waits while the script believes that the mode is what it has set.",
+    missing="Waits that only such a warning tells of are not heard.",
+    place="gpu",
+)
+GET_SYNC_MODE = _place(
+    "torch._C._cuda_get_sync_debug_mode",
+    why="As `_cuda_set_sync_debug_mode`.",
+    missing="Waits that only such a warning tells of are not heard.",
+    place="gpu",
+)
+
+_note(
+    "torch.cuda._gpu_trace.StreamSynchronizationCallbacks",
+    "torch.cuda._gpu_trace.EventSynchronizationCallbacks",
+    "torch.cuda._gpu_trace.DeviceSynchronizationCallbacks",
+    "torch._utils.CallbackRegistry",
+    "torch._C._activate_gpu_trace",
+    why="Torch calls back before each synchronisation, whoever asks for it.",
+    missing="`gapless.count_waits` is refused.",
+)
+
+
+class GpuTrace(NamedTuple):
+    """What torch calls before each synchronisation.
+
+    Attributes:
+        registries: of callbacks, by what is synchronised.
+        everyone: all registries, those of other events too.
+        flag: whether torch looks for callbacks; None if it looks for them always.
+    """
+
+    registries: dict[str, Any]
+    everyone: list[Any]
+    flag: ctypes.c_bool | None
+
+    def has_callbacks(self) -> bool:
+        """Whether anybody is called back, for other reasons too."""
+        return any(one.callback_list for one in self.everyone)
+
+
+def gpu_trace() -> GpuTrace:
+    """Let torch call back before synchronisations; return where callbacks are registered.
+
+    Raises:
+        DeviceError: this torch does not report synchronisations.
+    """
+    try:
+        from torch._utils import CallbackRegistry
+        from torch.cuda import _gpu_trace
+
+        registries: dict[str, Any] = {
+            "stream synchronize": _gpu_trace.StreamSynchronizationCallbacks,
+            "event synchronize": _gpu_trace.EventSynchronizationCallbacks,
+            "device synchronize": _gpu_trace.DeviceSynchronizationCallbacks,
+        }
+        everyone = [one for one in vars(_gpu_trace).values() if isinstance(one, CallbackRegistry)]
+        torch._C._activate_gpu_trace()
+    except (ImportError, AttributeError) as error:
+        raise DeviceError(
+            f"torch {torch.__version__} does not report synchronisations ({error}), so host "
+            "waits cannot be counted; use torch 2.11 or later"
+        ) from error
+    return GpuTrace(registries, everyone, _gpu_trace_flag())
+
+
+# Torch sets it at the first activation, and never clears it.
+GPU_TRACE_FLAG = "_ZN3c104impl8GPUTrace9haveStateE"
+
+_note(
+    f"libc10.so:{GPU_TRACE_FLAG}",
+    why="Torch goes on to look for callbacks at each event when nobody counts waits any more, unless it is cleared.",
+    missing="It goes on.",
+    place="objects",
+)
+
+
+@cache
+def _gpu_trace_flag() -> ctypes.c_bool | None:
+    """Return torch's flag of whether it calls back, None if this torch has none of that name."""
+    library = Path(torch.__file__).parent / "lib" / "libc10.so"
+    try:
+        return ctypes.c_bool.in_dll(ctypes.CDLL(str(library)), GPU_TRACE_FLAG)
+    except (OSError, ValueError):
+        return None
+
+
+# --- torch's compiler ---
+
+_note(
+    "torch._dynamo.callback.callback_handler",
+    why="Torch calls back around each compilation, whose seconds are no part of a step.",
+    missing="They count as time of the step.",
+)
+
+
+class CompileCallbacks:
+    """Calls two functions around each compilation of torch in a `with` body, on any thread.
+
+    Entering it imports the compiler, which takes seconds.
+
+    Args:
+        begin: called before.
+        end: called after.
+    """
+
+    def __init__(self, begin: Callable[..., None], end: Callable[..., None]) -> None:
+        self._begin, self._end = begin, end
+
+    def __enter__(self) -> None:
+        self._handler = _find("torch._dynamo.callback.callback_handler")
+        if self._handler is not _NOWHERE:
+            self._handler.register_start_callback(self._begin)
+            self._handler.register_end_callback(self._end)
+
+    def __exit__(self, *_: object) -> None:
+        if self._handler is not _NOWHERE:
+            self._handler.remove_start_callback(self._begin)
+            self._handler.remove_end_callback(self._end)
+
+
+_note(
+    "torch._dynamo.config.recompile_limit",
+    why="Layers share compiled code, for all their shapes, which are more than torch allows for.",
+    missing="What is more than torch allows for runs eagerly.",
+)
+
+
+def allow_recompiles(most: int) -> None:
+    """Let torch compile one function for so many kinds of arguments."""
+    config = _find("torch._dynamo.config")
+    if hasattr(config, "recompile_limit"):
+        config.recompile_limit = most
+
+
+_note(
+    "torch._dynamo.utils.counters",
+    why="They say how much was compiled so far; no compiler is imported to ask.",
+    missing="Compilations are not counted.",
+)
+
+
+def compiler_counters() -> Any:
+    """Return torch.compile's counters, by their group and their name; all are 0 where it was not used."""
+    found = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+    return defaultdict(Counter) if found is None else found
+
+
+_note(
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy",
+    "torch._C._dynamo.eval_frame._FrameAction",
+    "torch._C._dynamo.eval_frame._FrameExecStrategy",
+    why="The compiler passes over what stands in for a method, which it would look at wherever a graph ends.",
+    missing="It looks at it.",
+)
+
+
+def keep_from_compiler(function: Callable[..., Any]) -> None:
+    """Let torch's compiler pass over a function; where a graph ends, it looks at all that are called."""
+    frames = _find("torch._C._dynamo.eval_frame")
+    parts = ("set_code_exec_strategy", "_FrameAction", "_FrameExecStrategy")
+    if all(hasattr(frames, part) for part in parts):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
+def _is_traced() -> object:
+    is_tracing: Callable[[], bool] = _find("torch.jit.is_tracing")
+    return is_tracing() or None
+
+
+is_traced: Callable[[], object] = _look_up(
+    "torch._C._get_tracing_state",
+    why="What `torch.jit.trace` records has the names and lines of the functions that it goes through.",
+    missing="The public question is asked, which takes longer.",
+    otherwise=_is_traced,
+)
+
+
+parse_to: Callable[..., tuple[Any, ...]] = _look_up(
+    "torch._C._nn._parse_to",
+    why="The arguments of `Tensor.to` are read as torch reads them.",
+    missing="Calls of `Tensor.to` are not noted with their line.",
+    otherwise=_refusal("_parse_to", "to see what `Tensor.to` does"),
+)
+
+
+# --- torch's profiler ---
+
+# A context manager with the text of the mark.
+ProfilerMark: Any = _look_up(
+    "torch._C._profiler._RecordFunctionFast",
+    why="It marks a call in the trace in a fraction of the time of `record_function`, and not on the device's lane.",
+    missing="`record_function` is taken.",
+    otherwise=torch.profiler.record_function,
+)
+ProfilerSettings: Any = _look_up(
+    "torch._C._profiler._ExperimentalConfig",
+    why="Torch records waits for events, and all threads, only where it is asked to in this way.",
+    missing="They are not recorded.",
+    otherwise=_nothing,
+)
+PREPARE_TRACE = _place(
+    "torch.autograd.profiler.profile._prepare_trace",
+    why="Torch runs one profiler at a time; ours gives way before one of the script starts.",
+    missing="The profiler that starts first loses its events.",
+)
+
+_note(
+    "torch._C._autograd._profiler_enabled",
+    "torch.autograd.profiler._is_profiler_enabled",
+    why="Where a profiler runs already, no other is started.",
+    missing="The one that runs loses its events.",
+)
+_note(
+    "torch.profiler._cupti_monitor.get_monitor",
+    why="So does this one of torch's, which holds the driver's profiling library too.",
+    missing="Torch's profiler says so itself.",
+)
+
+
+def is_profiler_enabled() -> bool:
+    """Return whether a profiler of torch runs in this process."""
+    of_core = getattr(torch._C._autograd, "_profiler_enabled", _nothing)
+    return bool(of_core() or getattr(torch.autograd.profiler, "_is_profiler_enabled", False))
+
+
+def is_cupti_monitored() -> bool:
+    """Return whether torch's CUPTI monitor runs in this process. It is not imported to ask."""
+    monitor: Any = sys.modules.get("torch.profiler._cupti_monitor")
+    ask: Callable[[], Any] = getattr(monitor, "get_monitor", _nothing)
+    return ask() is not None
+
+
+# --- loaders ---
+
+_LOADER = "torch.utils.data.dataloader"
+
+LoaderIterator: Any = _look_up(
+    f"{_LOADER}._BaseDataLoaderIter",
+    why="Every batch of a loader of torch comes from `__next__` of such an iterator.",
+    missing="Loaders are not watched.",
+)
+WorkersIterator: Any = _look_up(
+    f"{_LOADER}._MultiProcessingDataLoaderIter",
+    why="It is made by hand, so that workers are ended where it fails half-way.",
+    missing="`iter` of the loader makes it; workers of one that fails half-way end with the process.",
+)
+SingleIterator: Any = _look_up(
+    f"{_LOADER}._SingleProcessDataLoaderIter",
+    why="Recorded batches take the place of those that it would make.",
+    missing="Recorded batches are not tried.",
+)
+
+# What the two kinds of iterators get a batch from, with its index or without.
+NEXT_DATA = "_next_data"
+
+_note(
+    f"{_LOADER}._SingleProcessDataLoaderIter._next_data",
+    f"{_LOADER}._MultiProcessingDataLoaderIter._next_data",
+    f"{_LOADER}._BaseDataLoaderIter._next_index",
+    why="Recorded batches take the place of those that would be made, each of which is taken away.",
+    missing="Recorded batches are not tried.",
+)
+_note(
+    f"{_LOADER}._BaseDataLoaderIter._dataset",
+    f"{_LOADER}._BaseDataLoaderIter._index_sampler",
+    f"{_LOADER}._BaseDataLoaderIter._num_workers",
+    f"{_LOADER}._BaseDataLoaderIter._prefetch_factor",
+    f"{_LOADER}._BaseDataLoaderIter._pin_memory",
+    why="Loaders are told apart by them, and a report says what a loader is.",
+    missing="The iterator stands for its loader; a report says that it has no workers.",
+    place="objects",
+)
+_note(
+    f"{_LOADER}._BaseDataLoaderIter._dataset_kind",
+    f"{_LOADER}._DatasetKind.Iterable",
+    why="A data set without indices gives batches until it ends.",
+    missing="What has no length counts as such.",
+    place="objects",
+)
+
+
+def has_next_data(kind: Any) -> bool:
+    """Return whether iterators of a class get their batches where recorded ones can take their place."""
+    return hasattr(kind, NEXT_DATA) and hasattr(kind, "_next_index")
+
+
+def next_index_of(iterator: Any) -> Callable[[], Any]:
+    """Return what takes the next index away; it raises StopIteration where there is none."""
+    take: Callable[[], Any] = iterator._next_index
+    return take
+
+
+def is_over_stream(iterator: Any) -> bool:
+    """Return whether an iterator's data set has no indices."""
+    kinds = _find(f"{_LOADER}._DatasetKind")
+    kind = getattr(iterator, "_dataset_kind", _NOWHERE)
+    if kinds is _NOWHERE or kind is _NOWHERE:
+        return not hasattr(dataset_of(iterator), "__len__")
+    return bool(kind == kinds.Iterable)
+
+
+def dataset_of(iterator: Any) -> Any:
+    """Return the data set of a loader's iterator; the iterator itself where that is not known."""
+    return getattr(iterator, "_dataset", iterator)
+
+
+def sampler_of(iterator: Any) -> Any:
+    """Return what gives a loader's iterator its indices; None where that is not known."""
+    return getattr(iterator, "_index_sampler", None)
+
+
+def num_workers_of(iterator: Any) -> int:
+    """Return how many processes make the batches of an iterator."""
+    return int(getattr(iterator, "_num_workers", 0) or 0)
+
+
+def num_batches_ahead(iterator: Any) -> int:
+    """Return how many batches the workers of an iterator make before they are asked for."""
+    return num_workers_of(iterator) * (getattr(iterator, "_prefetch_factor", 0) or 0)
+
+
+def is_pinning(iterator: Any) -> bool:
+    """Return whether the batches of an iterator are page-locked."""
+    return bool(getattr(iterator, "_pin_memory", False))
+
+
+_note(
+    f"{_LOADER}.DataLoader._iterator",
+    why="A loader keeps the iterator of persistent workers there; there is no public way to end them.",
+    missing="They end with the process.",
+    place="objects",
+)
+
+
+def kept_iterator(loader: Any) -> Any:
+    """Return the iterator that a loader keeps from epoch to epoch; None if there is none."""
+    return getattr(loader, "_iterator", None)
+
+
+def keep_iterator(loader: Any, iterator: Any) -> None:
+    """Let a loader keep an iterator from epoch to epoch; None for none."""
+    loader._iterator = iterator
+
+
+_note(
+    f"{_LOADER}._MultiProcessingDataLoaderIter._shutdown_workers",
+    why="Torch ends workers when their iterator is freed, which an error that is held puts off.",
+    missing="They end when the iterator is freed.",
+)
+_note(
+    f"{_LOADER}._MultiProcessingDataLoaderIter._persistent_workers",
+    f"{_LOADER}._MultiProcessingDataLoaderIter._workers",
+    f"{_LOADER}._MultiProcessingDataLoaderIter._worker_pids_set",
+    f"{_LOADER}._MultiProcessingDataLoaderIter._shutdown",
+    f"{_LOADER}._MultiProcessingDataLoaderIter._workers_done_event",
+    f"{_LOADER}._MultiProcessingDataLoaderIter._index_queues",
+    f"{_LOADER}._MultiProcessingDataLoaderIter._worker_result_queue",
+    why="Workers are told to end, and killed if they do not: torch waits five seconds for each, or for ever.",
+    missing="They are killed where they are known, or left to torch.",
+    place="objects",
+)
+_note(
+    "torch._C._remove_worker_pids",
+    why="A worker's death raises where a batch is read, and not in whatever the main thread does just then.",
+    missing="It raises there.",
+)
+
+
+def shut_down_of(iterator: Any) -> Callable[[], None] | None:
+    """Return what ends the workers of an iterator as torch does; None if it has none."""
+    found: Callable[[], None] | None = getattr(iterator, "_shutdown_workers", None)
+    return found
+
+
+def keeps_workers(iterator: Any) -> bool:
+    """Return whether the workers of an iterator live from epoch to epoch."""
+    return bool(getattr(iterator, "_persistent_workers", False))
+
+
+def workers_of(iterator: Any) -> list[BaseProcess]:
+    """Return the worker processes of an iterator that were started."""
+    return list(getattr(iterator, "_workers", ()))
+
+
+def forget_deaths_of_workers(iterator: Any) -> None:
+    """Let torch raise nothing when the signal of a worker's death comes."""
+    if getattr(iterator, "_worker_pids_set", False):
+        getattr(torch._C, "_remove_worker_pids", _nothing)(id(iterator))
+        iterator._worker_pids_set = False
+
+
+def note_shut_down(iterator: Any) -> None:
+    """Let an iterator's own end, when it is freed, do nothing for workers that somebody else ends."""
+    iterator._shutdown = True
+
+
+def tell_workers_to_end(iterator: Any) -> None:
+    """Tell the worker processes of an iterator to end when they have made what they are at."""
+    done = getattr(iterator, "_workers_done_event", None)
+    if done is not None:
+        done.set()
+    for queue in getattr(iterator, "_index_queues", ()):
+        queue.put(None)
+
+
+def close_queues(iterator: Any) -> None:
+    """Close the queues between an iterator and its workers, who are gone."""
+    queues = list(getattr(iterator, "_index_queues", ()))
+    results = getattr(iterator, "_worker_result_queue", None)
+    for queue in [*queues, *([] if results is None else [results])]:
+        queue.cancel_join_thread()
+        queue.close()
+
+
+# In the place of a batch it raises, where the batch is read, what the worker has raised.
+ExceptionWrapper: Any = _look_up(
+    "torch._utils.ExceptionWrapper",
+    why="An error of a worker that cannot hand a batch over is sent as torch sends all others.",
+    missing="The worker ends, and the loader says so.",
+)
+
+
+# --- scalers of losses ---
+
+_note(
+    "torch.amp.GradScaler._scale",
+    "torch.amp.GradScaler._init_scale",
+    "torch.amp.GradScaler._growth_tracker",
+    "torch.amp.GradScaler._init_growth_tracker",
+    why="`state_dict` waits for the device to read two numbers.",
+    missing="`state_dict` is taken.",
+    place="objects",
+)
+
+# What `state_dict` calls one of the two numbers.
+GROWTH_TRACKER = "_growth_tracker"
+
+
+def scaler_state(scaler: torch.amp.GradScaler) -> dict[str, Any]:
+    """Return what `state_dict` does, with the numbers that are on the device still there.
+
+    Sync: Does not block the host, where torch has the names that this needs.
+    """
+    if not scaler.is_enabled():
+        return {}
+    names = ("_scale", "_init_scale", "_growth_tracker", "_init_growth_tracker")
+    if not all(hasattr(scaler, name) for name in names):
+        return scaler.state_dict()
+    tracker = scaler._growth_tracker
+    return {
+        "scale": scaler._init_scale if scaler._scale is None else scaler._scale,
+        "growth_factor": scaler.get_growth_factor(),
+        "backoff_factor": scaler.get_backoff_factor(),
+        "growth_interval": scaler.get_growth_interval(),
+        GROWTH_TRACKER: scaler._init_growth_tracker if tracker is None else tracker,
+    }
+
+
+# --- process groups ---
+
+_C10D = "torch.distributed.distributed_c10d"
+
+# Of torch, for groups on the host.
+_USUAL_LIMIT = timedelta(minutes=30)
+
+_note(
+    f"{_C10D}._set_pg_timeout",
+    why="A group connects within a limit, and has none afterwards.",
+    missing="It keeps the limit within which it connects.",
+)
+_note(
+    "torch.distributed.ProcessGroupNCCL.Options._timeout",
+    why="Torch warns where the limit of NCCL's options is not that of the group.",
+    missing="It warns; and a wait for ranks of a user's group ends after torch's usual limit.",
+    place="gpu",
+)
+_note(
+    "torch.distributed.ProcessGroup._get_backend",
+    "torch.distributed.ProcessGroup._device_types",
+    why="Which library a group uses on a device is asked of the backend of that device.",
+    missing="Ranks of a user's group are refused.",
+)
+_note(
+    f"{_C10D}._world.pg_map",
+    why="Collectives of all groups are counted, to see which a step makes.",
+    missing="Collectives are not counted.",
+)
+_note(
+    f"{_C10D}.Backend._get_sequence_number_for_group",
+    why="A backend counts its collectives by itself.",
+    missing="Collectives are not counted.",
+    place="objects",
+)
+
+
+def set_timeout(group: Any, limit: timedelta) -> None:
+    """Give a process group another limit for its collectives."""
+    change = _find(f"{_C10D}._set_pg_timeout")
+    if change is not _NOWHERE:
+        change(limit, group)
+
+
+def set_timeout_of_options(options: Any, limit: timedelta) -> None:
+    """Give the options of a process group to be a limit for its collectives."""
+    options._timeout = limit
+
+
+def timeout_of(backend: Any) -> timedelta:
+    """Return the limit of a backend's collectives."""
+    found: timedelta | None = getattr(backend.options, "_timeout", None)
+    return _USUAL_LIMIT if found is None else found
+
+
+def backend_on(group: Any, device: torch.device) -> Any:
+    """Return the backend of a process group on a device.
+
+    Raises:
+        RuntimeError: it has none.
+        DeviceError: this torch does not tell.
+    """
+    ask = getattr(group, "_get_backend", None)
+    if ask is None:
+        _refusal("ProcessGroup._get_backend", "to use a script's own process group")()
+    return ask(device)
+
+
+def devices_of(group: Any) -> list[torch.device]:
+    """Return the kinds of devices on which a process group works; none where torch does not tell."""
+    return list(getattr(group, "_device_types", ()))
+
+
+def all_groups() -> list[Any]:
+    """Return the process groups of this process."""
+    world = _find(f"{_C10D}._world")
+    return list(getattr(world, "pg_map", ()))
+
+
+def num_collectives(backend: Any) -> int:
+    """Return how many collectives a backend has begun; 0 where it does not tell.
+
+    Raises:
+        RuntimeError: it cannot count.
+    """
+    return int(getattr(backend, "_get_sequence_number_for_group", lambda: 0)())
+
+
+# --- the simulated device ---
+
+_KIT = "The simulated device is refused where it meets it."
+
+
+def _missing_operator(name: str) -> Any:
+    return _refusal(name, "the simulated device")
+
+
+pack_padded_sequence: Any = _look_up(
+    "torch.ops.aten._pack_padded_sequence.default",
+    why="A GPU takes the lengths of packed sentences on the host, and so does the simulated one.",
+    missing=_KIT,
+    otherwise=_missing_operator("_pack_padded_sequence"),
+)
+pack_padded_sequence_backward: Any = _look_up(
+    "torch.ops.aten._pack_padded_sequence_backward.default",
+    why="As `_pack_padded_sequence`.",
+    missing=_KIT,
+    otherwise=_missing_operator("_pack_padded_sequence_backward"),
+)
+pad_packed_sequence: Any = _look_up(
+    "torch._C._VariableFunctions._pad_packed_sequence",
+    why="As `_pack_padded_sequence`, in the other direction.",
+    missing=_KIT,
+    otherwise=_missing_operator("_pad_packed_sequence"),
+)
+pin_memory: Any = _look_up(
+    "torch.ops.aten._pin_memory.default",
+    why="It is the operator of `Tensor.pin_memory`, which the simulated device does by itself.",
+    missing=_KIT,
+    otherwise=_missing_operator("_pin_memory"),
+)
+neg_view: Callable[[torch.Tensor], torch.Tensor] = _look_up(
+    "torch._neg_view",
+    why="A tensor may be the negative of what its memory holds, which its alias must be too.",
+    missing=_KIT,
+    otherwise=_missing_operator("_neg_view"),
+)
+DispatchKey: Any = _look_up(
+    "torch._C.DispatchKey",
+    why="An operator that is made of others is known by one of its keys.",
+    missing="No operator is taken to be.",
+)
+REDUCE_INTERNAL = _place(
+    "torch.Tensor._reduce_ex_internal",
+    why="`torch.save` reads memory directly after it, when the simulated device must be done.",
+    missing=_KIT,
+)
+GROUP_TENSORS = _place(
+    "torch._C._group_tensors_by_device_and_dtype",
+    why="Optimizers group tensors by it, and it does not know the simulated device.",
+    missing="Optimizers run one tensor at a time there.",
+)
+
+_note(
+    "torch.Tensor._is_zerotensor",
+    why="A tensor of zeros may have no memory.",
+    missing="Every tensor is taken to have memory.",
+)
+
+
+def is_zero_tensor(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is zeros without memory."""
+    return bool(getattr(tensor, "_is_zerotensor", _nothing)())
