@@ -72,7 +72,7 @@ STILL: dict[str, int] = {
 }
 
 # Those of loops of frameworks.
-STILL_IN_ROOMS = {"doctor": 60, "integrations": 46}
+STILL_IN_ROOMS = {"integrations": 46}
 
 # What is no name that anything is looked up by.
 TEXTS = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.cuda import _gpu_trace
 
-from gapless.device import cuda_waits
+from gapless.device import torch_private
 from gapless.device.cuda_waits import call_before_waits
 
 
@@ -61,7 +61,7 @@ def test_one_begins_while_another_ends(monkeypatch, flag):
                 may_end.wait(20)
             flag.value = value
 
-    monkeypatch.setattr(cuda_waits, "_flag", SlowFlag)
+    monkeypatch.setattr(torch_private, "_gpu_trace_flag", SlowFlag)
     forget, begun = call_before_waits(print), []
     ending = threading.Thread(target=forget)
     beginning = threading.Thread(target=lambda: begun.append(call_before_waits(print)))

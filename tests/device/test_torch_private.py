@@ -83,11 +83,6 @@ def scaler():
     return torch.amp.GradScaler("cpu")
 
 
-def backend():
-    """A backend of a process group; nothing that has to be connected."""
-    return torch.distributed.distributed_c10d.Backend
-
-
 # Objects that have a name which their class does not show.
 OBJECTS = {
     "torch._ops.OpOverload": lambda: torch.ops.aten.add.Tensor,
@@ -98,7 +93,6 @@ OBJECTS = {
     "torch.utils.data.dataloader._DatasetKind": lambda: torch.utils.data.dataloader._DatasetKind,
     "torch.utils.data.dataloader._MultiProcessingDataLoaderIter": workers_iterator,
     "torch.amp.GradScaler": scaler,
-    "torch.distributed.distributed_c10d.Backend": backend,
     "multiprocessing.process.BaseProcess": multiprocessing.current_process,
 }
 
@@ -185,7 +179,7 @@ def calls_at_once(module):
 
 
 def sums_places(module):
-    twice = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (2,))
+    twice = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (2,), check_invariants=True)
 
     hidden = SimpleNamespace(coalesce=twice.coalesce)
 
@@ -211,6 +205,13 @@ def lets_torch_end_workers(module):
     assert module.workers_of(bare) == []
     assert not module.keeps_workers(bare)
     assert module.shut_down_of(bare) is None
+
+
+def counts_nothing(module):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace())
+
+        assert module.compiler_counters()["stats"]["unique_graphs"] == 0
 
 
 def ends_a_pass_without_callbacks(module):
@@ -336,9 +337,7 @@ MISSING = {
     "torch._C._cuda_get_sync_debug_mode": is_not_there("GET_SYNC_MODE"),
     "torch._dynamo.callback.callback_handler": ends_a_pass_without_callbacks,
     "torch._dynamo.config.recompile_limit": lambda module: module.allow_recompiles(64),
-    "torch._dynamo.utils.counters": gives(
-        lambda module: module.compiler_counters()["stats"]["unique_graphs"], 0
-    ),
+    "torch._dynamo.utils.counters": counts_nothing,
     "torch._C._dynamo.eval_frame.set_code_exec_strategy": lambda module: module.keep_from_compiler(
         refuses
     ),
@@ -424,7 +423,7 @@ MISSING = {
         lambda module: module.devices_of(BARE), []
     ),
     f"{C10D}._world.pg_map": gives(lambda module: module.all_groups(), []),
-    f"{C10D}.Backend._get_sequence_number_for_group": gives(
+    "torch._C._distributed_c10d.Backend._get_sequence_number_for_group": gives(
         lambda module: module.num_collectives(BARE), 0
     ),
     **{

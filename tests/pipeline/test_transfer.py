@@ -106,9 +106,9 @@ def test_this_torch_can_count():
     """The private counter is there in every torch that is tested, and views count."""
     assert transfer._ONE_HOLDER is not None
     tensor = torch.ones(3)
-    assert transfer._num_holders(tensor) == transfer._ONE_HOLDER
+    assert transfer.num_holders(tensor) == transfer._ONE_HOLDER
     view = tensor[1:]
-    assert transfer._num_holders(tensor) == transfer._ONE_HOLDER + 1
+    assert transfer.num_holders(tensor) == transfer._ONE_HOLDER + 1
     assert view.numel() == 2
 
 

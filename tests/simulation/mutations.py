@@ -229,7 +229,7 @@ KINDS = [
     ),
     Kind(
         "answered True",
-        written(ast.Compare, "_num_holders(self.memory) == _ONE_HOLDER"),
+        written(ast.Compare, "num_holders(self.memory) == _ONE_HOLDER"),
         lambda node: ast.Constant(True),
     ),
     Kind(

@@ -101,7 +101,7 @@ def device():
 def no_compiler(monkeypatch):
     """Forget what other tests have compiled in this process."""
     counters = {"frames": Counter()}
-    monkeypatch.setattr(captured_parts, "_counters_of_compiler", lambda: counters)
+    monkeypatch.setattr(captured_parts, "compiler_counters", lambda: counters)
     return counters
 
 

@@ -80,7 +80,7 @@ def _refusal(path: str, use: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
@@ -893,11 +893,11 @@ def next_index_of(iterator: Any) -> Callable[[], Any]:
 
 def is_over_stream(iterator: Any) -> bool:
     """Return whether an iterator's data set has no indices."""
-    kinds = _find(f"{_LOADER}._DatasetKind")
+    stream = _find(f"{_LOADER}._DatasetKind.Iterable")
     kind = getattr(iterator, "_dataset_kind", _NOWHERE)
-    if kinds is _NOWHERE or kind is _NOWHERE:
+    if stream is _NOWHERE or kind is _NOWHERE:
         return not hasattr(dataset_of(iterator), "__len__")
-    return bool(kind == kinds.Iterable)
+    return bool(kind == stream)
 
 
 def dataset_of(iterator: Any) -> Any:
@@ -1087,10 +1087,9 @@ _note(
     missing="Collectives are not counted.",
 )
 _note(
-    f"{_C10D}.Backend._get_sequence_number_for_group",
+    "torch._C._distributed_c10d.Backend._get_sequence_number_for_group",
     why="A backend counts its collectives by itself.",
     missing="Collectives are not counted.",
-    place="objects",
 )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.device.torch_private import RUN_BACKWARD, sequence_number
 from gapless.device.user_line import UserCode, module_that_runs, short_path
 from gapless.records.finding import Site
 from gapless.unnoticed import FilterInFront, Patches, unseen
@@ -59,7 +60,7 @@ class BackwardLinesPass:
 
     def start(self) -> None:
         """Begin to watch; a step begins."""
-        original = getattr(torch.autograd, "_engine_run_backward", None)
+        original = RUN_BACKWARD.value
         if original is None:
             self.notes.append(
                 "Forward lines of waits in backward passes are not known: this torch runs its "
@@ -73,7 +74,7 @@ class BackwardLinesPass:
                 self._walk(roots)
                 return original(roots, *args, **kwargs)
 
-        self._patches.put(torch.autograd, "_engine_run_backward", run)
+        self._patches.put(*RUN_BACKWARD, run)
         self._mode.start(self._patches)
 
     def next_step(self) -> None:
@@ -102,8 +103,9 @@ class BackwardLinesPass:
             known.add(node)
             waiting += [following for following, _ in node.next_functions]
             name = node.name()
-            if not name.endswith(_LEAVES):
-                self._of_step[node._sequence_nr()] = (name, self._site(node.metadata))
+            number = None if name.endswith(_LEAVES) else sequence_number(node)
+            if number is not None:
+                self._of_step[number] = (name, self._site(node.metadata))
 
     def _site(self, metadata: dict[str, Any]) -> Site | None:
         """Return the user's innermost line of the traceback that a node keeps."""

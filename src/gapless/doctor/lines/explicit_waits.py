@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from functools import partial
@@ -15,6 +14,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from gapless.device.cuda_sites import WaitingFunction, askable_classes, waiting_functions
 from gapless.doctor.lines.wait_notes import Noted, WaitNotes
 from gapless.doctor.seen import MARK, MARK_AFTER
+from gapless.python_private import getframe
 from gapless.unnoticed import unseen
 
 
@@ -92,7 +92,7 @@ class Spins:
 
     def asked(self, what: Any, is_done: bool, *, start_ns: int) -> None:
         """Note an answer, two calls below whoever asks."""
-        frame = sys._getframe(2)
+        frame = getframe(2)
         thread = threading.get_ident()
         # By line: the condition of a loop is compiled twice.
         key = (id(what), id(frame.f_code), frame.f_lineno, self._notes.step)
@@ -115,7 +115,7 @@ def watch_optimizers(notes: WaitNotes) -> Callable[[], None]:
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if notes.are_wanted and not is_dynamo_compiling():
             call = f"{type(optimizer).__name__}.step"
-            notes.within("optimizer", call, frame=sys._getframe(1))
+            notes.within("optimizer", call, frame=getframe(1))
 
     return register_optimizer_step_pre_hook(before).remove
 
@@ -124,7 +124,7 @@ def watch_collectives(notes: WaitNotes, patches: Patches) -> None:
     """Note each wait for a collective that held the host up."""
     if not torch.distributed.is_available():  # noqa: TID251  # in a script of anybody
         return
-    work = torch._C._distributed_c10d.Work
+    work = torch.distributed.Work  # noqa: TID251  # as above
     patches.put_method(work, "wait", partial(_collecting, notes))
 
 
@@ -144,7 +144,7 @@ def _collecting(notes: WaitNotes, original: Callable[..., Any]) -> Callable[...,
                     "collective",
                     "Work.wait",
                     start_ns=start_ns,
-                    frame=sys._getframe(1),
+                    frame=getframe(1),
                     mark=MARK_AFTER if state.heard else "",
                 )
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import dataloader
-
+from gapless.device.torch_private import LoaderIterator, is_pinning, num_workers_of
+from gapless.python_private import getframe
 from gapless.unnoticed import unseen
 
 
@@ -28,8 +27,8 @@ _MIN_PAUSE_NS = 100_000
 
 def watch_loaders(notes: WaitNotes, patches: Patches, shapes: BatchShapes) -> None:
     """Note each `next()` of the iterators of `DataLoader`, and the shapes of what it gives."""
-    make = partial(_fetching, notes, shapes)
-    patches.put_method(dataloader._BaseDataLoaderIter, "__next__", make)
+    if LoaderIterator is not None:
+        patches.put_method(LoaderIterator, "__next__", partial(_fetching, notes, shapes))
 
 
 def _fetching(
@@ -39,13 +38,12 @@ def _fetching(
         with unseen:
             start_ns = time.perf_counter_ns()
             batch = original(self)
-            num_workers = getattr(self, "_num_workers", 0)
-            is_pinned = getattr(self, "_pin_memory", False)
+            num_workers, is_pinned = num_workers_of(self), is_pinning(self)
             notes.cost(
                 "loader",
                 "DataLoader.__next__",
                 start_ns=start_ns,
-                frame=sys._getframe(1),
+                frame=getframe(1),
                 detail=f"{num_workers} workers, {'' if is_pinned else 'not '}pinned",
             )
             shapes.add(batch)
@@ -77,7 +75,7 @@ class CollectorPauses:
             self._start_ns = time.perf_counter_ns()
         elif time.perf_counter_ns() - self._start_ns >= _MIN_PAUSE_NS:
             # None where it collects in a thread that runs no Python, such as one of autograd's.
-            frame: FrameType | None = sys._getframe().f_back
+            frame: FrameType | None = getframe().f_back
             self._notes.cost(
                 "gc",
                 f"collection of generation {info['generation']}",

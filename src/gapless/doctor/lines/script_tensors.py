@@ -10,6 +10,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.overrides import has_torch_function_unary
 
+from gapless.device.torch_private import DisableTorchFunction
+
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -30,7 +32,7 @@ _MAX_PARTS = 16
 _MAX_DEPTH = 5
 
 # As torch has it, whatever a class of the script says.
-_sizes = torch._C.TensorBase.size
+_sizes = torch.Tensor.size
 
 
 def is_on_accelerator(tensor: torch.Tensor) -> bool:
@@ -42,7 +44,7 @@ def is_on_accelerator(tensor: torch.Tensor) -> bool:
         return False
     if has_torch_function_unary(tensor):
         # Not even the question may reach the functions that a script has put around its tensors.
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return is_accelerator(tensor.device)
     return not tensor.is_cpu and not tensor.is_meta
 
@@ -113,7 +115,7 @@ def _parts_of(value: Any) -> list[Any] | None:
 
 
 def _shape_of(tensor: torch.Tensor) -> Hashable:
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         if not holds_values(tensor) or tensor.is_nested:
             return None
         return tuple(_sizes(tensor))

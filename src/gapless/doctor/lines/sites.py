@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from gapless.device.cuda_sites import WarningsOfWaits
 from gapless.device.cuda_waits import call_before_waits
+from gapless.device.torch_private import RUN_BACKWARD
 from gapless.device.user_line import OWN_FOLDER
 from gapless.doctor.lines.explicit_waits import (
     watch_collectives,
@@ -21,6 +21,7 @@ from gapless.doctor.lines.tensor_reads import watch_tensors
 from gapless.doctor.lines.wait_cause import cause_of_index
 from gapless.doctor.lines.wait_notes import WaitNotes
 from gapless.errors import DeviceError
+from gapless.python_private import getframe
 from gapless.unnoticed import Patches
 
 
@@ -139,7 +140,7 @@ class SitesPass:
         state = self._waits.thread
         if state.in_wait:
             return
-        frame: FrameType | None = sys._getframe(1)
+        frame: FrameType | None = getframe(1)
         # Between us and the call that waits is only what calls us back.
         while frame is not None and (
             frame.f_code.co_name == "fire_callbacks"
@@ -157,7 +158,7 @@ class SitesPass:
         state.heard = True
         if state.in_wait:
             return
-        if frame.f_code.co_name == "_engine_run_backward":
+        if frame.f_code.co_name == RUN_BACKWARD.name:
             self._waits.replayed()
             return
         self._waits.after(frame=frame, cause=cause_of_index(frame))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from gapless.device.cuda_sites import SYNC_WARNING
+from gapless.python_private import SHOW_WARNING, getframe
 from gapless.unnoticed import FilterInFront, below_own, is_own_file, unseen
 
 
@@ -52,7 +52,7 @@ class SyncWarnings:
 
     def start(self, patches: Patches) -> None:
         """Begin to hear."""
-        show = warnings._showwarnmsg  # type: ignore[attr-defined]
+        show: Any = None if SHOW_WARNING is None else getattr(warnings, SHOW_WARNING)
 
         def show_others(message: Any) -> None:
             with unseen:
@@ -60,7 +60,7 @@ class SyncWarnings:
                     self._thread.asks = False
                     show(message)
                     return
-                frame = sys._getframe(1)
+                frame = getframe(1)
                 is_of_wait = str(message.message).startswith(SYNC_WARNING)
                 if is_of_wait:
                     self._hear(frame)
@@ -73,7 +73,8 @@ class SyncWarnings:
                 else:
                     show(message)
 
-        patches.put(warnings, "_showwarnmsg", show_others)
+        if SHOW_WARNING is not None:
+            patches.put(warnings, SHOW_WARNING, show_others)
         for one in self._filters:
             one.put_in()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,8 +11,16 @@ from torch.compiler import is_dynamo_compiling
 
 from gapless.device.blocking_copies import MAX_INLINE_COPY_BYTES, Copy, is_dense, why_it_blocks
 from gapless.device.cuda_sites import is_capturing
+from gapless.device.torch_private import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    is_traced,
+    keep_from_compiler,
+    parse_to,
+)
 from gapless.doctor.lines import script_tensors
 from gapless.doctor.lines.wait_notes import Noted, WaitNotes
+from gapless.python_private import getframe
 from gapless.unnoticed import StandIn, is_of_signal_handler, unseen
 
 
@@ -35,8 +42,6 @@ _READS: dict[str, Cause] = {
 }
 
 
-_tracing_state = torch._C._get_tracing_state
-
 # What a call of a method waits for, and what to say of it; None if it does not wait.
 _Question = Callable[..., "tuple[Cause, str] | None"]
 
@@ -46,7 +51,7 @@ def watch_tensors(notes: WaitNotes, patches: Patches) -> None:
 
     def is_watched(_: torch.Tensor) -> bool:
         # What torch.jit traces has the names and lines of the functions that it goes through.
-        return notes.are_wanted and _tracing_state() is None
+        return notes.are_wanted and is_traced() is None
 
     def is_watched_read(tensor: torch.Tensor) -> bool:
         return is_watched(tensor) and script_tensors.is_on_accelerator(tensor)
@@ -118,27 +123,19 @@ def _named(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     # By its name a method of an object is found again when a script sends it to another process.
     method.__name__, method.__qualname__, method.__module__ = name, f"Tensor.{name}", "torch"
     method.__doc__ = getattr(torch.Tensor, name).__doc__
-    _keep_from_compiler(method)
+    keep_from_compiler(method)
     return method
 
 
-def _keep_from_compiler(function: Callable[..., Any]) -> None:
-    """Let torch's compiler pass over a function; where a graph ends, it looks at all that are called."""
-    frames: Any = torch._C._dynamo.eval_frame
-    if hasattr(frames, "set_code_exec_strategy"):
-        skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
-
-
-_keep_from_compiler(StandIn.__get__)
+keep_from_compiler(StandIn.__get__)
 
 
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Cause, str] | None:
     if len(args) == 1 and isinstance(args[0], torch.dtype) and not kwargs:
         return None
     kwargs.pop("copy", None)
-    with torch._C.DisableTorchFunction():
-        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+    with DisableTorchFunction():
+        device, dtype, non_blocking, memory_format = parse_to(*args, **kwargs)
     if device is None:
         return None
     return _crossing(
@@ -178,7 +175,7 @@ def _crossing(
         return None
     if non_blocking and not to_device:
         return None  # torch takes page-locked memory for it
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         if tensor.layout is not torch.strided:
             return None
         dtype = dtype or tensor.dtype
@@ -205,7 +202,7 @@ def _copy(
         return None
     if not (script_tensors.holds_values(target) and script_tensors.holds_values(source)):
         return None
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         if not target.layout == source.layout == torch.strided:
             return None
         return _judged(
@@ -250,7 +247,7 @@ def _judged(
 
 def _is_pinned(tensor: torch.Tensor) -> bool:
     # To torch this is an operation, which modes of the script would see.
-    without_modes = torch._C._DisableTorchDispatch()
+    without_modes = DisableTorchDispatch()
     try:
         return tensor.is_pinned()
     finally:
@@ -269,9 +266,9 @@ def _numpy(tensor: torch.Tensor, *, force: bool = False) -> tuple[Cause, str] | 
 
 def _pin(tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[Cause, str] | None:
     # A loader that was asked for pinned batches makes them, mostly on a thread of its own.
-    if str(sys._getframe(3).f_globals.get("__name__")).startswith("torch.utils.data"):
+    if str(getframe(3).f_globals.get("__name__")).startswith("torch.utils.data"):
         return None
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         if (
             not script_tensors.holds_values(tensor)
             or not tensor.is_cpu

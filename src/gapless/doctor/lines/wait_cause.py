@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.device.torch_private import MODULE_TENSORS
 from gapless.device.user_line import TORCH_FOLDER
 from gapless.doctor.lines import script_tensors
 from gapless.doctor.lines.call_syntax import index_at, last_name
@@ -187,7 +188,7 @@ def _value_of(part: ast.expr, frame: FrameType) -> Any:
     if isinstance(part, ast.Attribute):
         owner = _value_of(part.value, frame)
         own = getattr(owner, "__dict__", {})
-        for names in (own, own.get("_buffers") or {}, own.get("_parameters") or {}):
+        for names in (own, *(own.get(part) or {} for part in MODULE_TENSORS)):
             if part.attr in names:
                 return names[part.attr]
         return _UNKNOWN

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
+from gapless.device.torch_private import ProfilerMark, current_node
 from gapless.device.user_line import Place, UserCode, module_that_runs, place_in_framework, site_of
 from gapless.doctor.lines.call_syntax import operation_at
 from gapless.doctor.lines.wait_cause import cause_by_name, cause_through, function_called
 from gapless.doctor.seen import MARK, MARK_AFTER, MARK_WITHIN, SeenWait
+from gapless.python_private import DummyThread, getframe
 from gapless.unnoticed import is_of_signal_handler
 
 
@@ -25,11 +24,6 @@ if TYPE_CHECKING:
     from gapless.doctor.advice.causes import Cause
     from gapless.records.finding import Site
 
-
-_Mark = torch._C._profiler._RecordFunctionFast
-
-# Returns the node of autograd that a thread is at, if any.
-_autograd_node = getattr(torch._C, "_current_autograd_node", lambda: None)
 
 _REPLAYED = "a node of the backward pass; torch told of it when the pass had ended"
 
@@ -155,7 +149,7 @@ class WaitNotes:
         number = next(self._numbers)
         self._notes[number] = note
         if mark and self._marks:
-            with _Mark(f"{mark}{number}"):
+            with ProfilerMark(f"{mark}{number}"):
                 pass
 
     def _seen(self, note: Note, explained: dict[object, Explanation]) -> SeenWait:
@@ -187,7 +181,7 @@ class Noted:
     def __enter__(self) -> None:
         self._note: Note | None = None
         try:
-            frame = sys._getframe(1)
+            frame = getframe(1)
             self._note = self._notes.begin(
                 self._cause, self._call, frame=frame, detail=self._detail
             )
@@ -246,8 +240,8 @@ def _name_this_thread(state: ThreadState) -> str:
     thread = next((one for one in threading.enumerate() if one.ident == ident), None)
     if thread is threading.main_thread():
         state.name = "main"
-    elif thread is not None and not isinstance(thread, threading._DummyThread):
+    elif thread is not None and not isinstance(thread, DummyThread):
         state.name = thread.name
-    elif _autograd_node() is not None:
+    elif current_node() is not None:
         state.name = "autograd"
     return state.name or "unknown thread"

@@ -17,11 +17,10 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from gapless.device.torch_gpu import cuda_version
+from gapless.device.torch_private import is_cupti_monitored, is_profiler_enabled
 
 
 if TYPE_CHECKING:
@@ -76,10 +75,9 @@ def cupti_let_go() -> Iterator[None]:
 
 def running_profiler() -> str:
     """Return the name of the profiler that has this process; empty if none is known to."""
-    if torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled:
+    if is_profiler_enabled():
         return "torch.profiler in the script"
-    monitor: Any = sys.modules.get("torch.profiler._cupti_monitor")
-    if monitor is not None and monitor.get_monitor() is not None:
+    if is_cupti_monitored():
         return "torch's CUPTI monitor"
     return injected_tool(_loaded_libraries(), os.environ)
 

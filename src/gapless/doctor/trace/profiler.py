@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -11,6 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.device.torch_private import (
+    PREPARE_TRACE,
+    ProfilerMark,
+    ProfilerSettings,
+    compiler_counters,
+)
 from gapless.doctor.seen import STEP_MARK
 from gapless.doctor.trace.chrome_trace import Trace, read_trace
 from gapless.doctor.trace.cupti import (
@@ -21,14 +26,11 @@ from gapless.doctor.trace.cupti import (
     reason_in,
     running_profiler,
 )
-from gapless.unnoticed import FilterInFront, is_of_signal_handler, no_line_warns_anew
+from gapless.unnoticed import FilterInFront, Patches, is_of_signal_handler, no_line_warns_anew
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-# Faster than `torch.profiler.record_function`, which also marks the device's lane.
-_Mark = torch._C._profiler._RecordFunctionFast
 
 
 class TimesPass:
@@ -125,14 +127,12 @@ class TimesPass:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._has_device:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        settings = torch._C._profiler._ExperimentalConfig(
-            enable_cuda_sync_events=True, profile_all_threads=True
-        )
+        settings = ProfilerSettings(enable_cuda_sync_events=True, profile_all_threads=True)
         return torch.profiler.profile(activities=activities, experimental_config=settings)
 
     def _mark(self) -> None:
         self._step_ns.append(time.perf_counter_ns())
-        with _Mark(STEP_MARK):
+        with ProfilerMark(STEP_MARK):
             pass
 
     def _abandon(self) -> None:
@@ -174,8 +174,7 @@ class TimesPass:
 
 def _num_compiled() -> int:
     """Return how many graphs torch.compile has compiled so far; 0 where it was not used."""
-    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
-    return 0 if counters is None else int(counters["stats"]["unique_graphs"])
+    return int(compiler_counters()["stats"]["unique_graphs"])
 
 
 def _before_another_starts(
@@ -185,19 +184,14 @@ def _before_another_starts(
 
     Torch runs one profiler at a time and does not refuse a second one: the first loses its events.
     """
-    kind: Any = torch.autograd.profiler.profile
-    original = kind.__dict__.get("_prepare_trace")
-    if original is None:
+    if not PREPARE_TRACE.is_there:
         return None
+    original, patches = PREPARE_TRACE.value, Patches()
 
     def prepare_trace(self: Any) -> Any:
         if self is not own.profiler:
             give_way()
         return original(self)
 
-    def undo() -> None:
-        if kind.__dict__.get("_prepare_trace") is prepare_trace:
-            kind._prepare_trace = original
-
-    kind._prepare_trace = prepare_trace
-    return undo
+    patches.put(*PREPARE_TRACE, prepare_trace)
+    return patches.take_out

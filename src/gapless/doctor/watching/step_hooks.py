@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
-from torch.utils.data import dataloader
 
 from gapless.device.torch_gpu import graph_class
+from gapless.device.torch_private import RUN_BACKWARD, LoaderIterator, current_node, dataset_of
 from gapless.doctor.watching.step_source import Caller, Kind, StepSource
+from gapless.python_private import getframe
 from gapless.unnoticed import Patches, is_of_signal_handler, unseen
 
 
@@ -48,11 +49,11 @@ class StepHooks:
         """Put the hooks in."""
         self._is_in = True
         self._optimizer_hook = register_optimizer_step_post_hook(self._after_optimizer)
-        self._patches.put_method(dataloader._BaseDataLoaderIter, "__next__", self._loader_next)
+        if LoaderIterator is not None:
+            self._patches.put_method(LoaderIterator, "__next__", self._loader_next)
         # Below `torch.autograd.backward`, which scripts and other processes know by its name.
-        runs = getattr(torch.autograd, "_engine_run_backward", None)
-        if runs is not None:
-            self._patches.put(torch.autograd, runs.__name__, self._backward(runs))
+        if RUN_BACKWARD.is_there:
+            self._patches.put(*RUN_BACKWARD, self._backward(RUN_BACKWARD.value))
         graphs = graph_class()
         if graphs is not None:
             counted = self._counted("replay", "CUDAGraph.replay")
@@ -102,8 +103,7 @@ class StepHooks:
             with unseen:
                 batch = original(iterator)
                 if self._is_in:
-                    data = getattr(iterator, "_dataset", iterator)
-                    self._called(Caller("loader", "DataLoader", id(data)))
+                    self._called(Caller("loader", "DataLoader", id(dataset_of(iterator))))
                 return batch
 
         return next_batch
@@ -115,7 +115,7 @@ class StepHooks:
         def run(*args: Any, **kwargs: Any) -> Any:
             with unseen:
                 result = original(*args, **kwargs)
-                if sys._getframe(1).f_code is of_backward:
+                if getframe(1).f_code is of_backward:
                     self._called(Caller("backward", "backward"))
                 return result
 
@@ -143,7 +143,7 @@ class StepHooks:
             owner, name = _owner_of(asked)
             function = getattr(owner, name, None)
             is_function = callable(function) and not isinstance(function, type)
-            if is_function and not getattr(function, "_is_counted_by_the_doctor", False):
+            if is_function and not getattr(function, "is_counted_by_the_doctor", False):
                 self._count(owner, name, function)
         except Exception as error:  # of a property, or of a class that nobody can change
             if is_of_signal_handler(error):
@@ -151,7 +151,7 @@ class StepHooks:
 
     def _count(self, owner: Any, name: str, function: Any) -> None:
         counted: Any = self._counted("function", self._source.asked)(function)
-        counted._is_counted_by_the_doctor = True
+        counted.is_counted_by_the_doctor = True
         is_static = isinstance(getattr_static(owner, name, None), staticmethod)
         self._patches.put(owner, name, staticmethod(counted) if is_static else counted)
 
@@ -174,13 +174,12 @@ def _is_within_backward() -> bool:
     """Whether a backward pass calls this in a thread of its own, where no pass can begin."""
     if threading.current_thread() is threading.main_thread():
         return False
-    node = getattr(torch._C, "_current_autograd_node", lambda: None)
-    return node() is not None
+    return current_node() is not None
 
 
 def _is_called_by_another_step(optimizer: Optimizer) -> bool:
     """Whether the step of a derived class has called that of its base: there is one more to come."""
-    hooked = sys._getframe(2)
+    hooked = getframe(2)
     frame = hooked.f_back
     for _ in range(_FRAMES):
         if frame is None:

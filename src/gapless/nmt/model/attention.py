@@ -117,6 +117,7 @@ class Attention(nn.Module):
 # of about thirty tokens its tiles of 64 make it twice as fast as FlashAttention, whose tiles have
 # 128 (measured on an H200). Unlike FlashAttention it has float32 and dropout. It is private, hence
 # the fallback.
+_KERNEL = efficient_attention
 _ANYWHERE, _CAUSAL = 0, 1
 
 
@@ -135,7 +136,7 @@ def _attend_packed(
         or queries_NHE.shape[-1] % 8
     ):
         return _attend_padded(queries_NHE, keys_MHE, values_MHE, pattern, dropout)
-    out_1NHE: torch.Tensor = efficient_attention(
+    out_1NHE: torch.Tensor = _KERNEL(
         queries_NHE.unsqueeze(0),
         keys_MHE.unsqueeze(0),
         values_MHE.unsqueeze(0),
