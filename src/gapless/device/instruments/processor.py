@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import resource
 import time
@@ -37,6 +36,9 @@ def cpu_seconds() -> float:
     Sync: Does not block the host on the device.
     """
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Imported here: the command line asks for cores, and its help is to be quick.
+    import multiprocessing
+
     running = sum(_running(child.pid) for child in multiprocessing.active_children())
     return time.process_time() + ended.ru_utime + ended.ru_stime + running
 
