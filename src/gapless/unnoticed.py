@@ -31,7 +31,7 @@ _METHODS: tuple[type, ...] = (
 )
 
 _HERE = Path(__file__).parent
-_OWN_FILES = (__file__, *(str(_HERE / room) + os.sep for room in ("doctor", "trials")))
+_STAND_IN_FILES = (__file__, *(str(_HERE / room) + os.sep for room in ("doctor", "trials")))
 
 
 class Patches:
@@ -118,21 +118,21 @@ class StandIn:
         return self.held.__get__(instance, owner)
 
 
-def is_own(frame: FrameType) -> bool:
+def is_stand_in(frame: FrameType) -> bool:
     """Whether a frame is one of those that stand between the program and what it calls."""
-    return is_own_file(frame.f_code.co_filename)
+    return is_stand_in_file(frame.f_code.co_filename)
 
 
-def is_own_file(path: str) -> bool:
-    """Whether frames of a file are such."""
-    return path.startswith(_OWN_FILES)
+def is_stand_in_file(path: str) -> bool:
+    """Whether frames of a file are such. Whose code the others are is said by `gapless.device.user_line`."""
+    return path.startswith(_STAND_IN_FILES)
 
 
-def below_own(frame: FrameType | None) -> FrameType | None:
+def below_stand_ins(frame: FrameType | None) -> FrameType | None:
     """Return the frame of the program that called what stands in for something, at or below a frame."""
-    while frame is not None and not is_own(frame):
+    while frame is not None and not is_stand_in(frame):
         frame = frame.f_back
-    while frame is not None and is_own(frame):
+    while frame is not None and is_stand_in(frame):
         frame = frame.f_back
     return frame
 
@@ -147,15 +147,15 @@ class _Unseen:
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
         if error is not None:
-            error.__traceback__ = _without_own(error.__traceback__)
+            error.__traceback__ = _without_stand_ins(error.__traceback__)
 
 
 # A function that does all of its work in this context is in no traceback.
 unseen = _Unseen()
 
 
-def _without_own(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and is_own(trace.tb_frame):
+def _without_stand_ins(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and is_stand_in(trace.tb_frame):
         trace = trace.tb_next
     return trace
 

@@ -41,3 +41,17 @@ def test_a_library_on_a_path_of_the_users_is_no_file_of_the_script(tmp_path, mon
     found = [path for path in UserCode().files() if tmp_path in path.parents]
 
     assert found == [tmp_path / "project" / "some.py"]
+
+
+def test_files_are_whose_lines_are(tmp_path, monkeypatch):
+    """A framework in a checkout is none of the script's; a package that was run with -m is, installed or not."""
+    for name, folder in (("timm.layers", "checkout"), ("trainer.run", "lib/site-packages")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "some.py").touch()
+        module = types.ModuleType(name)
+        module.__file__ = str(tmp_path / folder / "some.py")
+        monkeypatch.setitem(sys.modules, name, module)
+
+    found = [path for path in UserCode("trainer").files() if tmp_path in path.parents]
+
+    assert found == [tmp_path / "lib/site-packages" / "some.py"]

@@ -19,7 +19,7 @@ import torch
 
 from gapless.python_private import getframe
 from gapless.records.finding import Site
-from gapless.unnoticed import is_own_file
+from gapless.unnoticed import is_stand_in_file
 
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _is_inner_code(code: CodeType) -> bool:
     return (
         name.startswith(tuple(_inner_folders))
         # What stands in for functions of torch while the doctor or a trial watches.
-        or is_own_file(name)
+        or is_stand_in_file(name)
         or name.endswith(_INNER_ENDS)
         or code.co_name in _INNER_NAMES
     )

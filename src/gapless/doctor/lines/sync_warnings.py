@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gapless.device.cuda_sites import SYNC_WARNING
 from gapless.python_private import SHOW_WARNING, getframe
-from gapless.unnoticed import FilterInFront, below_own, is_own_file, unseen
+from gapless.unnoticed import FilterInFront, below_stand_ins, is_stand_in_file, unseen
 
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ class SyncWarnings:
                     self._hear(frame)
                 if is_of_wait and not self._are_wanted():
                     return
-                if is_own_file(message.filename):
-                    self._warn_at(below_own(frame), message)
+                if is_stand_in_file(message.filename):
+                    self._warn_at(below_stand_ins(frame), message)
                 elif is_of_wait:
                     self._warn_at(frame, message)
                 else:
