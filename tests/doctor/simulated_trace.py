@@ -10,7 +10,7 @@ import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from gapless.doctor.diagnose.watched import Watched, host_ms
+from gapless.doctor.diagnose.watched_run import WatchedRun, host_ms
 from gapless.doctor.seen import MARK, MARK_AFTER, MARK_WITHIN, STEP_MARK, SeenWait
 from gapless.doctor.trace.chrome_trace import read_trace
 from gapless.records.finding import Site
@@ -286,4 +286,4 @@ def watched(program, *, num_steps=11, event_cost_us=0.0, timed_return_us=10.0, *
         "timed": tuple(timed.seen),
         "trace": read_trace(timed.events, step_ns=step_ns),
     }
-    return Watched(**(fields | noted))
+    return WatchedRun(**(fields | noted))

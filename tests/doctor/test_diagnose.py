@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from doctor.simulated_trace import AUTOGRAD, MAIN, step_ms, watched
 from gapless.doctor.diagnose.diagnosis import diagnose
-from gapless.doctor.diagnose.watched import Watched
+from gapless.doctor.diagnose.watched_run import WatchedRun
 from gapless.doctor.seen import SeenWait
 from gapless.records.finding import Site
 
@@ -92,7 +92,7 @@ def test_a_wait_that_had_begun_before_it_was_watched_is_of_the_same_finding():
     elsewhere = replace(begun_before, site=Site(path="train.py", line=4))
 
     found = diagnose(
-        Watched(
+        WatchedRun(
             has_device=True,
             step_ms=(5.0, 5.0),
             seen=(begun_before, wait, elsewhere),
@@ -172,7 +172,7 @@ def test_a_line_that_waits_on_several_threads_of_a_kind_is_one_finding(names, sh
     ]
 
     (finding,) = diagnose(
-        Watched(has_device=True, step_ms=(5.0, 5.0), seen=tuple(seen), num_seen_steps=2)
+        WatchedRun(has_device=True, step_ms=(5.0, 5.0), seen=tuple(seen), num_seen_steps=2)
     ).findings
 
     assert (finding.thread, finding.per_step, finding.waited_ms) == (shown, 1.0, 1.0)
@@ -510,7 +510,7 @@ def test_the_loader_keeps_up_where_no_finding_says_that_it_is_late(late_ms, thre
     ]
 
     diagnosis = diagnose(
-        Watched(has_device=False, step_ms=(10.0, 10.0), seen=tuple(seen), num_seen_steps=2)
+        WatchedRun(has_device=False, step_ms=(10.0, 10.0), seen=tuple(seen), num_seen_steps=2)
     )
 
     is_late = [finding.code for finding in diagnosis.findings] == ["GAP016"]

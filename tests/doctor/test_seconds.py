@@ -12,7 +12,7 @@ from gapless.doctor.session.conclusion import conclude
 from gapless.doctor.session.private import private
 from gapless.doctor.watching.seconds import Seconds
 from gapless.doctor.watching.watch import Watch, WatchSettings
-from gapless.doctor.watching.windows import Seen
+from gapless.doctor.watching.windows import SeenWindow
 from gapless.records.finding import Site
 
 
@@ -104,7 +104,7 @@ def test_what_was_seen_in_seconds_is_found():
     """A script without steps has findings too, counted by the second."""
     watch = Watch(WatchSettings())
     watch.has_torch = True
-    watch.seen_seconds = Seen(phase="sites", num_steps=4, passes=[ItemPass()])
+    watch.seen_seconds = SeenWindow(phase="sites", num_steps=4, passes=[ItemPass()])
 
     session = conclude(watch, command=["infer.py"])
 
@@ -134,7 +134,7 @@ def concluded(waits, *, seconds=2):
     watch = Watch(WatchSettings())
     watch.has_torch = watch.has_gpu = True
     one = SimpleNamespace(waits=waits)
-    watch.seen_seconds = Seen(
+    watch.seen_seconds = SeenWindow(
         phase="sites", num_steps=seconds, passes=[one], step_ns=[1_000_000_000] * seconds
     )
     return conclude(watch, command=["infer.py"])
@@ -188,6 +188,8 @@ def test_of_a_window_of_steps_nothing_is_left_out():
     watch = Watch(WatchSettings())
     watch.has_torch = watch.has_gpu = True
     one = SimpleNamespace(waits=waits_of(3, 5))
-    watch.seen.append(Seen(phase="sites", num_steps=20, passes=[one], step_ns=[100_000_000] * 20))
+    watch.seen.append(
+        SeenWindow(phase="sites", num_steps=20, passes=[one], step_ns=[100_000_000] * 20)
+    )
 
     assert [one.site.line for one in conclude(watch, command=["train.py"]).findings] == [3]

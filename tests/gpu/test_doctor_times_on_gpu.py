@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gapless.doctor.diagnose.diagnosis import diagnose
-from gapless.doctor.diagnose.watched import Watched
+from gapless.doctor.diagnose.watched_run import WatchedRun
 from gapless.doctor.lines.backward_lines import BackwardLinesPass
 from gapless.doctor.lines.sites import SitesPass
 from gapless.doctor.replay.player import play
@@ -78,7 +78,7 @@ def watch(step, **noted):
         "trace": times.trace,
         "notes": tuple(times.notes),
     }
-    return Watched(**(fields | noted))
+    return WatchedRun(**(fields | noted))
 
 
 def line_of(text):

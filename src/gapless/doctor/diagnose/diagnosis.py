@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gapless.doctor.diagnose.finding_groups import Group
-    from gapless.doctor.diagnose.watched import Watched
+    from gapless.doctor.diagnose.watched_run import WatchedRun
     from gapless.records.finding import Finding, StepTimes
     from gapless.records.timeline import Timeline
 
@@ -38,7 +38,7 @@ class Diagnosis:
     timeline: Timeline | None
 
 
-def diagnose(watched: Watched) -> Diagnosis:
+def diagnose(watched: WatchedRun) -> Diagnosis:
     """Return what holds a script back, from what was noted while it ran."""
     try:
         return _diagnose(watched)
@@ -50,7 +50,7 @@ def diagnose(watched: Watched) -> Diagnosis:
         return _diagnose(replace(watched, trace=None, timed=(), notes=(*watched.notes, note)))
 
 
-def _diagnose(watched: Watched) -> Diagnosis:
+def _diagnose(watched: WatchedRun) -> Diagnosis:
     known = KnownWaits(watched)
     groups = known.groups()
     times = MeasuredTimes(known)

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from gapless.doctor.diagnose.watched import HOST_COSTS
+from gapless.doctor.diagnose.watched_run import HOST_COSTS
 from gapless.doctor.replay.recording import HostInterval
 from gapless.doctor.trace.chrome_trace import find_allocations, node_around, operation_around
 from gapless.doctor.trace.join import Joined, join
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gapless.doctor.advice.causes import Cause
-    from gapless.doctor.diagnose.watched import Watched
+    from gapless.doctor.diagnose.watched_run import WatchedRun
     from gapless.doctor.replay.exposed import HostKind
     from gapless.doctor.seen import NodeKey, SeenWait
     from gapless.doctor.trace.chrome_trace import Trace, Wait
@@ -113,7 +113,7 @@ class KnownWaits:
         intervals: host time of the trace that has a name.
     """
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: WatchedRun) -> None:
         watched = self.watched = _with_full_names(watched)
         trace = watched.trace
         if trace is not None and (not trace.works or len(trace.steps) < 2):
@@ -234,7 +234,7 @@ class KnownWaits:
         return same.pop() if len(same) == 1 else None
 
 
-def _with_full_names(watched: Watched) -> Watched:
+def _with_full_names(watched: WatchedRun) -> WatchedRun:
     """Return what was noted with one name for a call of a line.
 
     A wait that had begun before it was watched is known by torch's warning alone: as "item", where the

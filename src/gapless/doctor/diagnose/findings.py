@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gapless.doctor.advice.causes import CODE_OF
 from gapless.doctor.advice.finding_texts import cause_text, mend_text
 from gapless.doctor.diagnose.finding_groups import Group
-from gapless.doctor.diagnose.watched import HOST_COSTS
+from gapless.doctor.diagnose.watched_run import HOST_COSTS
 from gapless.records.finding import Finding
 
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gapless.doctor.advice.causes import Cause
     from gapless.doctor.diagnose.finding_groups import Groups, Key, KnownWaits
     from gapless.doctor.diagnose.measured_times import MeasuredTimes
-    from gapless.doctor.diagnose.watched import Watched
+    from gapless.doctor.diagnose.watched_run import WatchedRun
 
 # Batches come in ever new shapes if more than so many of at least so many have one of their own.
 _LEAST_BATCHES = 10
@@ -108,7 +108,7 @@ def _of_the_whole_step(known: KnownWaits, times: MeasuredTimes) -> list[Finding]
     return found
 
 
-def _shapes_never_end(watched: Watched) -> bool:
+def _shapes_never_end(watched: WatchedRun) -> bool:
     """Whether there are batches enough to say so, and hardly two of them are alike."""
     return (
         watched.num_batches >= _LEAST_BATCHES

@@ -13,7 +13,7 @@ from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from gapless.doctor.diagnose.finding_groups import NAMED_KINDS, OF_ALLOCATIONS
-from gapless.doctor.diagnose.watched import HOST_COSTS, host_ms
+from gapless.doctor.diagnose.watched_run import HOST_COSTS, host_ms
 from gapless.doctor.replay.exposed import busy_us, charge_gaps
 from gapless.doctor.replay.player import event_cost, play
 from gapless.doctor.replay.recording import record

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from gapless import __version__
 from gapless.doctor.diagnose.diagnosis import diagnose
 from gapless.doctor.diagnose.done_once import say_done_once, split_done_once
-from gapless.doctor.diagnose.watched import Watched, host_ms
+from gapless.doctor.diagnose.watched_run import WatchedRun, host_ms
 from gapless.doctor.static.look import findings_in
 from gapless.doctor.watching.windows import Phase, longest
 from gapless.records.finding import Session
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gapless.doctor.watching.watch import Watch
-    from gapless.doctor.watching.windows import Seen
+    from gapless.doctor.watching.windows import SeenWindow
     from gapless.records.finding import Finding
 
 _TRAINED_ON = (
@@ -74,7 +74,7 @@ def findings_so_far(watch: Watch) -> tuple[Finding, ...]:
     return diagnose(_watched(watch)).findings
 
 
-def _watched(watch: Watch) -> Watched:
+def _watched(watch: Watch) -> WatchedRun:
     """Return what a diagnosis is made of."""
     notes = _problem(watch) + _shortage(watch)
     for phase in get_args(Phase):
@@ -88,7 +88,7 @@ def _watched(watch: Watch) -> Watched:
     if sites is not None and sites is watch.seen_seconds:
         seen, once = split_done_once(seen, watched_ns=sum(sites.step_ns))
         notes += [say_done_once(once)] if once else []
-    return Watched(
+    return WatchedRun(
         has_device=watch.has_gpu,
         step_ms=tuple(ns / 1e6 for ns in plain.step_ns) if plain else (),
         seen=tuple(seen),
@@ -105,17 +105,17 @@ def _watched(watch: Watch) -> Watched:
     )
 
 
-def _window(watch: Watch, phase: Phase) -> Seen | None:
+def _window(watch: Watch, phase: Phase) -> SeenWindow | None:
     return longest(watch.seen, phase)
 
 
-def _of(seen: Seen | None, name: str, default: Any) -> Any:
+def _of(seen: SeenWindow | None, name: str, default: Any) -> Any:
     """Return an attribute of the pass of a window that has one."""
     passes = seen.passes if seen else ()
     return next((getattr(one, name) for one in passes if hasattr(one, name)), default)
 
 
-def _notes_of(seen: Seen | None) -> list[str]:
+def _notes_of(seen: SeenWindow | None) -> list[str]:
     return [note for one in (seen.passes if seen else ()) for note in getattr(one, "notes", ())]
 
 

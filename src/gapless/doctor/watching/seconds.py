@@ -7,7 +7,7 @@ from itertools import pairwise
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from gapless.doctor.watching.windows import Seen
+from gapless.doctor.watching.windows import SeenWindow
 
 
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ class Seconds:
         self._on_problem = on_problem
         self._seconds = seconds
         self._over = threading.Event()
-        self._seen: Seen | None = None
+        self._seen: SeenWindow | None = None
         self._thread = threading.Thread(target=self._watch, name="gapless-doctor", daemon=True)
 
     def start(self) -> None:
         """Begin to watch."""
         self._thread.start()
 
-    def end(self) -> Seen | None:
+    def end(self) -> SeenWindow | None:
         """Watch no longer, and return what was seen; None if that was nothing."""
         self._over.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
@@ -68,7 +68,7 @@ class Seconds:
         except Exception as error:
             self._on_problem(error)
 
-    def _watched(self, most: int) -> Seen:
+    def _watched(self, most: int) -> SeenWindow:
         one = self._make_pass()
         one.start()
         borders = [perf_counter_ns()]
@@ -80,4 +80,4 @@ class Seconds:
             borders.append(perf_counter_ns())
             one.stop()
         step_ns = [end - begin for begin, end in pairwise(borders)]
-        return Seen(phase="sites", num_steps=len(step_ns), passes=[one], step_ns=step_ns)
+        return SeenWindow(phase="sites", num_steps=len(step_ns), passes=[one], step_ns=step_ns)

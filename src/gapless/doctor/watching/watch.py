@@ -10,7 +10,7 @@ from weakref import WeakSet
 from gapless.doctor.watching.seconds import Seconds
 from gapless.doctor.watching.step_source import StepSource
 from gapless.doctor.watching.torch_import import TorchImport
-from gapless.doctor.watching.windows import Phase, Phases, Seen, plan_windows, start_all
+from gapless.doctor.watching.windows import Phase, Phases, SeenWindow, plan_windows, start_all
 from gapless.errors import UserError
 from gapless.unnoticed import is_of_signal_handler
 
@@ -51,7 +51,7 @@ def _passes_of(phase: Phase, *, is_exact: bool) -> Sequence[Pass]:
     return [BackwardLinesPass()]
 
 
-def _wants_backward(seen: Sequence[Seen]) -> bool:
+def _wants_backward(seen: Sequence[SeenWindow]) -> bool:
     """Whether there are waits in backward passes for which nobody knows a line."""
     from gapless.doctor.lines.backward_lines import needs_backward_lines
 
@@ -134,13 +134,13 @@ class Watch:
         findings_so_far: Callable[[Watch], Sequence[Finding]] = lambda _: (),
     ) -> None:
         self.source = StepSource(settings.step)
-        self.seen: list[Seen] = []
+        self.seen: list[SeenWindow] = []
         self.problem = ""
         self.has_torch = self.has_gpu = False
         self._settings = settings
         self._findings_so_far = findings_so_far
         self._phases: Phases | None = None
-        self.seen_seconds: Seen | None = None
+        self.seen_seconds: SeenWindow | None = None
         self._seconds: Seconds | None = None
         self._is_ended = False
         self._hooks: StepHooks | None = None
@@ -194,7 +194,7 @@ class Watch:
             )
             self._seconds.start()
 
-    def _end_seconds(self) -> Seen | None:
+    def _end_seconds(self) -> SeenWindow | None:
         seconds, self._seconds = self._seconds, None
         return None if seconds is None else seconds.end()
 

@@ -35,7 +35,7 @@ class Window:
 
 
 @dataclass(kw_only=True)
-class Seen:
+class SeenWindow:
     """What is left of a window that is over.
 
     Attributes:
@@ -97,16 +97,16 @@ class Phases:
         windows: Sequence[Window],
         *,
         start: Callable[[Phase], Sequence[Pass]],
-        wants_backward: Callable[[list[Seen]], bool] = lambda _: False,
+        wants_backward: Callable[[list[SeenWindow]], bool] = lambda _: False,
         clock: Callable[[], int] = perf_counter_ns,
     ) -> None:
-        self.seen: list[Seen] = []
+        self.seen: list[SeenWindow] = []
         self.is_over = False
         self._waiting = list(windows)
         self._start = start
-        self._wants_backward: Callable[[list[Seen]], bool] | None = wants_backward
+        self._wants_backward: Callable[[list[SeenWindow]], bool] | None = wants_backward
         self._clock = clock
-        self._now: Seen | None = None
+        self._now: SeenWindow | None = None
         self._left = 0
         self._step_began = 0
 
@@ -142,7 +142,7 @@ class Phases:
         window = self._waiting.pop(0)
         self._left = window.num_steps
         passes = self._start(window.phase)
-        self._now = Seen(phase=window.phase, passes=passes)
+        self._now = SeenWindow(phase=window.phase, passes=passes)
 
     def _close(self) -> None:
         now, self._now = self._now, None
@@ -171,7 +171,7 @@ def stop_all(passes: Sequence[Pass]) -> None:
             stop_all(passes[:-1])
 
 
-def longest(seen: Sequence[Seen], phase: Phase) -> Seen | None:
+def longest(seen: Sequence[SeenWindow], phase: Phase) -> SeenWindow | None:
     """Return the window of a phase that had the most steps; None if none had any."""
     found = [one for one in seen if one.phase == phase and one.num_steps]
     return max(found, key=lambda one: one.num_steps) if found else None

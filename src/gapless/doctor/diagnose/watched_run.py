@@ -24,7 +24,7 @@ _OF_THE_STEPS = ("main", "autograd")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
+class WatchedRun:
     """What the windows of a run left.
 
     Attributes:

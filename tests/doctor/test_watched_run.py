@@ -2,7 +2,7 @@
 
 import pytest
 
-from gapless.doctor.diagnose.watched import host_ms
+from gapless.doctor.diagnose.watched_run import host_ms
 from gapless.doctor.seen import SeenWait
 
 
