@@ -22,7 +22,7 @@ from torch.cuda import _gpu_trace
 from torch.utils.data import DataLoader
 
 from doctor.labels import read_case, scripts
-from gapless.device import cuda_sites
+from gapless.device import cuda_waits
 from gapless.doctor.diagnose.done_once import split_done_once
 from gapless.doctor.lines import explicit_waits, host_costs, script_tensors, sites as sites_module
 from gapless.doctor.lines.sites import SitesPass
@@ -770,7 +770,7 @@ def mode(monkeypatch):
         raising=False,
     )
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
-    monkeypatch.setattr(cuda_sites, "is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_waits, "is_capturing", lambda: False)
     yield now
     monkeypatch.undo()
 

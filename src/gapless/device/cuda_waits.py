@@ -1,4 +1,4 @@
-"""How torch reports that the host waits for a GPU: with the line that waits, or as an error.
+"""What waits for a GPU, and how torch reports it: with the line that waits, or as an error.
 
 Torch offers two mechanisms. Neither is complete, so both are used:
 
@@ -10,7 +10,8 @@ Torch offers two mechanisms. Neither is complete, so both are used:
   own import fails, and the exception becomes a SystemError. So torch's flag is cleared when the body
   is over, which torch itself never does.
 * The sync debug mode makes torch warn (`watch_reads`) or raise (`forbid_waits`) when a value is
-  read. It costs nothing once it is off, but does not see explicit synchronisation.
+  read. It costs nothing once it is off, but does not see explicit synchronisation. While the doctor
+  watches a script, torch warns and the script believes in the mode that it has set (`WarningsOfWaits`).
 
 Source: `torch.cuda._gpu_trace`, which torch's own CUDA sanitizer uses, and
 `torch.cuda.set_sync_debug_mode`. The former is private: if it is missing, `watch_waits` raises
@@ -24,13 +25,24 @@ from __future__ import annotations
 import threading
 import warnings
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
 from gapless.device.blocking_copies import MAX_INLINE_COPY_BYTES
-from gapless.device.torch_private import TorchDispatchMode, gpu_trace, to_copy
+from gapless.device.torch_private import (
+    ACCELERATOR_EMPTY_CACHE,
+    ACCELERATOR_SYNCHRONIZE,
+    CUDA_EMPTY_CACHE,
+    CUDA_SYNCHRONIZE,
+    GET_SYNC_MODE,
+    SET_SYNC_MODE,
+    TorchDispatchMode,
+    gpu_trace,
+    to_copy,
+)
 from gapless.device.user_line import call_site
+from gapless.unnoticed import FilterInFront
 
 
 if TYPE_CHECKING:
@@ -42,14 +54,15 @@ if TYPE_CHECKING:
 
 _COPIES = (torch.ops.aten.copy_.default, to_copy)
 
-# What torch.cuda.get_sync_debug_mode returns for the modes "default" and "error"; "warn" is between.
-_DEFAULT, _RAISES = 0, 2
+# What torch.cuda.get_sync_debug_mode returns for the modes "default", "warn" and "error".
+_DEFAULT, _WARN, _RAISES = 0, 1, 2
 
 # One thread may begin to count while another ends. A thread may also end one count while it begins
 # another, where the garbage collector closes a generator that counted.
 _registering = threading.RLock()
 
-_SYNC_WARNING = "called a synchronizing CUDA operation"
+# What torch says of a wait. Other text follows.
+SYNC_WARNING = "called a synchronizing CUDA operation"
 
 
 @contextmanager
@@ -191,11 +204,11 @@ def set_sync_mode(mode: str | int) -> None:
 def _reads_reported_to(observer: Callable[[str], None]) -> Iterator[None]:
     """Turn torch's warnings about synchronisations into calls of an observer."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("always", message=_SYNC_WARNING)
+        warnings.filterwarnings("always", message=SYNC_WARNING)
         show = warnings.showwarning
 
         def note(message: Warning | str, *place: Any, **more: Any) -> None:
-            if str(message).startswith(_SYNC_WARNING):
+            if str(message).startswith(SYNC_WARNING):
                 observer(call_site())
             else:
                 show(message, *place, **more)
@@ -203,3 +216,103 @@ def _reads_reported_to(observer: Callable[[str], None]) -> Iterator[None]:
         warnings.showwarning = note
         with _sync_mode("warn"):
             yield
+
+
+class WaitingFunction(NamedTuple):
+    """A function that makes the host wait.
+
+    Attributes:
+        holder: module or class that it is an attribute of.
+        name: of the attribute.
+        cause: what it waits for.
+        call: how users call it.
+    """
+
+    holder: Any
+    name: str
+    cause: Literal["device", "stream", "event", "empty_cache"]
+    call: str
+
+
+def waiting_functions() -> list[WaitingFunction]:
+    """Return those that this torch has and that can be replaced.
+
+    Private functions are what the public ones call, also where a script has bound those to names of
+    its own. `torch.Event` and `torch.Stream` cannot be changed; `torch.cuda` has classes of its own.
+    """
+    known = [
+        WaitingFunction(*CUDA_SYNCHRONIZE, "device", "torch.cuda.synchronize"),
+        WaitingFunction(*ACCELERATOR_SYNCHRONIZE, "device", "torch.accelerator.synchronize"),
+        WaitingFunction(*CUDA_EMPTY_CACHE, "empty_cache", "torch.cuda.empty_cache"),
+        WaitingFunction(*ACCELERATOR_EMPTY_CACHE, "empty_cache", "torch.accelerator.empty_cache"),
+        WaitingFunction(torch.cuda.Stream, "synchronize", "stream", "Stream.synchronize"),
+        WaitingFunction(torch.cuda.Event, "synchronize", "event", "Event.synchronize"),
+    ]
+    return [one for one in known if hasattr(one.holder, one.name)]
+
+
+def askable_classes() -> tuple[type, ...]:
+    """Return the classes whose `query()` says whether work is done."""
+    return (torch.cuda.Event, torch.cuda.Stream)
+
+
+def is_capturing() -> bool:
+    """Whether the current stream is being captured into a graph."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+class WarningsOfWaits:
+    """Lets torch warn of waits, while the script believes that the mode is what it has set.
+
+    The mode of the script is kept: "error" goes on to raise, and what it sets in the meantime holds
+    afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._wished = 0
+        self._is_on = False
+        self._set: Callable[[int], None] | None = None
+
+    @property
+    def script_wants_them(self) -> bool:
+        """Whether the script itself has asked for warnings."""
+        return self._wished == _WARN
+
+    def start(self, put: Callable[[Any, str, Any], None]) -> bool:
+        """Begin, if CUDA is at work; `put` replaces an attribute. Return whether it has begun."""
+        if self._is_on or not torch.cuda.is_initialized():
+            return self._is_on
+        if not (GET_SYNC_MODE.is_there and SET_SYNC_MODE.is_there):
+            return False
+        self._wished = GET_SYNC_MODE.value()
+        self._set = set_original = SET_SYNC_MODE.value
+
+        def set_mode(level: int) -> None:
+            self._wished = int(level)
+            set_original(max(_WARN, self._wished))
+
+        def get_mode() -> int:
+            return self._wished
+
+        _set_unnoticed(set_original, max(_WARN, self._wished))
+        put(*SET_SYNC_MODE, set_mode)
+        put(*GET_SYNC_MODE, get_mode)
+        self._is_on = True
+        return True
+
+    def stop(self) -> None:
+        """End; the mode is what the script has set. To be called before the attributes are put back."""
+        if self._set is not None:
+            _set_unnoticed(self._set, self._wished)
+        self._set, self._is_on = None, False
+
+
+def _set_unnoticed(set_mode: Callable[[int], None], level: int) -> None:
+    """Set a mode without what torch says of it, which it says once: the script may be the first."""
+    says_always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # such a warning does not count as said
+    try:
+        with FilterInFront("ignore", message="Synchronization debug mode"):
+            set_mode(level)
+    finally:
+        torch.set_warn_always(says_always)

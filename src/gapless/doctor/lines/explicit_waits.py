@@ -11,7 +11,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from gapless.device.cuda_sites import WaitingFunction, askable_classes, waiting_functions
+from gapless.device.cuda_waits import WaitingFunction, askable_classes, waiting_functions
 from gapless.doctor.lines.wait_notes import Noted, WaitNotes
 from gapless.doctor.seen import MARK, MARK_AFTER
 from gapless.python_private import getframe

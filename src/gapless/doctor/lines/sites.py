@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gapless.device.cuda_sites import WarningsOfWaits
-from gapless.device.cuda_waits import call_before_waits
+from gapless.device.cuda_waits import WarningsOfWaits, call_before_waits
 from gapless.device.torch_private import RUN_BACKWARD
 from gapless.device.user_line import OWN_FOLDER
 from gapless.doctor.lines.explicit_waits import (

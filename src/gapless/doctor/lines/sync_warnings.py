@@ -6,7 +6,7 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from gapless.device.cuda_sites import SYNC_WARNING
+from gapless.device.cuda_waits import SYNC_WARNING
 from gapless.python_private import SHOW_WARNING, getframe
 from gapless.unnoticed import FilterInFront, below_stand_ins, is_stand_in_file, unseen
 

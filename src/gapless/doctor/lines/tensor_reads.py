@@ -10,7 +10,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from gapless.device.blocking_copies import MAX_INLINE_COPY_BYTES, Copy, is_dense, why_it_blocks
-from gapless.device.cuda_sites import is_capturing
+from gapless.device.cuda_waits import is_capturing
 from gapless.device.torch_private import (
     DisableTorchDispatch,
     DisableTorchFunction,
