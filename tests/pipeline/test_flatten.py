@@ -252,3 +252,52 @@ def test_a_batch_that_leads_to_itself_is_refused():
 
     with pytest.raises(BatchError, match="a batch, a dict, leads to itself"):
         flatten(batch)
+
+
+class CountedReads(collections.UserDict):
+    """Counts how often its items are read."""
+
+    num_reads = 0
+
+    def __getitem__(self, name):
+        self.num_reads += 1
+        return super().__getitem__(name)
+
+
+class CountedValues(dict):
+    """Reads its items as a dict does."""
+
+    num_reads = 0
+
+    def __iter__(self):
+        self.num_reads += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize(("kind", "num_reads"), [(CountedReads, 2), (CountedValues, 1)])
+def test_a_walk_reads_a_mapping_of_a_users_once(kind, num_reads):
+    """What is read a second time is only to show that it is the same."""
+    batch = kind(x=torch.ones(1))
+
+    assert len(flatten(batch).leaves) == 1
+    assert batch.num_reads == num_reads
+
+
+def test_a_mapping_that_gives_other_items_each_time_is_left_alone():
+    """Also one that is a dict, whose own items are others."""
+
+    class Doubling(dict):
+        def __getitem__(self, name):
+            return super().__getitem__(name) * 2
+
+    batch = Doubling(x=torch.ones(1))
+
+    assert flatten(batch).unknown == [batch]
+
+
+def test_a_container_with_a_tensor_beside_its_items_is_left_alone():
+    """A graph would read the tensor of another batch there."""
+    batch = noted(Named, torch.ones(1))
+    batch["x"] = torch.ones(1)
+
+    assert [id(one) for one in flatten(batch).unknown] == [id(batch)]

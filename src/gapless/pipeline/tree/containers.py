@@ -13,7 +13,6 @@ import enum
 import operator
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, MutableMapping
-from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,10 @@ PLAIN = (str, bytes, int, float, complex, type(None), enum.Enum, torch.dtype, to
 _MOST_PARTS = 10_000
 
 
+class OddContainerError(Exception):
+    """A value behaves otherwise than the container that its type claims to be; says how."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Container:
     """How one type of container is taken apart and put together.
@@ -40,22 +43,23 @@ class Container:
     Attributes:
         names: returns the names of a container's parts, in order: indices, keys or fields.
         parts: returns its parts, in the same order.
+        read: returns names and parts at once, each part as it was read first; without names where
+            they are indices. It may raise anything if the container behaves otherwise than one.
         with_parts: returns a container of the same type with other parts, and all else as it was.
-        check: returns in a few words how a container behaves otherwise than one, None if it does not;
-            None: containers of this type cannot.
+        may_be_odd: whether one of this type can behave otherwise than a container.
     """
 
-    names: Callable[[Any], list[Any]]
+    names: Callable[[Any], Sequence[Any]]
     parts: Callable[[Any], list[Any]]
+    read: Callable[[Any], tuple[Sequence[Any], list[Any]]]
     with_parts: Callable[[Any, Sequence[Any]], Any]
-    check: Callable[[Any], str | None] | None = None
+    may_be_odd: bool = False
 
 
 def container_of(value: Any) -> Container | None:
     """Return how a container is taken apart; None if a value is none, or behaves otherwise than one."""
-    kind = type(value)
-    container = _known[kind] if kind in _known else container_of_type(kind)
-    if container is None or container.check is None or why_odd(value) is None:
+    container = container_of_type(type(value))
+    if container is None or not container.may_be_odd or why_odd(value) is None:
         return container
     return None
 
@@ -70,40 +74,69 @@ def container_of_type(kind: type) -> Container | None:
 _known: dict[type, Container | None] = {}
 
 
-def why_odd(value: Any) -> str | None:
-    """Return in a few words how a value behaves otherwise than its type claims; None if it does not.
+def taken_apart(container: Container, value: Any) -> tuple[Sequence[Any], list[Any]]:
+    """Return the names and the parts of a container; no names where they are indices.
 
     TensorDict is a mapping whose iteration gives rows. What such an object raises while it is looked
     at must not reach a loop that only called its step.
+
+    Raises:
+        OddContainerError: it behaves otherwise than its type claims.
     """
-    container = container_of_type(type(value))
-    if container is None or container.check is None:
-        return None
     try:
-        return container.check(value)
-    except RecursionError:  # the batch leads to itself, or is nested too deeply
+        return container.read(value)
+    except (
+        OddContainerError,
+        RecursionError,
+    ):  # the batch leads to itself, or is nested too deeply
         raise
     except Exception as error:
-        return f"raises {type(error).__name__} when it is read"
+        raise OddContainerError(f"raises {type(error).__name__} when it is read") from error
+
+
+def why_odd(value: Any) -> str | None:
+    """Return in a few words how a value behaves otherwise than its type claims; None if it does not."""
+    container = container_of_type(type(value))
+    if container is None or not container.may_be_odd:
+        return None
+    try:
+        taken_apart(container, value)
+    except OddContainerError as error:
+        return str(error)
+    return None
 
 
 def why_left_alone(value: Any) -> str | None:
-    """Return in a few words why no graph can read a container's parts; None if one can.
-
-    A copy of it with other parts goes on with the attributes that stand beside them: a graph would
-    read those of another batch.
-    """
+    """Return in a few words why no graph can read a container's parts; None if one can."""
     container = container_of_type(type(value))
     if container is None or container is _DICT:
         return None
-    why = why_odd(value)
-    attributes = None if why is not None else getattr(value, "__dict__", None)
-    if not attributes:
-        return why
-    names = set(container.names(value))
-    tensors = [name for name, part in attributes.items() if issubclass(type(part), torch.Tensor)]
-    beside = next((name for name in tensors if name not in names), None)
+    try:
+        names, _ = taken_apart(container, value)
+    except OddContainerError as error:
+        return str(error)
+    beside = tensor_beside(value, names)
     return None if beside is None else f"has a tensor beside its items, {beside!r}"
+
+
+def tensor_beside(value: Any, names: Sequence[Any]) -> str | None:
+    """Return the name of a tensor that a container has as an attribute; None if there is none.
+
+    A copy of it with other parts goes on with the attributes that stand beside them: a graph would
+    read those of another batch.
+
+    Args:
+        value: the container.
+        names: of its parts, which may be attributes as well.
+    """
+    attributes = getattr(value, "__dict__", None)
+    if not attributes:
+        return None
+    tensors = [name for name, part in attributes.items() if issubclass(type(part), torch.Tensor)]
+    if not tensors:
+        return None
+    known = set(names)
+    return next((name for name in tensors if name not in known), None)
 
 
 def take_apart(kind: type) -> None:
@@ -111,139 +144,70 @@ def take_apart(kind: type) -> None:
 
     Parts are attributes that are tensors or containers; a twin shares the others.
     """
-    _known[kind] = Container(
-        _holding, lambda value: [vars(value)[name] for name in _holding(value)], _with_holding
-    )
+    _known[kind] = Container(_holding, _of_holding, _read_holding, _with_holding)
 
 
 def _new_container(kind: type) -> Container | None:
-    if kind in (dict, OrderedDict, defaultdict):
-        return _DICT if kind is dict else dataclasses.replace(_MAPPING, check=None)
+    if kind is dict:
+        return _DICT
     if issubclass(kind, Mapping):
-        return _MAPPING
+        base = next((base for base in _MAPPINGS_IN_C if issubclass(kind, base)), None)
+        return _PLAIN_MAPPING if base is not None and _reads_as(kind, base) else _MAPPING
     if dataclasses.is_dataclass(kind):
-        return Container(_fields, _of_fields, _with_fields, _check_fields)
+        return _dataclass_container(kind)
     # What these hold is read past methods of their own.
     if issubclass(kind, tuple):
-        return Container(_indices, _of_tuple, _tuple_with_parts)
+        return Container(_indices, _of_tuple, _read_tuple, _tuple_with_parts)
     if issubclass(kind, list):
-        return Container(_indices, list.copy, _list_with_parts)
+        return Container(_indices, list.copy, _read_list, _list_with_parts)
     return None
 
 
-def _check_mapping(value: Any) -> str | None:
+# --- mappings ---
+
+
+# Whoever reads these with methods of theirs gets what they hold.
+_MAPPINGS_IN_C: tuple[type, ...] = (OrderedDict, defaultdict, dict)
+
+_READING = ("__getitem__", "__iter__", "__len__", "values")
+
+
+def _reads_as(kind: type, base: type) -> bool:
+    """Return whether a class reads its items as one of Python's own mappings does."""
+    return all(getattr(kind, name) is getattr(base, name) for name in _READING)
+
+
+def _of_mapping(value: Any) -> list[Any]:
+    return [value[name] for name in value]
+
+
+def _of_values(value: Any) -> list[Any]:
+    return list(value.values())
+
+
+def _read_values(value: Any) -> tuple[list[Any], list[Any]]:
+    return list(value), list(value.values())
+
+
+def _read_mapping(value: Any) -> tuple[list[Any], list[Any]]:
     size = len(value)
     # An iteration may have no end.
     names = list(islice(value, size + 1))
     if any(type(name).__hash__ is None for name in names):
-        return "gives no names of its items when it is iterated"
+        raise OddContainerError("gives no names of its items when it is iterated")
     if len(set(names)) != size or len(names) != size:
-        return "gives other items than it holds"
-    for part, again in [(value[name], value[name]) for name in names]:
-        if not _is_kept(again, part):
-            return "gives other items each time that it is read"
-    return None
-
-
-def _check_fields(value: Any) -> None:
-    _of_fields(value)
-
-
-def cannot_rebuild(value: Any, instead: str) -> str:
-    """Return that a container cannot be made again with other parts, and what to use instead."""
-    return f"cannot rebuild a {type(value).__qualname__} on the device; use {instead}"
-
-
-def endless(batch: Any) -> str:
-    """Return what is wrong with a batch in whose containers a walk finds no end."""
-    return (
-        f"a batch, a {type(batch).__qualname__}, leads to itself or is nested too deeply; give what "
-        "the step needs of it as a tuple or a dict"
-    )
-
-
-def has_own_to(kind: type) -> bool:
-    """Return whether values of this type move themselves, as `value.to(device)`.
-
-    A tensor does as well, but is not meant here.
-    """
-    return callable(getattr(kind, "to", None)) and not issubclass(kind, torch.Tensor)
-
-
-def _indices(value: Any) -> list[int]:
-    base = tuple if issubclass(type(value), tuple) else list
-    return list(range(base.__len__(value)))
-
-
-def _of_tuple(value: Any) -> list[Any]:
-    return list(tuple.__iter__(value))
-
-
-def _fields(value: Any) -> list[str]:
-    """Return the names of a dataclass's fields; one that was never set is no part of it."""
-    return [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
-
-
-def _of_fields(value: Any) -> list[Any]:
-    return [getattr(value, name) for name in _fields(value)]
-
-
-def _holding(value: Any) -> list[str]:
-    return [
-        name
-        for name, part in vars(value).items()
-        if issubclass(type(part), torch.Tensor) or container_of(part) is not None
-    ]
-
-
-def _with_holding(value: Any, parts: Sequence[Any]) -> Any:
-    twin = object.__new__(type(value))
-    vars(twin).update(vars(value) | dict(zip(_holding(value), parts, strict=True)))
-    return twin
-
-
-def _tuple_with_parts(value: Any, parts: Sequence[Any]) -> Any:
-    if all(map(operator.is_, _of_tuple(value), parts)):
-        return value
-    kind = type(value)
-    if hasattr(kind, "n_sequence_fields"):  # made in C, such as `torch.return_types.max`
-        return kind(parts)
-    return _with_attributes(tuple.__new__(kind, parts), value)
-
-
-def _list_with_parts(value: Any, parts: Sequence[Any]) -> Any:
-    twin: Any = list.__new__(type(value))
-    list.extend(twin, parts)
-    return _with_attributes(twin, value)
-
-
-def _with_attributes(twin: Any, value: Any) -> Any:
-    """Return a twin that was made past the constructor, which may take or do anything."""
-    for name, attribute in attributes_of(value):
-        object.__setattr__(twin, name, attribute)
-    return twin
-
-
-@contextmanager
-def _rebuilding(value: Any, instead: str) -> Iterator[None]:
-    """Say in one line that a container cannot be rebuilt, whatever its own methods raise."""
-    try:
-        yield
-    except Exception as error:
-        raise BatchError(cannot_rebuild(value, instead)) from error
-
-
-def _with_fields(value: Any, parts: Sequence[Any]) -> Any:
-    with _rebuilding(value, "a plain dataclass"):
-        twin = copy.copy(value)
-        for name, part in zip(_fields(value), parts, strict=True):
-            # Past `__setattr__`, because the dataclass may be frozen.
-            object.__setattr__(twin, name, part)
-    return twin
+        raise OddContainerError("gives other items than it holds")
+    parts = []
+    for name in names:
+        part = value[name]
+        if not _is_kept(value[name], part):
+            raise OddContainerError("gives other items each time that it is read")
+        parts.append(part)
+    return names, parts
 
 
 def _mapping_with_parts(value: Any, parts: Sequence[Any]) -> Any:
-    with _rebuilding(value, "a dict"):
+    try:
         twin = copy.copy(value)
         _own_attributes(value, twin)
         before = [(name, value[name]) for name in value]
@@ -253,6 +217,8 @@ def _mapping_with_parts(value: Any, parts: Sequence[Any]) -> Any:
                 value[name] = had
                 raise TypeError("its copy shares items with it")
             _check_is_kept(twin[name], part)
+    except Exception as error:  # whatever its own methods raise
+        raise BatchError(cannot_rebuild(value, "a dict")) from error
     return twin
 
 
@@ -294,26 +260,140 @@ def _own(value: Any, known: dict[int, Any]) -> Any:
 
 _DICT = Container(
     list,
-    lambda value: list(value.values()),
+    _of_values,
+    _read_values,
     lambda value, parts: dict(zip(value, parts, strict=True)),
 )
-_MAPPING = Container(
-    list,
-    lambda value: [value[name] for name in value],
-    _mapping_with_parts,
-    _check_mapping,
-)
+_PLAIN_MAPPING = Container(list, _of_values, _read_values, _mapping_with_parts)
+_MAPPING = Container(list, _of_mapping, _read_mapping, _mapping_with_parts, may_be_odd=True)
+
+
+# --- dataclasses, and objects whose attributes are parts ---
+
+
+def _dataclass_container(kind: Any) -> Container:
+    """Return how a dataclass is taken apart; a field that was never set is no part of it."""
+    fields = tuple([field.name for field in dataclasses.fields(kind)])
+
+    def read(value: Any) -> tuple[Sequence[str], list[Any]]:
+        try:
+            return fields, [getattr(value, name) for name in fields]
+        except AttributeError:
+            names = [name for name in fields if hasattr(value, name)]
+            return names, [getattr(value, name) for name in names]
+
+    def with_parts(value: Any, parts: Sequence[Any]) -> Any:
+        try:
+            twin = copy.copy(value)
+            for name, part in zip(read(value)[0], parts, strict=True):
+                # Past `__setattr__`, because the dataclass may be frozen.
+                object.__setattr__(twin, name, part)
+        except Exception as error:  # whatever its own methods raise
+            raise BatchError(cannot_rebuild(value, "a plain dataclass")) from error
+        return twin
+
+    return Container(
+        lambda value: read(value)[0],
+        lambda value: read(value)[1],
+        read,
+        with_parts,
+        may_be_odd=True,
+    )
+
+
+def _holding(value: Any) -> list[str]:
+    return [
+        name
+        for name, part in vars(value).items()
+        if issubclass(type(part), torch.Tensor) or container_of(part) is not None
+    ]
+
+
+def _of_holding(value: Any) -> list[Any]:
+    return [vars(value)[name] for name in _holding(value)]
+
+
+def _read_holding(value: Any) -> tuple[list[str], list[Any]]:
+    names = _holding(value)
+    return names, [vars(value)[name] for name in names]
+
+
+def _with_holding(value: Any, parts: Sequence[Any]) -> Any:
+    twin = object.__new__(type(value))
+    vars(twin).update(vars(value) | dict(zip(_holding(value), parts, strict=True)))
+    return twin
+
+
+# --- tuples and lists ---
+
+
+def _indices(value: Any) -> list[int]:
+    base = tuple if issubclass(type(value), tuple) else list
+    return list(range(base.__len__(value)))
+
+
+def _of_tuple(value: Any) -> list[Any]:
+    return list(tuple.__iter__(value))
+
+
+def _read_tuple(value: Any) -> tuple[tuple[()], list[Any]]:
+    return (), list(tuple.__iter__(value))
+
+
+def _read_list(value: Any) -> tuple[tuple[()], list[Any]]:
+    return (), list.copy(value)
+
+
+def _tuple_with_parts(value: Any, parts: Sequence[Any]) -> Any:
+    if all(map(operator.is_, _of_tuple(value), parts)):
+        return value
+    kind = type(value)
+    if hasattr(kind, "n_sequence_fields"):  # made in C, such as `torch.return_types.max`
+        return kind(parts)
+    return _with_attributes(tuple.__new__(kind, parts), value)
+
+
+def _list_with_parts(value: Any, parts: Sequence[Any]) -> Any:
+    twin: Any = list.__new__(type(value))
+    list.extend(twin, parts)
+    return _with_attributes(twin, value)
+
+
+def _with_attributes(twin: Any, value: Any) -> Any:
+    """Return a twin that was made past the constructor, which may take or do anything."""
+    for name, attribute in attributes_of(value):
+        object.__setattr__(twin, name, attribute)
+    return twin
+
+
+# --- what is wrong with a batch ---
+
+
+def cannot_rebuild(value: Any, instead: str) -> str:
+    """Return that a container cannot be made again with other parts, and what to use instead."""
+    return f"cannot rebuild a {type(value).__qualname__} on the device; use {instead}"
+
+
+def endless(batch: Any) -> str:
+    """Return what is wrong with a batch in whose containers a walk finds no end."""
+    return (
+        f"a batch, a {type(batch).__qualname__}, leads to itself or is nested too deeply; give what "
+        "the step needs of it as a tuple or a dict"
+    )
+
+
+# --- walks ---
 
 
 def containers_in(value: Any) -> Iterator[Any]:
     """Return all containers of a batch, from the outside in; one that stands there twice, twice."""
     if issubclass(type(value), (torch.Tensor, *PLAIN)):
         return
-    container = container_of(value)
-    if container is None:
+    parts = _parts_of(value)
+    if parts is None:
         return
     yield value
-    for part in container.parts(value):
+    for part in parts:
         yield from containers_in(part)
 
 
@@ -325,10 +405,10 @@ def distinct_containers(value: Any) -> list[Any]:
         part = todo.pop()
         if id(part) in found or issubclass(type(part), (torch.Tensor, *PLAIN)):
             continue
-        container = container_of(part)
-        if container is not None:
+        parts = _parts_of(part)
+        if parts is not None:
             found[id(part)] = part
-            todo += container.parts(part)
+            todo += parts
     return list(found.values())
 
 
@@ -354,19 +434,34 @@ def tensors_inside(value: Any) -> list[torch.Tensor]:
 
 
 def _inner_parts(value: Any) -> list[Any]:
-    container = container_of(value)
-    parts = [] if container is None else container.parts(value)
-    return parts + [attribute for _, attribute in attributes_of(value)]
+    return (_parts_of(value) or []) + [attribute for _, attribute in attributes_of(value)]
+
+
+def _parts_of(value: Any) -> list[Any] | None:
+    """Return the parts of a container; None if a value is none, or behaves otherwise than one."""
+    container = container_of_type(type(value))
+    if container is None:
+        return None
+    try:
+        return taken_apart(container, value)[1]
+    except OddContainerError:
+        return None
 
 
 def attributes_of(value: Any) -> list[tuple[str, Any]]:
     """Return the attributes that an object holds, in slots and in its `__dict__`."""
-    names = [name for kind in type(value).__mro__ for name in _slots(kind)]
-    in_slots = [(name, getattr(value, name)) for name in names if hasattr(value, name)]
+    kind = type(value)
+    slots = _slots.get(kind)
+    if slots is None:
+        slots = _slots[kind] = tuple([name for one in kind.__mro__ for name in _slots_of(one)])
+    in_slots = [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
     return in_slots + list(getattr(value, "__dict__", {}).items())
 
 
-def _slots(kind: type) -> tuple[str, ...]:
+_slots: dict[type, tuple[str, ...]] = {}
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
     slots = kind.__dict__.get("__slots__", ())
     names = (slots,) if isinstance(slots, str) else tuple(slots)
     return tuple([name for name in names if name not in ("__dict__", "__weakref__")])

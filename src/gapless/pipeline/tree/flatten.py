@@ -19,10 +19,12 @@ from gapless.errors import BatchError
 from gapless.pipeline.step import Call
 from gapless.pipeline.tree.containers import (
     PLAIN,
+    OddContainerError,
     attributes_of,
     container_of_type,
     endless,
-    why_left_alone,
+    taken_apart,
+    tensor_beside,
 )
 from gapless.pipeline.tree.tensor_layout import (
     kind_of,
@@ -359,18 +361,28 @@ def _node_of(value: Any, leaves: list[torch.Tensor], unknown: list[Any]) -> _Nod
         leaves.append(value)
         return _TENSOR
     if issubclass(kind, PLAIN):
-        if has_attributes(value):
-            unknown.append(value)
-            return _UnknownNode(value)
-        return _PlainNode(value)
+        return _unknown(value, unknown) if has_attributes(value) else _PlainNode(value)
     container = container_of_type(kind)
-    if container is None or (kind not in _BARE and why_left_alone(value) is not None):
-        unknown.append(value)
-        return _UnknownNode(value)
-    parts = [_node_of(part, leaves, unknown) for part in container.parts(value)]
+    if container is None:
+        return _unknown(value, unknown)
+    if kind in _BARE:
+        names, parts = container.read(value)
+    else:
+        try:
+            names, parts = taken_apart(container, value)
+        except OddContainerError:
+            return _unknown(value, unknown)
+        if tensor_beside(value, names) is not None:
+            return _unknown(value, unknown)
+    nodes = [_node_of(part, leaves, unknown) for part in parts]
     if issubclass(kind, (tuple, list)):
-        return _SequenceNode(value, container, parts)
-    return _NamedNode(value, container, dict(zip(container.names(value), parts, strict=True)))
+        return _SequenceNode(value, container, nodes)
+    return _NamedNode(value, container, dict(zip(names, nodes, strict=True)))
+
+
+def _unknown(value: Any, unknown: list[Any]) -> _Node:
+    unknown.append(value)
+    return _UnknownNode(value)
 
 
 def has_attributes(value: Any) -> bool:

@@ -11,10 +11,10 @@ import torch
 from gapless.errors import BatchError
 from gapless.pipeline.tree.containers import (
     PLAIN,
+    OddContainerError,
     cannot_rebuild,
     container_of_type,
-    has_own_to,
-    why_odd,
+    taken_apart,
 )
 
 
@@ -64,7 +64,7 @@ class BatchWalk:
             return self._move_tensor
         if issubclass(kind, PLAIN):
             return _itself
-        if has_own_to(kind):
+        if _has_own_to(kind):
             return self._move_object
         if kind is tuple:
             return self._move_tuple
@@ -76,9 +76,11 @@ class BatchWalk:
         return _itself if container is None else partial(self._move_container, container)
 
     def _move_container(self, container: Container, value: Any) -> Any:
-        if why_odd(value) is not None:
-            raise BatchError(cannot_rebuild(value, "a dict"))
-        return container.with_parts(value, [self.move(part) for part in container.parts(value)])
+        try:
+            _, parts = taken_apart(container, value)
+        except OddContainerError:
+            raise BatchError(cannot_rebuild(value, "a dict")) from None
+        return container.with_parts(value, [self.move(part) for part in parts])
 
     def _move_tuple(self, value: tuple[Any, ...]) -> Any:
         return value if self._is_plain(value) else tuple([self.move(part) for part in value])
@@ -101,6 +103,14 @@ class BatchWalk:
 
 def _itself(value: Any) -> Any:
     return value
+
+
+def _has_own_to(kind: type) -> bool:
+    """Return whether values of this type move themselves, as `value.to(device)`.
+
+    A tensor does as well, but is not meant here.
+    """
+    return callable(getattr(kind, "to", None)) and not issubclass(kind, torch.Tensor)
 
 
 def takes_non_blocking(kind: type) -> bool:
