@@ -26,7 +26,7 @@ MAY_READ = {
     "graphs/read_guards.py",  # bytes of tensors that are on the host
     "graphs/update_operations.py",  # counts that torch keeps on the host
     "pipeline/losses/loss_numbers.py",  # numbers that are the host's own
-    "pipeline/losses/loss_ring.py",  # rows whose copy an event says is done
+    "pipeline/losses/loss_rows.py",  # rows whose copy an event says is done
     "nmt/run/same_weights.py",  # inside a wait declared as "checkpoint"
     "nmt/model/decode.py",  # inside a wait declared as "decode"; and numbers that are the host's own
 }
@@ -154,7 +154,7 @@ def test_engine_functions_say_whether_they_block():
         f"{name}:{method.name}"
         for name in (
             "loop/train_loop.py",
-            "pipeline/losses/loss_ring.py",
+            "pipeline/losses/loss_rows.py",
             "pipeline/prefetch.py",
             "pipeline/losses/deferred_loss.py",
             "pipeline/batch_mover.py",

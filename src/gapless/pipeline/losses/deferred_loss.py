@@ -29,7 +29,7 @@ from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.losses.loss_agreement import LossAgreement
 from gapless.pipeline.losses.loss_history import LossHistory
 from gapless.pipeline.losses.loss_numbers import number_of
-from gapless.pipeline.losses.loss_ring import LossRing
+from gapless.pipeline.losses.loss_rows import LossRows
 from gapless.pipeline.streams import EventPool
 from gapless.ranks import ranks_of_user
 
@@ -136,7 +136,7 @@ class DeferredLoss:
         self._warned_of: NonFinite | None = None
         self._warns = warn_nonfinite
         self._lock = threading.RLock()
-        self._ring: LossRing | None = None
+        self._ring: LossRows | None = None
         self._writers: list[Stream] = []  # streams with rows that are not flushed
         self._pending: deque[_PendingCopy] = deque()
         self._read = LossHistory()
@@ -393,7 +393,7 @@ class DeferredLoss:
     def _write(self, numbers: list[torch.Tensor | float]) -> None:
         ring = self._ring
         if ring is None or ring.num_columns != len(numbers):
-            ring = LossRing(
+            ring = LossRows(
                 self._device,
                 num_rows=_ROWS,
                 num_columns=len(numbers),
@@ -420,7 +420,7 @@ class DeferredLoss:
             self._ring.take_part(0, 1)
         self._is_connected = True
 
-    def _note_writer(self, ring: LossRing, stream: Stream) -> None:
+    def _note_writer(self, ring: LossRows, stream: Stream) -> None:
         if stream not in self._writers:
             self._device.record_stream(ring.rows, stream)
             self._writers.append(stream)

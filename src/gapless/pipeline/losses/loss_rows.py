@@ -35,7 +35,7 @@ _COPIED_TOGETHER = {
 }
 
 
-class LossRing:
+class LossRows:
     """A ring of rows on the device, and its copy on the host.
 
     Args:
