@@ -154,6 +154,7 @@ def test_engine_functions_say_whether_they_block():
         f"{name}:{method.name}"
         for name in (
             "loop/train_loop.py",
+            "pipeline/losses/loss_ring.py",
             "pipeline/losses/loss_rows.py",
             "pipeline/prefetch.py",
             "pipeline/losses/deferred_loss.py",

@@ -9,7 +9,7 @@ import torch
 
 from gapless.errors import LossError, RanksDifferError, UserError
 from gapless.pipeline.host_waits import HostWaits
-from gapless.pipeline.losses import deferred_loss
+from gapless.pipeline.losses import loss_agreement
 from gapless.pipeline.losses.deferred_loss import DeferredLoss
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 
@@ -102,7 +102,7 @@ def users(monkeypatch):
 
     def call(**other):
         ranks = Users(**other)
-        monkeypatch.setattr(deferred_loss, "ranks_of_user", lambda device: ranks)
+        monkeypatch.setattr(loss_agreement, "ranks_of_user", lambda device: ranks)
         return ranks
 
     return call

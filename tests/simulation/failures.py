@@ -129,7 +129,7 @@ def interrupted_reads_lose_no_event(device):
         except KeyboardInterrupt:
             losses.drain()
     assert losses.history == [4.0] * 6
-    assert losses._events.num_created <= 2
+    assert losses._ring._events.num_created <= 2
 
 
 @scenario(num_seeds=FEW)
@@ -149,7 +149,7 @@ def epochs_interrupted_while_losses_are_sent_lose_no_event(device):
         for _ in range(6):
             with suppress(KeyboardInterrupt):
                 loop.run_epoch(regression_data(), Regression(), on_batch=interrupt_the_sending)
-        assert loop.losses._events.num_created <= 3
+        assert loop.losses._ring._events.num_created <= 3
         assert expected_training()[0][:1] * 6 == loop.losses.history
 
 
@@ -164,7 +164,7 @@ def every_event_comes_back_once(device):
     with TrainLoop(plan=PLANS["gapless"].with_knobs(run_ahead=4), device=device) as loop:
         for _ in range(3):
             loop.run_epoch(regression_data()[:5], Regression(), on_batch=look)
-        pools = loop._engine.events, loop._engine.meter._events, loop.losses._events
+        pools = loop._engine.events, loop._engine.meter._events, loop.losses._ring._events
     for pool in pools:
         assert len(set(map(id, pool._free))) == len(pool._free) == pool.num_created
 

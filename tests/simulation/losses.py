@@ -7,7 +7,7 @@ from unittest.mock import patch
 import torch
 
 from gapless.pipeline.host_waits import HostWaits
-from gapless.pipeline.losses import deferred_loss
+from gapless.pipeline.losses import loss_agreement
 from gapless.pipeline.losses.deferred_loss import DeferredLoss
 from gapless.records.step_values import NonFinite, StepValues
 from gapless.testing.simulated import queues
@@ -26,7 +26,7 @@ def losses_of_a_full_ring(device):
     assert losses.mean() == sum(range(1100)) / 1100
     assert [float(number) for number in range(1100)] == losses.history
     assert set(losses.wait_stats.by_reason) <= {"loss_ring", "loss_mean"}
-    assert losses._events.num_created <= 4
+    assert losses._ring._events.num_created <= 4
 
 
 @scenario(only="lazy")
@@ -63,7 +63,7 @@ def losses_of_ranks_that_a_user_made(device):
             on.append(device.current_stream())
             return super().gather_rows(rows)
 
-    with patch.object(deferred_loss, "ranks_of_user", lambda _: Ranks()):
+    with patch.object(loss_agreement, "ranks_of_user", lambda _: Ranks()):
         losses = DeferredLoss(device, ranks=True, every=2)
     for count in range(6):
         losses.add(number(device, float(count)))
@@ -93,7 +93,7 @@ def losses_of_several_ranks(device):
 @scenario(only="asap")
 def losses_of_the_ranks_of_a_user(device):
     """They agree at the first step, and before each read."""
-    with patch.object(deferred_loss, "ranks_of_user", lambda device: TwoRanks()):
+    with patch.object(loss_agreement, "ranks_of_user", lambda device: TwoRanks()):
         losses = DeferredLoss(device, ranks=True)
     for count in range(4):
         losses.add(number(device, float(count)))
@@ -109,10 +109,10 @@ def losses_read_every_time(device):
     for count in range(9):
         losses.add(loss)
         losses.flush()
-        HostWaits(device).wait_stream(losses._stream, reason="test")
+        HostWaits(device).wait_stream(losses._ring._stream, reason="test")
         assert losses.poll() == 1
         assert losses.history == [4.0] * (count + 1)
-    assert losses._events.num_created == 1
+    assert losses._ring._events.num_created == 1
 
 
 @scenario()
@@ -154,7 +154,7 @@ def a_done_copy_is_picked_up_without_waiting(device):
     loss = number(device, float("inf"))
     losses.add(loss)
     losses.flush()
-    HostWaits(device).wait_stream(losses._stream, reason="test")
+    HostWaits(device).wait_stream(losses._ring._stream, reason="test")
     assert losses.poll() == 1
     assert losses.first_nonfinite == NonFinite(step=0, name="loss", value=float("inf"))
     assert losses.wait_stats.count == 0
@@ -201,7 +201,7 @@ def values_by_name_from_several_streams(device):
     }
     assert losses.history["loss"] == [float(count) for count in range(9)]
     assert losses.wait_stats.count == 1
-    assert losses._events.num_created <= 3
+    assert losses._ring._events.num_created <= 3
 
 
 @scenario()
@@ -210,10 +210,10 @@ def the_newest_values_are_asked_for_without_a_wait(device):
     for count in range(4):
         losses.add(number(device, float(count)))
         losses.latest()
-        HostWaits(device).wait_stream(losses._stream, reason="test")
+        HostWaits(device).wait_stream(losses._ring._stream, reason="test")
         assert losses.latest() == StepValues(step=count, values={"loss": float(count)})
     assert losses.wait_stats.count == 0
-    assert losses._events.num_created == 1
+    assert losses._ring._events.num_created == 1
 
 
 @scenario(only="asap")
@@ -252,7 +252,7 @@ def losses_that_are_dropped_while_a_stream_writes_them(device):
     losses = DeferredLoss(device)
     losses.add(number(device, 1.0))
     losses.drain()
-    num_bytes = losses._ring.rows.nbytes
+    num_bytes = losses._ring.rows.memory.nbytes
     stream = device.create_stream()
     late = number(device, 5.0)
     device.wait_stream(stream, device.current_stream())
@@ -268,7 +268,7 @@ def losses_that_are_dropped_while_they_are_copied(device):
     losses = DeferredLoss(device)
     losses.add(number(device, 1.0))
     losses.flush()
-    num_bytes = losses._ring.rows.nbytes
+    num_bytes = losses._ring.rows.memory.nbytes
     del losses
     device.device_buffer(num_bytes).fill_(7)
 

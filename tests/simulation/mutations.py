@@ -175,9 +175,8 @@ def _null_context(node):
 
 _OF_A_DEVICE = ["record_event", "record_stream", "wait_event", "wait_stream", "set_current_stream"]
 _OF_A_DEVICE += ["synchronize_event", "synchronize_stream", "synchronize", "synchronize_all"]
-_OF_LOSSES = ["flush", "poll", "drain", "_drain", "_make_room", "_note_writer", "_read_rows"]
-_OF_LOSSES += ["_take_arrived"]
-_OF_BATCHES = ["leave_loader_memory", "collect", "leave", "result", "shutdown"]
+_OF_LOSSES = ["flush", "poll", "drain", "_drain", "make_room", "take_arrived"]
+_OF_BATCHES = ["_make_room", "leave_loader_memory", "collect", "leave", "result", "shutdown"]
 _OF_BATCHES += [
     "_wait_for_thread",
     "_wait_for_copies",
@@ -216,6 +215,8 @@ KINDS = [
             "staged.reads_loader_memory = False",
             "staged.num_bytes += source.nbytes",
             "self._in_flight.append(staged)",
+            "self._writers.append(stream)",
+            "history.take(self.rows.read(history.num_read, copy.end))",
             "checks.append(lambda: updates.changed() is None)",
             "checks.append(kept.are_alike)",
         ),

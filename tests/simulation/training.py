@@ -8,7 +8,7 @@ import torch
 
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.host_waits import HostWaits
-from gapless.pipeline.losses import deferred_loss
+from gapless.pipeline.losses import loss_ring
 from gapless.plans import PLANS
 from simulation.registry import FEW, scenario
 from simulation.workloads import (
@@ -159,7 +159,7 @@ def losses_of_a_device_that_keeps_up_show_at_once(device):
 def losses_that_fill_half_of_the_ring_show_before_a_read_is_due(device):
     """They go to the host by themselves, and the wait after the batch is enough to have them."""
     expected = expected_training()[0][:4]
-    with patch.object(deferred_loss, "_ROWS", 8):
+    with patch.object(loss_ring, "_ROWS", 8):
         for wait_with in ("stream", "event"):
             plan = PLANS["blocking"].with_knobs(wait_with=wait_with, loss_interval=100)
             _, (result,), means = check_training(device, plan, num_batches=6)

@@ -1,15 +1,9 @@
 """Losses and metrics that stay on the device and come to the host in bulk, late, each exactly once.
 
-`add` writes the values of a step into a row of a ring on the device (`loss_ring.py`). `flush` queues
-the copy of all new rows on the readback stream, behind every stream that wrote one. `poll` reads the
-rows whose copy an event says is done (`loss_history.py`).
-
-One rule guards the ring: a row is written again only after the host has read it, because a row that
-was read has been computed and copied.
-
-Two numbers and a queue say what was added, copied and read: `num_added` and `num_read` of the
-history, and the ends of `_pending`. Each grows by one assignment, after the work that it stands for.
-So if something interrupts the work, the next `flush` or `poll` does it again.
+`add` writes the values of a step into a ring (`loss_ring.py`), `flush` sends new rows to the host, and
+`poll` reads those that have arrived into a history, which knows the means (`loss_history.py`). Then the
+user is told (`loss_callbacks.py`). In a loop of several ranks these agree on what they add before they
+wait for each other (`loss_agreement.py`).
 
 A lock guards all of this, for `add` may be called on any thread. `on_values` is called outside of it,
 and so does the host wait, unless the ring is full.
@@ -18,20 +12,16 @@ and so does the host wait, unless the ring is full.
 from __future__ import annotations
 
 import threading
-import warnings
-from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from gapless.device.find import find_device
 from gapless.errors import LossError, RanksDifferError, UserError, noted_on
 from gapless.pipeline.host_waits import HostWaits
-from gapless.pipeline.losses.loss_agreement import LossAgreement
+from gapless.pipeline.losses.loss_agreement import ranks_of_losses
+from gapless.pipeline.losses.loss_callbacks import LossCallbacks
 from gapless.pipeline.losses.loss_history import LossHistory
 from gapless.pipeline.losses.loss_numbers import number_of
-from gapless.pipeline.losses.loss_rows import LossRows
-from gapless.pipeline.streams import EventPool
-from gapless.ranks import ranks_of_user
+from gapless.pipeline.losses.loss_ring import LossRing
 
 
 if TYPE_CHECKING:
@@ -40,24 +30,14 @@ if TYPE_CHECKING:
 
     import torch
 
-    from gapless.device.base import Device, Event, Stream
+    from gapless.device.base import Device, Stream
     from gapless.pipeline.losses.loss_numbers import Number
     from gapless.ranks import Peers
     from gapless.records.step_values import NonFinite, StepValues
     from gapless.records.wait_stats import WaitStats
 
 
-_ROWS = 1024
-
 _BY_NAME: Any = object()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PendingCopy:
-    """Rows on their way to the host, up to step `end`; without an event if they are there."""
-
-    done: Event | None
-    end: int
 
 
 class DeferredLoss:
@@ -118,34 +98,18 @@ class DeferredLoss:
             raise UserError(f"`every` must be at least 1, but is {every}")
         self._device = find_device(device)
         self._host_waits = HostWaits(self._device, wait_stats=wait_stats)
-        name = "gapless.gather" if ranks is True else "gapless.readback"
-        self._stream = readback_stream or self._device.shared_stream(name)
-        self._events = EventPool(self._device)
-        self._agreement: LossAgreement | None = None
-        self._is_connected = False
-        if not (ranks is None or isinstance(ranks, bool) or hasattr(ranks, "gather_rows")):
-            raise LossError(
-                f"`ranks` must be True in a loop of several ranks, else False, but is {ranks!r}; how many "
-                "there are is read from the process group"
-            )
-        if isinstance(ranks, bool):
-            ranks = self._ranks_of_user(every) if ranks else None
-        self._ranks = None if ranks is None or ranks.world == 1 else ranks
-        self._every, self._on_values = every, on_values
-        self._is_telling = False
-        self._warned_of: NonFinite | None = None
-        self._warns = warn_nonfinite
+        stream = "gapless.gather" if ranks is True else "gapless.readback"
+        peers, self._agreement = ranks_of_losses(ranks, host_waits=self._host_waits, every=every)
         self._lock = threading.RLock()
-        self._ring: LossRows | None = None
-        self._writers: list[Stream] = []  # streams with rows that are not flushed
-        self._pending: deque[_PendingCopy] = deque()
-        self._read = LossHistory()
-
-    def _ranks_of_user(self, every: int | None) -> Peers:
-        ranks = ranks_of_user(self._device.torch_device)
-        if ranks.world > 1:
-            self._agreement = LossAgreement(ranks, host_waits=self._host_waits, every=every)
-        return ranks
+        self._callbacks = LossCallbacks(every, on_values, warns=warn_nonfinite, lock=self._lock)
+        self._ring = LossRing(
+            self._device,
+            host_waits=self._host_waits,
+            stream=readback_stream or self._device.shared_stream(stream),
+            ranks=peers,
+            gathers_beside=self._agreement is not None,
+        )
+        self._history = LossHistory()
 
     @property
     def wait_stats(self) -> WaitStats:
@@ -155,13 +119,13 @@ class DeferredLoss:
     @property
     def num_added(self) -> int:
         """Number of steps added so far, read or not."""
-        return self._read.num_added
+        return self._history.num_added
 
     @property
     def history(self) -> list[float] | Any:
         """The values that have reached the host, one for each step, in order; lists by name."""
         with self._lock:
-            read = self._read
+            read = self._history
             columns = {name: list(column) for name, column in read.columns.items()}
             return columns if read.is_by_name else columns["loss"]
 
@@ -169,12 +133,12 @@ class DeferredLoss:
     def weights(self) -> list[float]:
         """The weights of the steps in `history`."""
         with self._lock:
-            return list(self._read.weights)
+            return list(self._history.weights)
 
     @property
     def first_nonfinite(self) -> NonFinite | None:
         """The first value read that is NaN or infinite, None while there is none."""
-        return self._read.first_nonfinite
+        return self._history.first_nonfinite
 
     def add(self, loss: Number = _BY_NAME, /, *, weight: Number = 1.0, **values: Number) -> None:
         """Keep the loss of one step, or several values by name, computed on the current stream.
@@ -204,25 +168,27 @@ class DeferredLoss:
                 )
             values = {"loss": loss}
         with self._lock:
-            if self._pending:
-                self._take_arrived()
-            values = self._read.in_order(values, is_by_name=is_by_name)
+            ring, history, agreement = self._ring, self._history, self._agreement
+            if ring.pending:
+                ring.take_arrived(history)
+            values = history.in_order(values, is_by_name=is_by_name)
             numbers = [number_of(value, name, self._device) for name, value in values.items()]
             numbers.append(number_of(weight, "weight", self._device))
-            if self._agreement is not None and not self._read.num_added:
-                self._agreement.begin(tuple(values) if is_by_name else None)
-            if self._read.num_added - self._read.num_read >= _ROWS:
-                self._make_room()
-            self._write(numbers)
-            if self._agreement is not None and not self._is_connected:
-                self._connect()
-            self._read.count(values, is_by_name=is_by_name)
-            if self._is_flush_due():
+            if agreement is not None and not history.num_added:
+                agreement.begin(tuple(values) if is_by_name else None)
+            if history.num_added - history.num_read >= ring.num_rows:
+                ring.make_room(history)
+            ring.write(history.num_added, numbers)
+            if agreement is not None:
+                agreement.connect(ring.rows)
+            history.count(values, is_by_name=is_by_name)
+            callbacks = self._callbacks
+            if callbacks.are_due(history.num_added) or ring.is_half_new(history):
                 self.flush()
-        if self._read.first_nonfinite is not None:
-            self._warn()
-        if self._on_values is not None:
-            self._tell()
+        if history.first_nonfinite is not None:
+            callbacks.warn(history.first_nonfinite)
+        if callbacks.on_values is not None and callbacks.can_call(history):
+            callbacks.call(self._current)
 
     def flush(self) -> None:
         """Queue the copy of all new values to the host.
@@ -233,16 +199,11 @@ class DeferredLoss:
         Sync: Does not block the host; on a CPU, with several ranks, until all are here.
         """
         with self._lock:
-            start, end = self._num_flushed(), self._read.num_added
-            if self._agreement is not None and not self._device.is_accelerator:
-                self._agreement.compare("sends", end, answer=None)
-            if start == end:
-                return
-            if self._agreement is not None and self._device.is_accelerator:
-                self._agreement.note_gathered(start, end)
-            done = self._copy(start, end) if self._writers else None
-            self._pending.append(_PendingCopy(done=done, end=end))
-            self._writers = []
+            start, end = self._ring.num_sent(self._history), self._history.num_added
+            if self._agreement is not None:
+                self._agreement.sends(start, end)
+            if start < end:
+                self._ring.send(start, end)
 
     def poll(self) -> int:
         """Take in the values whose copy is done; return the number of new steps.
@@ -250,10 +211,10 @@ class DeferredLoss:
         Sync: Does not block the host.
         """
         with self._lock:
-            before = self._read.num_read
-            self._take_arrived()
-            num_new = self._read.num_read - before
-        self._warn()
+            before = self._history.num_read
+            self._ring.take_arrived(self._history)
+            num_new = self._history.num_read - before
+        self._callbacks.warn(self._history.first_nonfinite)
         return num_new
 
     def latest(self) -> StepValues | None:
@@ -265,14 +226,15 @@ class DeferredLoss:
         Sync: Does not block the host.
         """
         with self._lock:
-            self._take_arrived()
+            ring = self._ring
+            ring.take_arrived(self._history)
             # When this is called differs between ranks, and what they gather must not.
-            if not self._pending and self._ranks is None:
+            if not ring.pending and ring.ranks is None:
                 self.flush()
-                self._take_arrived()
-            read = self._read
+                ring.take_arrived(self._history)
+            read = self._history
             found = read.step(read.num_read - 1) if read.num_read else None
-        self._warn()
+        self._callbacks.warn(self._history.first_nonfinite)
         return found
 
     def drain(self, *, reason: str = "loss_read") -> None:
@@ -285,8 +247,8 @@ class DeferredLoss:
             none if all have been read already.
         """
         self._drain(reason)
-        self._warn()
-        self._tell()
+        self._callbacks.warn(self._history.first_nonfinite)
+        self._callbacks.call(self._current)
 
     def wait_for_flushed(self, *, reason: str = "loss_read") -> None:
         """Take in the values of every step that was flushed so far.
@@ -295,8 +257,8 @@ class DeferredLoss:
             none if all have been read already.
         """
         self._wait(reason)
-        self._warn()
-        self._tell()
+        self._callbacks.warn(self._history.first_nonfinite)
+        self._callbacks.call(self._current)
 
     @overload
     def mean(self) -> float | Any: ...
@@ -324,8 +286,8 @@ class DeferredLoss:
         """
         self._drain("loss_mean")
         found = self.running_mean(name)
-        self._warn()
-        self._tell()
+        self._callbacks.warn(self._history.first_nonfinite)
+        self._callbacks.call(self._current)
         return found
 
     @overload
@@ -347,7 +309,7 @@ class DeferredLoss:
         Sync: Does not block the host.
         """
         with self._lock:
-            read = self._read
+            read = self._history
             if name is None and read.is_by_name:
                 return {each: read.mean(each, since=since) for each in read.columns}
             return read.mean("loss" if name is None else name, since=since)
@@ -358,7 +320,7 @@ class DeferredLoss:
         Sync: Does not block the host.
         """
         with self._lock:
-            read = self._read
+            read = self._history
             return list(zip(read.columns["loss"][step:], read.weights[step:], strict=True))
 
     def reset(self) -> None:
@@ -379,166 +341,34 @@ class DeferredLoss:
                 raise
             with self._lock:
                 # Another thread may have added since.
-                if self._read.num_read == self._read.num_added:
-                    self._read = LossHistory()
+                if self._history.num_read == self._history.num_added:
+                    self._history = LossHistory()
                     return
 
     def _forget(self) -> None:
         """Forget all values, those on their way among them."""
         with self._lock:
-            self._read = LossHistory()
-            self._pending = deque()
-            self._writers = []
+            self._history = LossHistory()
+            self._ring.forget()
 
-    def _write(self, numbers: list[torch.Tensor | float]) -> None:
-        ring = self._ring
-        if ring is None or ring.num_columns != len(numbers):
-            ring = LossRows(
-                self._device,
-                num_rows=_ROWS,
-                num_columns=len(numbers),
-                ranks=self._ranks,
-                skips_together=self._agreement is None,
-            )
-            self._device.record_stream(ring.rows, self._stream)
-            self._ring, self._writers = ring, []
-        stream = self._device.current_stream()
-        if stream not in self._writers:
-            # Work queued where the ring was made may still use the memory that it is made of.
-            self._device.wait_event(stream, ring.made)
-        if ring.write(self._read.num_added, numbers):
-            self._note_writer(ring, stream)
-
-    def _connect(self) -> None:
-        """Let the ranks of a user connect their devices now, when all of them are at the first step.
-
-        NCCL connects at the first collective of a group, and its host waits there for all ranks. Were
-        that the first gathering, a rank with a step more would wait for others that never come.
-        """
-        assert self._ring is not None
-        if self._device.is_accelerator:
-            self._ring.take_part(0, 1)
-        self._is_connected = True
-
-    def _note_writer(self, ring: LossRows, stream: Stream) -> None:
-        if stream not in self._writers:
-            self._device.record_stream(ring.rows, stream)
-            self._writers.append(stream)
-
-    def _is_flush_due(self) -> bool:
-        num_added = self._read.num_added
-        if self._every is not None and num_added % self._every == 0:
-            return True
-        return num_added - self._num_flushed() >= _ROWS // 2
-
-    def _copy(self, start: int, end: int) -> Event:
-        assert self._ring is not None
-        if self._ranks is not None and self._agreement is None:
-            self._gather(start, end)
-        for stream in self._writers:
-            written = self._events.record(stream)
-            self._device.wait_event(self._stream, written)
-            # The readback stream has taken its wait; nobody else will wait for this record.
-            self._events.give_back(written)
-        with self._device.use_stream(self._stream):
-            if self._agreement is not None:
-                # Where ranks differ, this waits until they have compared. So the stream of the loop
-                # must not wait for it: a loop that stands still would never compare.
-                self._ring.gather(start, end, for_stream=self._stream)
-            self._ring.copy_to_host(start, end)
-        return self._events.record(self._stream)
-
-    def _gather(self, start: int, end: int) -> None:
-        """Gather the rows of all ranks on the current stream, behind all that wrote them."""
-        assert self._ring is not None
-        current = self._device.current_stream()
-        for stream in self._writers:
-            if stream != current:
-                self._device.wait_stream(current, stream)
-        self._ring.gather(start, end, for_stream=self._stream)
-        self._writers = [current]
-
-    def _take_arrived(self) -> None:
-        """Read the rows that have arrived."""
-        while self._pending:
-            copy = self._pending[0]
-            if copy.done is not None and not self._device.query_event(copy.done):
-                return
-            self._read_rows(copy.end)
-            self._pending.popleft()
-            if copy.done is not None:
-                self._events.give_back(copy.done)
-
-    def _read_rows(self, end: int) -> None:
-        assert self._ring is not None
-        self._read.take(self._ring.read(self._read.num_read, end))
+    def _current(self) -> LossHistory:
+        return self._history
 
     def _drain(self, reason: str) -> None:
         with self._lock:
-            self._compare_added()
+            if self._agreement is not None:
+                self._agreement.reads(self._history.num_added, self._ring.rows)
             self.flush()
         self._wait(reason)
 
-    def _compare_added(self) -> None:
-        """Let the ranks of a user's loop see that they have added as much."""
-        if self._agreement is None:
-            return
-        answer = None
-        if self._device.is_accelerator and self._ring is not None:
-            answer = self._ring.take_part
-        self._agreement.compare("reads", self._read.num_added, answer=answer)
-
     def _wait(self, reason: str) -> None:
         with self._lock:
-            on_their_way = [copy.done for copy in self._pending if copy.done is not None]
-        if on_their_way:
-            self._host_waits.wait_event(on_their_way[-1], reason=reason)
+            last = self._ring.last_copy()
+        if last is not None:
+            self._host_waits.wait_event(last, reason=reason)
         with self._lock:
-            self._take_arrived()
-            if not self._pending:
-                self._events.reset()
-
-    def _make_room(self) -> None:
-        # A full ring has been flushed, for `add` does so whenever half of it is new; and what has
-        # arrived was taken in.
-        self._host_waits.wait_event(self._pending[0].done, reason="loss_ring")
-        self._take_arrived()
-
-    def _num_flushed(self) -> int:
-        return self._pending[-1].end if self._pending else self._read.num_read
-
-    def _warn(self) -> None:
-        """Warn of the first value that is NaN or infinite, once; called by what the user called."""
-        found = self._read.first_nonfinite
-        if found is None or found is self._warned_of or not self._warns:
-            return
-        self._warned_of = found
-        warnings.warn(
-            f"`{found.name}` of step {found.step} is {found.value}, expected a finite number",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-
-    def _tell(self) -> None:
-        """Call `on_values` with the steps that are due and have arrived."""
-        if self._on_values is None:
-            return
-        while (values := self._next_to_tell()) is not None:
-            try:
-                self._on_values(values)
-            finally:
-                self._is_telling = False
-
-    def _next_to_tell(self) -> StepValues | None:
-        # One call at a time, in whichever thread, keeps them in order.
-        assert self._every is not None
-        with self._lock:
-            due = self._read.num_told + self._every
-            if self._is_telling or due > self._read.num_read:
-                return None
-            self._is_telling = True
-            self._read.num_told = due
-            return self._read.step(due - 1)
+            self._ring.take_arrived(self._history)
+            self._ring.reset_events()
 
     def __enter__(self) -> Self:
         return self

@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
-from gapless.errors import RanksDifferError
+from gapless.errors import LossError, RanksDifferError
+from gapless.ranks import ranks_of_user
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gapless.pipeline.host_waits import HostWaits
+    from gapless.pipeline.losses.loss_rows import LossRows
     from gapless.ranks import Peers
 
 
@@ -51,6 +53,38 @@ class _Added:
     gathered: tuple[tuple[int, int], ...]
 
 
+def ranks_of_losses(
+    ranks: bool | Peers | None, *, host_waits: HostWaits, every: int | None
+) -> tuple[Peers | None, LossAgreement | None]:
+    """Return the ranks whose losses are gathered, and how they agree if they are a user's own.
+
+    Args:
+        ranks: True in a loop of a user's with a process group of its own; or the ranks themselves,
+            which add the same by construction.
+        host_waits: the door for waits.
+        every: steps after which this rank sends values.
+
+    Raises:
+        LossError: `ranks` is something else.
+        UserError: there is no process group, or theirs would make the host wait for the device.
+
+    Sync: Does not block the host; with True the first time until all ranks are here.
+    """
+    if ranks is None or ranks is False:
+        return None, None
+    if ranks is True:
+        peers = ranks_of_user(host_waits.device.torch_device)
+        if peers.world == 1:
+            return None, None
+        return peers, LossAgreement(peers, host_waits=host_waits, every=every)
+    if not hasattr(ranks, "gather_rows"):
+        raise LossError(
+            f"`ranks` must be True in a loop of several ranks, else False, but is {ranks!r}; how many "
+            "there are is read from the process group"
+        )
+    return (None if ranks.world == 1 else ranks), None
+
+
 class LossAgreement:
     """Compares the losses that the ranks of a user's loop add.
 
@@ -65,6 +99,9 @@ class LossAgreement:
         self._host_waits = host_waits
         self._every = every
         self._number = next(_numbers)
+        # A device gathers without its host; on a CPU the host itself has to wait for the others.
+        self._gathers_late = host_waits.device.is_accelerator
+        self._is_connected = False
         self._names: tuple[str, ...] | None = None
         self._gathered: list[tuple[int, int]] = []
 
@@ -81,13 +118,54 @@ class LossAgreement:
         Sync: Blocks the host until all ranks are here ("agreement").
         """
         self._names = names
-        self.compare(_BEGINS, 0, answer=None)
+        self._compare(_BEGINS, 0, answer=None)
 
-    def note_gathered(self, start: int, end: int) -> None:
-        """Note that the rows of steps `start` to `end` are gathered without a comparison."""
-        self._gathered.append((start, end))
+    def connect(self, rows: LossRows | None) -> None:
+        """Let the devices of all ranks connect at the first step, when all of them are here.
 
-    def compare(
+        NCCL connects at the first collective of a group, and its host waits there for all ranks. Were
+        that the first gathering, a rank with a step more would wait for others that never come.
+
+        Sync: Does not block the host but for that.
+        """
+        if self._is_connected:
+            return
+        if self._gathers_late:
+            assert rows is not None
+            rows.take_part(0, 1)
+        self._is_connected = True
+
+    def sends(self, start: int, end: int) -> None:
+        """See to it that all ranks send the rows of steps `start` to `end`, if there are any.
+
+        Raises:
+            RanksDifferError: ranks have added other numbers of steps, or other values.
+            PeerLostError: another rank is gone, or does not come.
+
+        Sync: Does not block the host on a GPU; on a CPU until all ranks are here ("agreement").
+        """
+        if not self._gathers_late:
+            self._compare("sends", end, answer=None)
+        elif start < end:
+            self._gathered.append((start, end))
+
+    def reads(self, num_added: int, rows: LossRows | None) -> None:
+        """See to it that all ranks read as many steps.
+
+        Args:
+            num_added: steps since the last reset.
+            rows: take part in gathering what other ranks have queued; None: there are none yet.
+
+        Raises:
+            RanksDifferError: as of `sends`.
+            PeerLostError: as of `sends`.
+
+        Sync: Blocks the host until all ranks are here ("agreement").
+        """
+        answer = rows.take_part if self._gathers_late and rows is not None else None
+        self._compare("reads", num_added, answer=answer)
+
+    def _compare(
         self, call: str, num_added: int, *, answer: Callable[[int, int], None] | None
     ) -> None:
         """Compare how many steps the ranks have added.
@@ -97,12 +175,6 @@ class LossAgreement:
             num_added: steps since the last reset.
             answer: takes part in gathering the rows of steps that other ranks have queued; None:
                 rows are gathered after a comparison alone.
-
-        Raises:
-            RanksDifferError: ranks have added other numbers of steps, or other values.
-            PeerLostError: another rank is gone, or does not come.
-
-        Sync: Blocks the host until all ranks are here ("agreement").
         """
         gathered = tuple(self._gathered)
         own = _Added(self._number, call, self._names, self._every, num_added, gathered)

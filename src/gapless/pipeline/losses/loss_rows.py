@@ -47,7 +47,7 @@ class LossRows:
             skipped the step, so that it has no part in means. Otherwise it has none on its rank.
 
     Attributes:
-        rows: the device's memory.
+        memory: of the rows on the device.
         made: marks the end of the work that was queued before on the stream that was current when
             the ring was made. Other streams wait for it before they write.
         num_columns: as given.
@@ -73,7 +73,7 @@ class LossRows:
         # Memory of inference mode could not be written outside of it. The mode by position, because
         # torch.compile takes no keyword there.
         with torch.inference_mode(False):
-            self.rows = device.device_buffer(num_bytes).view(torch.float64).view(shape)
+            self.memory = device.device_buffer(num_bytes).view(torch.float64).view(shape)
             pinned = device.host_buffer(world * num_bytes, pinned=True)
             self._host_rows = list(pinned.view(torch.float64).view(world, *shape))
         self.made = device.create_event()
@@ -126,7 +126,7 @@ class LossRows:
             return
         with torch.inference_mode(False):
             self._gathered = [
-                self._ranks.gather_rows(self.rows[first:last])
+                self._ranks.gather_rows(self.memory[first:last])
                 for first, last in self._ranges(start, end)
             ]
         for gathered in self._gathered:
@@ -140,7 +140,7 @@ class LossRows:
         assert self._ranks is not None
         with torch.inference_mode(False):
             for first, last in self._ranges(start, end):
-                self._ranks.gather_rows(self.rows[first:last])
+                self._ranks.gather_rows(self.memory[first:last])
 
     def copy_to_host(self, start: int, end: int) -> None:
         """Queue the copy of the rows of steps `start` to `end` on the current stream.
@@ -150,7 +150,7 @@ class LossRows:
         ranges = self._ranges(start, end)
         if self._ranks is None:
             for first, last in ranges:
-                self._device.copy(self._host_rows[0][first:last], self.rows[first:last])
+                self._device.copy(self._host_rows[0][first:last], self.memory[first:last])
             return
         for (first, last), gathered in zip(ranges, self._gathered, strict=True):
             for host_rows, rows in zip(self._host_rows, gathered, strict=True):
@@ -174,7 +174,7 @@ class LossRows:
 
     def _make_views(self, place: int) -> Sequence[torch.Tensor]:
         with torch.inference_mode(False):
-            views = self.rows[place].unbind()
+            views = self.memory[place].unbind()
         self._views[place] = views
         return views
 
