@@ -13,7 +13,7 @@ from gapless.nmt.run.alike import first_difference
 from gapless.nmt.run.first_rank import made_by_first
 from gapless.nmt.run.interrupt import StopRequest
 from gapless.nmt.run.time_limit import AgreedClock, WallClock
-from gapless.nmt.run.together import decide_together
+from gapless.nmt.run.together import decisions_of
 from gapless.ranks import OneRank
 
 
@@ -55,7 +55,7 @@ def run():
         ranks=ranks,
         clock=AgreedClock(WallClock()),
         host_waits=SimpleNamespace(blocking=None),
-        loop=SimpleNamespace(losses=SimpleNamespace(drain=lambda: drained.append(True))),
+        losses=SimpleNamespace(drain=lambda: drained.append(True)),
         drained=drained,
     )
 
@@ -63,69 +63,79 @@ def run():
 # --- decisions ---
 
 
+def decide(run, stop=None):
+    return decisions_of(
+        run.ranks,
+        stop=stop or StopRequest(),
+        clock=run.clock,
+        losses=run.losses,
+        host_waits=run.host_waits,
+    )
+
+
 def test_a_signal_stops_a_rank_only_when_all_agree(run):
     """The rank that got it tells the others, and stops where they do."""
     with StopRequest() as stop:
-        together = decide_together(run, stop)
+        decisions = decide(run, stop)
         os.kill(os.getpid(), signal.SIGTERM)
-        together.after_update(1)
+        decisions.after_update(1)
 
         assert not stop.is_set
         assert ("stop", signal.SIGTERM) in run.ranks.asked
 
         run.ranks.agreed = {"stop": int(signal.SIGTERM)}
-        together.after_update(2)
+        decisions.after_update(2)
 
         assert stop.number == signal.SIGTERM
 
 
 def test_a_save_that_somebody_asked_for_is_of_all(run):
     """It is taken once, at the update at which all know of it."""
-    together = decide_together(run, StopRequest())
+    decisions = decide(run)
     run.ranks.agreed = {"save": 1}
-    together.after_update(1)
+    decisions.after_update(1)
 
-    assert together.take_save()
-    assert not together.take_save()
+    assert decisions.take_save()
+    assert not decisions.take_save()
 
 
 def test_a_failure_is_of_all(run):
     """The rank that read the loss goes on until all know; by then each has read it."""
-    together = decide_together(run, StopRequest())
-    together.ask_to_fail()
-    together.after_update(1)
+    decisions = decide(run)
+    decisions.ask_to_fail()
+    decisions.after_update(1)
 
     assert ("fail", 1) in run.ranks.asked
-    assert not together.fails
+    assert not decisions.fails
     assert run.drained == []
 
     run.ranks.agreed = {"fail": 1}
-    together.after_update(2)
+    decisions.after_update(2)
 
-    assert together.fails
+    assert decisions.fails
     assert run.drained == [True]
 
 
 def test_a_process_alone_fails_at_once(run):
     """It has nobody to wait for."""
     run.ranks = OneRank()
-    together = decide_together(run, StopRequest())
-    together.ask_to_fail()
+    decisions = decide(run)
+    decisions.ask_to_fail()
 
-    assert together.fails
+    assert decisions.fails
     assert run.drained == []
 
 
 def test_the_time_is_that_of_rank_0_when_all_agreed(run):
     """Not that of each rank: the end of a run that has a limit would differ."""
-    together = decide_together(run, StopRequest())
+    decisions = decide(run)
 
     assert run.clock.seconds() == 0.0
 
     run.ranks.agreed = {"milliseconds": 1500}
-    together.after_update(1)
+    decisions.after_update(1)
     run.ranks.agreed = {"milliseconds": 1200}
-    together.settle()
+    decisions.settle()
 
     assert run.clock.seconds() == 1.5
 
@@ -133,7 +143,7 @@ def test_the_time_is_that_of_rank_0_when_all_agreed(run):
 def test_other_ranks_do_not_tell_their_time(run):
     """Theirs may be ahead."""
     run.ranks.is_first = False
-    decide_together(run, StopRequest()).after_update(1)
+    decide(run).after_update(1)
 
     assert run.ranks.asked == []
 

@@ -11,8 +11,9 @@ from gapless.errors import RunFolderError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from torch import nn
+
     from gapless.nmt.run.config import TrainConfig
-    from gapless.nmt.run.translation_step import TranslationStep
 
 
 # The weights and two moments of Adam.
@@ -34,18 +35,18 @@ def space_needed(config: TrainConfig, weight_bytes: int) -> int:
     return weight_bytes * (_STATE_COPIES * states + weights)
 
 
-def check_disk_space(run_dir: Path, config: TrainConfig, step: TranslationStep) -> None:
+def check_disk_space(run_dir: Path, config: TrainConfig, model: nn.Module) -> None:
     """Check that the checkpoints of a run find room on the disk.
 
     Args:
         run_dir: of the run; what it holds already counts as room.
         config: of the run.
-        step: with its model.
+        model: that is saved.
 
     Raises:
         RunFolderError: they do not.
     """
-    weight_bytes = sum(weight.numel() * weight.itemsize for weight in step.model.parameters())
+    weight_bytes = sum(weight.numel() * weight.itemsize for weight in model.parameters())
     needed = space_needed(config, weight_bytes)
     used = sum(path.lstat().st_size for path in run_dir.glob("checkpoints/*/*"))
     # The folder of a new run is not there yet.

@@ -106,7 +106,7 @@ def estimate_run(config: TrainConfig, task: Task, *, world: int = 1) -> Estimate
     with TrainLoop(plan=plan, device=device, memory_budget_bytes=budget) as loop:
         with loop.on_compute_stream():
             parts = make_parts(config, task, device=device, total_updates=config.max_steps or 1)
-        check_disk_space(run_dir, config, parts.step)
+        check_disk_space(run_dir, config, parts.step.model)
         check_writable(run_dir)
         sampler = training_sampler(
             config, task.train, layout=resolved.layout, one_shape=resolved.one_shape, world=world

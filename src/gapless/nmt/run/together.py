@@ -1,6 +1,6 @@
-"""What the ranks of a run decide alike: when it stops or fails, and when its state is saved.
+"""What the ranks of a run decide together: when it stops or fails, and when its state is saved.
 
-A rank alone decides at once. Several agree after each update, by counts: a signal, or a clock, says
+A single rank decides at once. Several agree after each update, by counts: a signal, or a clock, says
 other things on other ranks. So the time of a run is that of rank 0 when they last agreed.
 """
 
@@ -15,14 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gapless.nmt.run.interrupt import StopRequest
-    from gapless.nmt.run.training_run import TrainingRun
+    from gapless.nmt.run.time_limit import WallClock
+    from gapless.pipeline.host_waits import HostWaits
+    from gapless.pipeline.readback import DeferredLoss
+    from gapless.ranks import Ranks
 
 
 _STOP, _FAIL, _SAVE, _MILLISECONDS = "stop", "fail", "save", "milliseconds"
 
 
-class Together(Protocol):
-    """Decides when a run stops or fails, and when its state is saved."""
+class Decisions(Protocol):
+    """Decide when a run stops or fails, and when its state is saved."""
 
     def ask_to_fail(self) -> None:
         """Ask that the run fails: the losses that all ranks read on this one first say so."""
@@ -50,17 +53,30 @@ class Together(Protocol):
         """Return whether somebody asked for a state since the last call."""
 
 
-def decide_together(run: TrainingRun, stop: StopRequest) -> Together:
-    """Return who decides for a run.
+def decisions_of(
+    ranks: Ranks,
+    *,
+    stop: StopRequest,
+    clock: WallClock | AgreedClock,
+    losses: DeferredLoss,
+    host_waits: HostWaits,
+) -> Decisions:
+    """Return the decisions of a run.
 
     Args:
-        run: to train.
+        ranks: that train it.
         stop: that this process may be asked for.
+        clock: of the run; the ranks agree on its time.
+        losses: of all batches of this process; all are read before the run fails.
+        host_waits: counts the waits for other ranks.
     """
-    return _Alone(stop) if run.ranks.world == 1 else _Agreed(run, stop)
+    if ranks.world == 1:
+        return _SingleRank(stop)
+    assert isinstance(clock, AgreedClock)
+    return _SeveralRanks(ranks, stop=stop, clock=clock, losses=losses, host_waits=host_waits)
 
 
-class _Alone:
+class _SingleRank:
     def __init__(self, stop: StopRequest) -> None:
         self._stop = stop
         self.fails = False
@@ -78,15 +94,21 @@ class _Alone:
         return self._stop.take_save()
 
 
-class _Agreed:
-    def __init__(self, run: TrainingRun, stop: StopRequest) -> None:
-        assert isinstance(run.clock, AgreedClock)
-        self._ranks, self._stop, self._clock = run.ranks, stop, run.clock
-        self._losses = run.loop.losses
+class _SeveralRanks:
+    def __init__(
+        self,
+        ranks: Ranks,
+        *,
+        stop: StopRequest,
+        clock: AgreedClock,
+        losses: DeferredLoss,
+        host_waits: HostWaits,
+    ) -> None:
+        self._ranks, self._stop, self._clock, self._losses = ranks, stop, clock, losses
         self._signal = 0
         self._is_save_due = self._is_failure_seen = self.fails = False
-        self._agreement = run.ranks.agreement(
-            (_STOP, _FAIL, _SAVE, _MILLISECONDS), blocking=run.host_waits.blocking
+        self._agreement = ranks.agreement(
+            (_STOP, _FAIL, _SAVE, _MILLISECONDS), blocking=host_waits.blocking
         )
         stop.tell_others(self._note_signal)
 

@@ -27,7 +27,7 @@ from gapless.nmt.run.same_weights import check_same_weights
 from gapless.nmt.run.saver import Saver
 from gapless.nmt.run.silent import SilentFolder, SilentLog, SilentObserver, SilentSaver
 from gapless.nmt.run.summary import describe_run, summarize
-from gapless.nmt.run.together import decide_together
+from gapless.nmt.run.together import decisions_of
 from gapless.nmt.run.training_run import new_run, resumed_run
 from gapless.nmt.run.validation import score_pairs, validate
 from gapless.pipeline.loader_worker import prepare_worker
@@ -206,7 +206,13 @@ class Trainer:
         if self._is_first:
             self._forget_later()
         folder = self._open_folder()
-        self._together = decide_together(run, stop)
+        self._decisions = decisions_of(
+            run.ranks,
+            stop=stop,
+            clock=run.clock,
+            losses=run.loop.losses,
+            host_waits=run.host_waits,
+        )
         # The request is the last to go: a second SIGTERM must not cut the last save short.
         with self._warnings, stop, run.loop, folder, self._saver, self._declared_compiles():
             self._capture_ahead(stop)
@@ -287,7 +293,7 @@ class Trainer:
 
         def on_batch(done: int) -> None:
             self._observer.capturing_ahead(done, of=len(examples))
-            self._together.settle()
+            self._decisions.settle()
             stop.check()
             for following in examples[done : done + 1]:
                 step.note_size(following)
@@ -411,13 +417,13 @@ class Trainer:
             log.write_new()
             watch.look()
             if watch.error is not None:
-                self._together.ask_to_fail()
+                self._decisions.ask_to_fail()
             self._note_decisions()
             self._saver.poll()
             self._is_saved = False
             if run.sampler.ends_update(progress.batch - 1):
-                self._together.after_update(run.step.num_updates)
-            if self._together.fails:
+                self._decisions.after_update(run.step.num_updates)
+            if self._decisions.fails:
                 watch.look()
                 watch.check()
             if self._saves_after(progress, stop):
@@ -442,7 +448,7 @@ class Trainer:
             weights=[weight for _, weight in read],
             peak_memory_bytes=run.device.peak_memory_bytes(),
         )
-        self._together.settle()
+        self._decisions.settle()
 
     def _note_training(self) -> None:
         """Keep what is trained on, once, when there is something to train on."""
@@ -551,7 +557,7 @@ class Trainer:
                 "tokens, where the model would have gone on"
             )
         run.time_limit.note_validation(seconds)
-        self._together.settle()
+        self._decisions.settle()
         if self._validation_clock is not None:
             self._validation_clock.done(run.step.num_updates)
         if self._is_first:
@@ -665,7 +671,7 @@ class Trainer:
         ends_update = is_inside and run.sampler.ends_update(progress.batch - 1)
         if not ends_update or stop.is_set:
             return False
-        if not (self._clock.is_due(run.step.num_updates) or self._together.take_save()):
+        if not (self._clock.is_due(run.step.num_updates) or self._decisions.take_save()):
             return False
         if self._first_is_saving():
             self._clock.owe()

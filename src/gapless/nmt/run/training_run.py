@@ -383,7 +383,7 @@ def _make_folder(run: TrainingRun) -> Path:
     Of several processes that chose the same one, each but the first takes the next, unless its user
     named the folder.
     """
-    check_disk_space(run.run_dir, run.config, run.step)
+    check_disk_space(run.run_dir, run.config, run.model)
     while True:
         try:
             _begin_folder(run)
@@ -578,7 +578,7 @@ def _check_folder(run: TrainingRun) -> None:
             end=max(run.position.epoch, run.last_epoch),
             average=run.config.num_averaged,
         )
-    check_disk_space(run.run_dir, run.config, run.step)
+    check_disk_space(run.run_dir, run.config, run.model)
     write_files(run.run_dir, files_of_run(run.config, run.task.vocabs))
     run.notes += notes_of_known(run.run_dir, run.task.corpus)
 
