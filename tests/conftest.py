@@ -20,8 +20,8 @@ from gapless.nmt.data.padded_layout import PaddedLayout
 from gapless.nmt.data.sampler import MicrobatchSampler, make_loader
 from gapless.nmt.data.token_pairs import TokenPairs
 from gapless.nmt.model.transformer import ModelSizes, Transformer
-from gapless.nmt.run.config import make_config
-from gapless.nmt.run.translation_step import TranslationStep
+from gapless.nmt.run.training_step import TranslationStep
+from gapless.nmt.settings.config import make_config
 from leaks import no_leaks, pytest_runtest_call  # noqa: F401  # pytest finds them here
 from share_of_cases import pytest_collection_modifyitems  # noqa: F401  # likewise
 

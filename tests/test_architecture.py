@@ -27,7 +27,7 @@ MAY_READ = {
     "graphs/update_operations.py",  # counts that torch keeps on the host
     "pipeline/losses/loss_numbers.py",  # numbers that are the host's own
     "pipeline/losses/loss_rows.py",  # rows whose copy an event says is done
-    "nmt/run/same_weights.py",  # inside a wait declared as "checkpoint"
+    "nmt/run/rank_agreement.py",  # inside a wait declared as "checkpoint"
     "nmt/model/decode.py",  # inside a wait declared as "decode"; and numbers that are the host's own
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gapless.doctor.advice.explanations import CODES
-from gapless.nmt.run import defaults
+from gapless.nmt.settings import defaults
 
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 
-from gapless.nmt.run.config import make_config
+from gapless.nmt.settings.config import make_config
 
 
 def tiny_config(folder, **settings):

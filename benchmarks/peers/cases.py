@@ -18,8 +18,8 @@ from gapless.nmt.data.fixed_layout import choose_fixed_layout
 from gapless.nmt.data.sampler import Microbatch, MicrobatchSampler
 from gapless.nmt.data.token_pairs import TokenPairs
 from gapless.nmt.run.build import training_sampler
-from gapless.nmt.run.config import TrainConfig
 from gapless.nmt.run.task import prepare
+from gapless.nmt.settings.config import TrainConfig
 
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from gapless.nmt.run.config import TrainConfig
+    from gapless.nmt.settings.config import TrainConfig
 
 
 def model_flops(

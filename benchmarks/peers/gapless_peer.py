@@ -13,7 +13,7 @@ from gapless.device.numerics import seed_everything
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.data.sampler import Microbatch, PairBatches, make_loader
 from gapless.nmt.run.build import build_step, training_sampler
-from gapless.nmt.run.resolved import resolve
+from gapless.nmt.settings.effective_settings import resolve
 from gapless.ranks import OneRank
 
 

@@ -12,7 +12,7 @@ from gapless.nmt.data.batch import Batch
 from gapless.nmt.data.sampler import Microbatch, PairBatches
 from gapless.nmt.model.loss import LabelSmoothing, LossCompute
 from gapless.nmt.run.build import build_model
-from gapless.nmt.run.schedule import learning_rate
+from gapless.nmt.run.training_step import learning_rate
 
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
     from gapless.nmt.data.token_pairs import TokenPairs
     from gapless.nmt.model.transformer import Transformer
-    from gapless.nmt.run.config import TrainConfig
+    from gapless.nmt.settings.config import TrainConfig
 
 
 class Peer(Protocol):

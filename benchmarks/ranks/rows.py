@@ -9,7 +9,7 @@ import yaml
 
 from benchmarks.peers.cases import PLAIN_LAYOUT
 from gapless.errors import UserError
-from gapless.nmt.run.config import TrainConfig
+from gapless.nmt.settings.config import TrainConfig
 
 
 if TYPE_CHECKING:

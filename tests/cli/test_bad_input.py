@@ -385,7 +385,8 @@ def test_a_checkpoint_may_be_a_path_as_a_shell_completes_it(
 def test_a_disk_that_reports_no_size_is_not_full(gapless, tiny_data, monkeypatch):
     """As ramfs does."""
     monkeypatch.setattr(
-        "gapless.nmt.run.disk_space.shutil.disk_usage", lambda _: SimpleNamespace(free=0, total=0)
+        "gapless.nmt.run_folder.disk_space.shutil.disk_usage",
+        lambda _: SimpleNamespace(free=0, total=0),
     )
 
     assert (
@@ -450,7 +451,7 @@ def test_how_to_go_on_after_a_full_disk(gapless, tiny_data, tmp_path, monkeypatc
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "r/checkpoints/final")
 
     with monkeypatch.context() as full:
-        full.setattr("gapless.nmt.run.saver.Saver.finish", fail)
+        full.setattr("gapless.nmt.run_folder.saver.Saver.finish", fail)
         ended = gapless(
             "train", "--data", tiny_data, "--run-dir", "r", "--epochs", "1", *ONE_EPOCH
         )
@@ -480,7 +481,7 @@ def test_a_dry_run_says_what_the_run_would_say_of_its_folder(
 ):
     """It leaves no folder behind, whatever it says."""
     monkeypatch.setattr(
-        "gapless.nmt.run.disk_space.shutil.disk_usage",
+        "gapless.nmt.run_folder.disk_space.shutil.disk_usage",
         lambda _: SimpleNamespace(free=free, total=2**40),
     )
     asked = ("train", "--data", tiny_data, "--run-dir", run_dir, *ONE_EPOCH)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gapless.cli.translation_workload import in_one_process, translation_workload
-from gapless.nmt.run.config import make_config
 from gapless.nmt.run.task import prepare
+from gapless.nmt.settings.config import make_config
 from gapless.plans import PLANS
 
 

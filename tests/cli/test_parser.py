@@ -10,7 +10,7 @@ import pytest
 
 from gapless.cli.main import COMMANDS, command_parser
 from gapless.cli.parser import Parser, UsageError, count_or_auto, file_or_folder, one_of
-from gapless.nmt.run.config import TrainConfig
+from gapless.nmt.settings.config import TrainConfig
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import gapless
 from cli.conftest import ONE_EPOCH
 from gapless.cli import progress
-from gapless.nmt.run.saver import Saver
+from gapless.nmt.run_folder.saver import Saver
 
 
 SRC = str(Path(gapless.__file__).parents[1])

@@ -19,7 +19,7 @@ from gapless.errors import DataError
 from gapless.nmt.data.arriving_lines import arriving_lines
 from gapless.nmt.data.vocab import SubwordVocab
 from gapless.nmt.run import translator
-from gapless.nmt.run.score import one_line
+from gapless.nmt.run.translator import one_line
 
 
 def test_what_a_model_writes_stays_on_its_line(gapless, tiny_run, monkeypatch):

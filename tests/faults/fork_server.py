@@ -27,7 +27,7 @@ import threading
 PRELOADED = [
     "gapless.cli.main",
     "gapless.cli.checkpoint_command",
-    "gapless.nmt.run.chosen_run",
+    "gapless.nmt.run.new_run",
     "gapless.nmt.run.translator",
     "gapless.nmt.data.arriving_lines",
     "sacrebleu.tokenizers.tokenizer_none",

@@ -10,7 +10,7 @@ import torch
 
 from gapless.cli.main import run_command
 from gapless.device.find import find_device
-from gapless.nmt.run import checkpoints as checkpoint
+from gapless.nmt.run_folder import checkpoints as checkpoint
 from gapless.pipeline.host_copy import HostCopy
 from gapless.pipeline.host_waits import HostWaits
 from gapless.testing import forbid_waits

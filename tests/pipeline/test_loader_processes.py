@@ -17,7 +17,7 @@ import torch
 
 import gapless
 from gapless.loop.train_loop import TrainLoop
-from gapless.nmt.run.interrupt import StopRequest, until_stopped
+from gapless.nmt.run.stopping import StopRequest, until_stopped
 
 
 class PlannedError(Exception):

@@ -18,7 +18,7 @@ import torch
 import gapless.ranks.agreement as agreement_room
 from gapless.device.find import find_device, num_gpus
 from gapless.errors import GaplessError, RanksDifferError
-from gapless.nmt.run.same_weights import check_same_weights
+from gapless.nmt.run.rank_agreement import check_same_weights
 from gapless.pipeline.host_waits import HostWaits
 from gapless.ranks import find_ranks
 from gapless.ranks.launch import device_of, read_launch

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from gapless.cli.signals import Signals
-from gapless.nmt.run.interrupt import StopRequest
+from gapless.nmt.run.stopping import StopRequest
 from gapless.ranks.leaving import leave
 from gapless.ranks.pulse import Pulse
 

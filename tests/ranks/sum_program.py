@@ -12,8 +12,8 @@ from gapless.errors import RanksError
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.data.batch import TokenBatch
 from gapless.nmt.model.transformer import ModelSizes, Transformer
-from gapless.nmt.run.config import make_config
-from gapless.nmt.run.translation_step import TranslationStep
+from gapless.nmt.run.training_step import TranslationStep
+from gapless.nmt.settings.config import make_config
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.step import StepLoss
 from gapless.plans import get_plan

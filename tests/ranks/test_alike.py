@@ -8,7 +8,7 @@ import pytest
 
 from gapless.device.find import find_device
 from gapless.errors import UserError
-from gapless.nmt.run.alike import check_alike
+from gapless.nmt.run.rank_agreement import check_alike
 
 
 class Ranks:

@@ -38,8 +38,8 @@ def add_options(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     """List or verify the checkpoints of a run."""
     require_extra("nmt", f"gapless checkpoint {options.action}")
-    from gapless.nmt.run.checkpoints import list_all
-    from gapless.nmt.run.folder import damaged_files
+    from gapless.nmt.run_folder.checkpoints import list_all
+    from gapless.nmt.run_folder.folder import damaged_files
 
     damaged = damaged_files(options.run)
     listed = list_all(options.run)

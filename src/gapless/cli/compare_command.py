@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gapless.cli.parser import Parser
     from gapless.compare.workload import PlanWorkloadFunction, WorkloadFunction
     from gapless.device.base import Device
-    from gapless.nmt.run.config import TrainConfig
+    from gapless.nmt.settings.config import TrainConfig
     from gapless.records.comparison import ComparisonReport
     from gapless.records.verification import Verdict
 
@@ -174,7 +174,7 @@ def _check_files(options: Namespace) -> None:
 
 
 def _precision_of(config: Path | None) -> str:
-    from gapless.nmt.run.config import make_config
+    from gapless.nmt.settings.config import make_config
 
     return "fp32" if config is None else make_config({}, file=config).precision
 
@@ -243,8 +243,8 @@ def _work(
     if spec is None:
         from gapless.cli.translation_workload import in_one_process, translation_workload
         from gapless.compare.compare_plans import REFERENCE
-        from gapless.nmt.run.resolved import resolve
         from gapless.nmt.run.task import prepare
+        from gapless.nmt.settings.effective_settings import resolve
 
         settings = _config(asked, config=config, given=given)
         # Refuses what cannot be laid out, before the text is read.
@@ -266,7 +266,7 @@ def _work(
 
 
 def _config(asked: CompareSettings, *, config: Path | None, given: dict[str, Any]) -> TrainConfig:
-    from gapless.nmt.run.config import make_config
+    from gapless.nmt.settings.config import make_config
 
     flags = {**given, "precision": asked.run.precision, "seed": asked.run.seed}
     # One layout of batches for all plans: the one that can be captured. Compiled layers round

@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
     from gapless.cli.parser import Parser
     from gapless.nmt.data.corpus import Corpus, Pairs
-    from gapless.nmt.run.config import TrainConfig
-    from gapless.nmt.run.score import Evaluation
-    from gapless.nmt.run.scoring import Scoring
+    from gapless.nmt.run.scoring import Evaluation, Scoring
     from gapless.nmt.run.translator import Translator
+    from gapless.nmt.settings.config import TrainConfig
 
 
 DETAILS = ""
@@ -87,9 +86,9 @@ def run(options: Namespace) -> int:
     require_extra("nmt", "gapless evaluate")
     from gapless.nmt.data.corpus import notes_of_empty
     from gapless.nmt.run.out_of_memory import naming_phase
-    from gapless.nmt.run.score import evaluate, longest_source
-    from gapless.nmt.run.scoring import decide_scoring
-    from gapless.nmt.run.trained_on import find_trained_on
+    from gapless.nmt.run.scoring import decide_scoring, evaluate
+    from gapless.nmt.run.translator import longest_source
+    from gapless.nmt.run_folder.seen_text import find_trained_on
 
     translator = make_translator(options)
     config = _with_options(translator.config, options)
@@ -191,7 +190,7 @@ def _with_options(config: TrainConfig, options: Namespace) -> TrainConfig:
 
 def _write(result: Evaluation, pairs: Pairs, *, folder: Path, split: str) -> dict[str, str]:
     """Write what was translated, compared and found, a sentence a line; return the paths."""
-    from gapless.nmt.run.score import one_line
+    from gapless.nmt.run.translator import one_line
 
     texts = dict(zip(_WRITTEN, (pairs.src, result.references, result.hypotheses), strict=True))
     paths = {name: folder / f"{name}.{split}.txt" for name in texts}
@@ -217,8 +216,8 @@ def _own_pairs(config: TrainConfig, translator: Translator, options: Namespace) 
 
 def _warn_of_changed(corpus: Corpus, translator: Translator, options: Namespace) -> None:
     """Warn if training pairs, or those to score, are not those that the run had."""
-    from gapless.nmt.run.checkpoints import newest_pairs
     from gapless.nmt.run.task import prepare
+    from gapless.nmt.run_folder.checkpoints import newest_pairs
 
     had = newest_pairs(options.run)
     if had is None:
@@ -264,7 +263,7 @@ def _note_trained_on(found: list[int] | None, options: Namespace, *, of: int) ->
         options: of the command.
         of: number of sources.
     """
-    from gapless.nmt.run.trained_on import are_many
+    from gapless.nmt.run_folder.seen_text import are_many
 
     # Whoever asks for the training text knows; a run may not say what it has seen.
     if options.split == "train" or found is None:
@@ -281,7 +280,7 @@ def _note_trained_on(found: list[int] | None, options: Namespace, *, of: int) ->
 
 def _without_width(result: Evaluation, scoring: Scoring) -> dict[str, Any]:
     """Return BLEU of Chinese with full-width marks made plain on both sides, labelled as such."""
-    from gapless.nmt.run.score import score
+    from gapless.nmt.run.scoring import score
 
     if scoring.tokenizer != "zh":
         return {}

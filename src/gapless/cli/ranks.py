@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 from gapless.cli.output import warn
 from gapless.device.instruments.processor import num_cores
 from gapless.errors import UserError
-from gapless.nmt.run.shell_name import shell_name
 from gapless.python_private import exit_now, run_exit_functions
+from gapless.report.text import shell_name
 
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from gapless.cli.output import warn
 from gapless.cli.parser import count_or_auto, flag, one_of
-from gapless.nmt.run.config import TrainConfig
-from gapless.nmt.run.config_file import check_removed
+from gapless.nmt.settings.config import TrainConfig
+from gapless.nmt.settings.config_file import check_removed
 from gapless.plans import PLANS
 
 

@@ -48,7 +48,7 @@ class Signals:
     """Sees to it that a process which is asked to stop does end, inside a `with` block.
 
     SIGTERM, SIGINT and SIGHUP end the process at once until `may_raise`; then they raise `Interrupted`,
-    until somebody else takes them, as `gapless.nmt.run.interrupt.StopRequest` does. From the first of
+    until somebody else takes them, as `gapless.nmt.run.stopping.StopRequest` does. From the first of
     them on a thread waits: it ends the process at once after a second SIGINT, or when the grace has
     passed. The thread works while the main thread is in the middle of a capture, or waits for a device
     or a disk. What was ignored at start stays so: SIGHUP under nohup, SIGINT in the background of a

@@ -24,11 +24,10 @@ from gapless.cli.setting_options import add_setting_options, given_settings, war
 from gapless.cli.signals import Signals
 from gapless.cli.written_files import require_writable, write_whole
 from gapless.errors import RunFolderError, UserError
-from gapless.nmt.run.defaults import CHOSEN
-from gapless.nmt.run.shell_name import shell_name
+from gapless.nmt.settings.defaults import CHOSEN
 from gapless.records.epoch_record import total
 from gapless.report.epoch_text import waits_table
-from gapless.report.text import duration, megabytes, share
+from gapless.report.text import duration, megabytes, share, shell_name
 
 
 if TYPE_CHECKING:
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
 
     from gapless.cli.parser import Parser
     from gapless.device.base import Device
-    from gapless.nmt.run.chosen_run import ChosenRun
-    from gapless.nmt.run.observer import Observer
+    from gapless.nmt.run.new_run import ChosenRun
+    from gapless.nmt.run.run_report import Observer
     from gapless.nmt.run.trainer import Trainer
     from gapless.ranks import Ranks
 
@@ -97,7 +96,7 @@ def run(options: Namespace) -> int:
 
 def _train(options: Namespace, signals: Signals) -> int:
     from gapless.cli.progress import TrainingProgress
-    from gapless.nmt.run.interrupt import StopRequest
+    from gapless.nmt.run.stopping import StopRequest
 
     signals.may_raise()
     _check_options(options)
@@ -134,7 +133,7 @@ def _naming_how_to_go_on(run_dir: Path) -> Iterator[None]:
     Raises:
         RunFolderError: the disk is full.
     """
-    from gapless.nmt.run.checkpoints import state_store
+    from gapless.nmt.run_folder.checkpoints import state_store
 
     try:
         yield
@@ -181,8 +180,8 @@ def _check_options(options: Namespace) -> None:
 
 def _device_name(options: Namespace) -> str:
     """Return the name of the device, of which ranks must know before they can agree on anything."""
-    from gapless.nmt.run.config import settings_given
-    from gapless.nmt.run.folder import settings_file
+    from gapless.nmt.run_folder.folder import settings_file
+    from gapless.nmt.settings.config import settings_given
 
     flags = given_settings(options)
     if not speaks_for_all():
@@ -208,8 +207,7 @@ def _start(
     options: Namespace, observer: Observer, *, ranks: Ranks, device: Device | None
 ) -> Trainer:
     """Return the trainer of a new or a resumed run, on each of its ranks."""
-    from gapless.nmt.run.alike import check_alike
-    from gapless.nmt.run.first_rank import made_by_first
+    from gapless.nmt.run.rank_agreement import check_alike, made_by_first
 
     flags = given_settings(options)
     given = {**flags, "config": options.config, "resume": options.resume}
@@ -235,7 +233,7 @@ def _say_end(options: Namespace, trainer: Trainer, summary: dict[str, Any]) -> N
 
 def _run_to_resume(options: Namespace) -> Path | None:
     """Return the folder of the run to go on with; None: the run is new."""
-    from gapless.nmt.run.restart import is_to_resume
+    from gapless.nmt.run.resume import is_to_resume
 
     if not options.resume_if_there:
         resume: Path | None = options.resume
@@ -245,8 +243,8 @@ def _run_to_resume(options: Namespace) -> Path | None:
 
 
 def _write_report(path: Path, trainer: Trainer) -> None:
-    from gapless.nmt.run.metrics_file import METRICS
-    from gapless.nmt.run.summary import describe_run
+    from gapless.nmt.run.run_report import describe_run
+    from gapless.nmt.run_folder.logs import METRICS
     from gapless.records.run_history import RunHistory
     from gapless.report.html.training_page import training_page
 
@@ -270,11 +268,11 @@ def _trainer(
     ranks: Ranks,
     device: Device | None,
 ) -> Trainer:
-    from gapless.nmt.run.config import TrainConfig, make_config, settings_of_new_run
-    from gapless.nmt.run.config_file import naming_file
-    from gapless.nmt.run.first_rank import made_by_first
-    from gapless.nmt.run.folder import settings_file
+    from gapless.nmt.run.rank_agreement import made_by_first
     from gapless.nmt.run.trainer import Trainer
+    from gapless.nmt.run_folder.folder import settings_file
+    from gapless.nmt.settings.config import TrainConfig, make_config, settings_of_new_run
+    from gapless.nmt.settings.config_file import naming_file
 
     if resume is not None:
         # Other hosts need not have the file.
@@ -292,9 +290,9 @@ def _trainer(
 
 def _choose_run(flags: dict[str, Any], file: Path | None, *, world: int) -> ChosenRun:
     """Return a new run, with the settings of the flags and the file; errors name where a setting is from."""
-    from gapless.nmt.run.chosen_run import choose_run
-    from gapless.nmt.run.config import TrainConfig, settings_of_new_run
-    from gapless.nmt.run.config_file import naming_file
+    from gapless.nmt.run.new_run import choose_run
+    from gapless.nmt.settings.config import TrainConfig, settings_of_new_run
+    from gapless.nmt.settings.config_file import naming_file
 
     given = settings_of_new_run(flags, file=file)
     with naming_file(file, TrainConfig, but=flags):
@@ -314,10 +312,10 @@ def _dry_run_by_first(options: Namespace) -> int:
 def _dry_run(options: Namespace) -> int:
     """Print what a new run would do, and write nothing else."""
     from gapless.nmt.run.dry_run import estimate_run
-    from gapless.nmt.run.learning_watch import short_line
     from gapless.nmt.run.out_of_memory import naming_phase
+    from gapless.nmt.run.run_report import describe_data, describe_scoring
     from gapless.nmt.run.scoring import decide_scoring
-    from gapless.nmt.run.summary import describe_data, describe_scoring
+    from gapless.nmt.run.validation import short_line
     from gapless.ranks.launch import read_launch
 
     warn_of_removed(options.config)

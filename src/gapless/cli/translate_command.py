@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from gapless.cli.parser import Parser
     from gapless.nmt.data.arriving_lines import ByteStream
-    from gapless.nmt.run.score import Translation
+    from gapless.nmt.run.translator import Translation
 
 
 # Of a file, translated before the next ones: enough that their lengths are alike in batches, and few to
@@ -75,7 +75,7 @@ def run(options: Namespace) -> int:
     write_utf8(sys.stdout)
     require_extra("nmt", "gapless translate")
     from gapless.nmt.data.text_files import read_lines
-    from gapless.nmt.run.score import longest_source
+    from gapless.nmt.run.translator import longest_source
 
     translator = make_translator(options)
     settings = decode_settings(translator, options, n_best=options.n_best)

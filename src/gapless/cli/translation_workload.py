@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
 
     from gapless.compare.workload import PlanWorkloadFunction, WorkloadFunction
-    from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.task import Task
+    from gapless.nmt.settings.config import TrainConfig
     from gapless.plans import Plan
 
 

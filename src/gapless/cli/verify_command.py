@@ -128,8 +128,8 @@ def run(options: Namespace) -> int:
 
 def _demo(settings: VerifySettings) -> WorkloadFunction:
     from gapless.cli.translation_workload import in_one_process
-    from gapless.nmt.run.config import make_config
     from gapless.nmt.run.task import prepare
+    from gapless.nmt.settings.config import make_config
     from gapless.plans import get_plan
 
     run = settings.run

@@ -1,6 +1,7 @@
 """The translation trainer: `Translator`, and names that other trainers know, such as `StreamManager`.
 
-`data` makes batches from parallel text, `model` is the Transformer, `run` is a training run.
+`data` makes batches from parallel text, `model` is the Transformer, `settings` says what a run is asked to
+do, `run_folder` is what it writes and reads again, `run` trains and translates.
 Names are loaded when first used, so that `import gapless.nmt` is quick and needs torch alone;
 `Translator` needs the extra `nmt`.
 """

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import unicodedata
 from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from gapless.records.comparison import Spread
 
@@ -150,3 +152,9 @@ def _columns_of(character: str) -> int:
     if unicodedata.east_asian_width(character) in "WF":
         return 2
     return 0 if unicodedata.category(character) in ("Mn", "Me", "Cf", "Cc") else 1
+
+
+def shell_name(path: Path | str) -> str:
+    """Return a path so that a shell takes it for one word, and a command for no option."""
+    name = str(path)
+    return shlex.quote(f"./{name}" if name.startswith("-") else name)

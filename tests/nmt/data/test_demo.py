@@ -8,8 +8,8 @@ import zlib
 import pytest
 
 from gapless.nmt.data.demo import demo_pairs
-from gapless.nmt.run.config import make_config
 from gapless.nmt.run.task import read_corpus
+from gapless.nmt.settings.config import make_config
 
 
 SENTENCE = re.compile(r"[A-Z][A-Za-z0-9,' -]*[a-z0-9]([.?])")

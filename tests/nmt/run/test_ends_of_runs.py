@@ -11,13 +11,14 @@ from types import SimpleNamespace
 import pytest
 
 from gapless.errors import UserError
-from gapless.nmt.run import checkpoints, final_model, learning_watch
-from gapless.nmt.run.config import make_config
-from gapless.nmt.run.defaults import Facts, choose, chosen_settings
-from gapless.nmt.run.learning_watch import LearningWatch
-from gapless.nmt.run.position import Position
-from gapless.nmt.run.time_limit import TimeLimit
+from gapless.nmt.run import final_model, validation
+from gapless.nmt.run.stopping import TimeLimit
 from gapless.nmt.run.trainer import Trainer
+from gapless.nmt.run.validation import LearningWatch
+from gapless.nmt.run_folder import checkpoints
+from gapless.nmt.run_folder.training_progress import Position
+from gapless.nmt.settings.config import make_config
+from gapless.nmt.settings.defaults import Facts, choose, chosen_settings
 from tiny_run import tiny_config, write_letters
 
 
@@ -538,7 +539,7 @@ def test_a_model_is_judged_after_its_warm_up_and_enough_updates(
     monkeypatch, warmup, updates, is_finished, expected
 ):
     """A young model knows nothing yet, and its rate need not be wrong."""
-    monkeypatch.setattr(learning_watch, "training_loss", lambda _: 3.0)
+    monkeypatch.setattr(validation, "training_loss", lambda _: 3.0)
     warnings = []
     run = SimpleNamespace(
         config=SimpleNamespace(warmup=warmup),

@@ -9,11 +9,10 @@ import pytest
 
 from gapless.device.numerics import numerics_restored
 from gapless.errors import RunFolderError, UserError
-from gapless.nmt.run import checkpoints
-from gapless.nmt.run.chosen_run import choose_run
-from gapless.nmt.run.config import make_config, settings_given
-from gapless.nmt.run.first_weights import read_first_weights
+from gapless.nmt.run.new_run import choose_run, read_first_weights
 from gapless.nmt.run.trainer import Trainer
+from gapless.nmt.run_folder import checkpoints
+from gapless.nmt.settings.config import make_config, settings_given
 from tiny_run import Silent, tiny_config, write_letters
 
 

@@ -14,9 +14,9 @@ from gapless.nmt.data.batch import TokenBatch
 from gapless.nmt.model.loss import LossCompute
 from gapless.nmt.model.transformer import ModelSizes, Transformer
 from gapless.nmt.run import trainer
-from gapless.nmt.run.config import make_config
 from gapless.nmt.run.trainer import Trainer
-from gapless.nmt.run.translation_step import TranslationStep
+from gapless.nmt.run.training_step import TranslationStep
+from gapless.nmt.settings.config import make_config
 from gapless.pipeline.host_waits import HostWaits
 from tiny_run import tiny_config
 

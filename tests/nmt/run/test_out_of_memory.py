@@ -13,7 +13,7 @@ from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run import trainer
 from gapless.nmt.run.out_of_memory import naming_phase
 from gapless.nmt.run.trainer import Trainer
-from gapless.nmt.run.translation_step import TranslationStep
+from gapless.nmt.run.training_step import TranslationStep
 from tiny_run import tiny_config
 
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gapless.nmt.run import pace as module
-from gapless.nmt.run.pace import Pace
+from gapless.nmt.run import run_report
+from gapless.nmt.run.run_report import Pace
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def run(monkeypatch):
         step=SimpleNamespace(num_updates=20, learning_rate=lambda: 0.5),
         time_limit=SimpleNamespace(seconds_left=None),
     )
-    monkeypatch.setattr(module, "perf_counter", lambda: made.now)
+    monkeypatch.setattr(run_report, "perf_counter", lambda: made.now)
     return made
 
 

@@ -17,15 +17,14 @@ import torch
 from gapless.device.numerics import numerics_restored
 from gapless.errors import NonFiniteLossError, RunFolderError, RunLockedError, UserError
 from gapless.loop.train_loop import TrainLoop
-from gapless.nmt.run import checkpoints, training_run
-from gapless.nmt.run.config import make_config
-from gapless.nmt.run.folder import LOCK, changed_files, check_unused, read_config
-from gapless.nmt.run.resolved import resolve
-from gapless.nmt.run.resume import resolve_resumed, settings_to_keep
-from gapless.nmt.run.summary import describe_run
+from gapless.nmt.run.new_run import new_run
+from gapless.nmt.run.run_report import describe_run
 from gapless.nmt.run.trainer import Trainer
-from gapless.nmt.run.training_run import new_run
 from gapless.nmt.run.validation import score_pairs
+from gapless.nmt.run_folder import checkpoints
+from gapless.nmt.run_folder.folder import LOCK, changed_files, check_unused, read_config
+from gapless.nmt.settings.config import make_config
+from gapless.nmt.settings.effective_settings import resolve, resolve_resumed, settings_to_keep
 from tiny_run import Silent, Stopping, tiny_config, write_letters
 
 
@@ -433,7 +432,7 @@ def test_a_state_that_does_not_name_the_sides_goes_by_the_settings(copy, monkeyp
     checkpoint, state = checkpoints.load_state(run, on_damaged=print)
     for side in ("src", "tgt"):
         del state["layout"][side]
-    monkeypatch.setattr(training_run, "load_state", lambda *_, **__: (checkpoint, state))
+    monkeypatch.setattr("gapless.nmt.run.resume.load_state", lambda *_, **__: (checkpoint, state))
 
     with pytest.raises(UserError, match="`src` is fr, but the run began with en"):
         resume(run, src="fr")
@@ -721,12 +720,12 @@ def test_weights_are_written_while_they_are_validated(train, tmp_path, monkeypat
 def test_the_seconds_of_a_run_are_those_of_all_its_processes(train, tmp_path, monkeypatch):
     """The wall time of a resumed run includes that of its earlier processes."""
     readings = itertools.count(0, 100)
-    monkeypatch.setattr("gapless.nmt.run.time_limit.perf_counter", lambda: next(readings))
+    monkeypatch.setattr("gapless.nmt.run.stopping.perf_counter", lambda: next(readings))
     train(tmp_path / "run", Stopping(3), epochs=1)
     _, state = checkpoints.load_state(tmp_path / "run")
     kept = state["position"]["wall_seconds"]
     # The second process takes no time at all.
-    monkeypatch.setattr("gapless.nmt.run.time_limit.perf_counter", lambda: 5)
+    monkeypatch.setattr("gapless.nmt.run.stopping.perf_counter", lambda: 5)
 
     assert kept >= 100
     assert resume(tmp_path / "run")["wall_seconds"] == kept

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from gapless.nmt.data.vocab import PAD
 from gapless.nmt.model.loss import LabelSmoothing, LossCompute
-from gapless.nmt.run.schedule import learning_rate
+from gapless.nmt.run.training_step import learning_rate
 
 
 updates = st.integers(1, 20_000)

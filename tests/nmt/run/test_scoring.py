@@ -8,9 +8,8 @@ import pytest
 
 from gapless.errors import UserError
 from gapless.nmt.run import scoring
-from gapless.nmt.run.config import make_config, settings_given, settings_of_new_run
-from gapless.nmt.run.score import score
-from gapless.nmt.run.scoring import Scoring, decide_scoring, is_scored_alike
+from gapless.nmt.run.scoring import Scoring, decide_scoring, is_scored_alike, score
+from gapless.nmt.settings.config import make_config, settings_given, settings_of_new_run
 
 
 CHINESE = ["火车又晚点了。", "你把我的钥匙放哪儿了？"]

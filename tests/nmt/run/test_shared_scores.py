@@ -11,10 +11,10 @@ from gapless.nmt.data.corpus import Pairs
 from gapless.nmt.model.decode import Decoder, DecodeSettings
 from gapless.nmt.run import validation
 from gapless.nmt.run.build import build_step
-from gapless.nmt.run.config import make_config
-from gapless.nmt.run.interrupt import StopNow
-from gapless.nmt.run.score import translate_lines
+from gapless.nmt.run.stopping import StopNow
 from gapless.nmt.run.task import prepare
+from gapless.nmt.run.translator import translate_lines
+from gapless.nmt.settings.config import make_config
 from gapless.pipeline.host_waits import HostWaits
 from gapless.ranks import OneRank
 

@@ -1,4 +1,4 @@
-"""A training run: its settings, its folder, its epochs and its scores.
+"""A training run: its parts, its epochs and its scores, and translating with its model.
 
-`config.py` has every setting, `training_run.py` assembles a run, and `trainer.py` takes it to its end.
+`training_run.py` assembles a run, `trainer.py` takes it to its end, and `translator.py` uses its model.
 """

@@ -12,14 +12,20 @@ from gapless.nmt.data.fixed_layout import choose_fixed_layout
 from gapless.nmt.data.packed_layout import choose_packed_layout
 from gapless.nmt.data.padded_layout import PaddedLayout
 from gapless.nmt.data.sampler import MicrobatchSampler
+from gapless.nmt.data.vocab import Vocabs
 from gapless.nmt.model.compiling import compile_layers
 from gapless.nmt.model.transformer import ModelSizes, Transformer
-from gapless.nmt.run.checkpoints import FINAL, checkpoint_path, read_saved, set_weights, weights_in
-from gapless.nmt.run.config import make_config
-from gapless.nmt.run.folder import CONFIG, read_config, read_vocabs
-from gapless.nmt.run.resolved import resolve
-from gapless.nmt.run.task import Vocabs
-from gapless.nmt.run.translation_step import TranslationStep
+from gapless.nmt.run.training_step import TranslationStep
+from gapless.nmt.run_folder.checkpoints import (
+    FINAL,
+    checkpoint_path,
+    read_saved,
+    set_weights,
+    weights_in,
+)
+from gapless.nmt.run_folder.folder import CONFIG, read_config, read_vocabs
+from gapless.nmt.settings.config import make_config
+from gapless.nmt.settings.effective_settings import resolve
 
 
 if TYPE_CHECKING:
@@ -28,9 +34,9 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
     from gapless.nmt.data.layout import Layout
     from gapless.nmt.data.token_pairs import TokenPairs
-    from gapless.nmt.run.config import TrainConfig
-    from gapless.nmt.run.resolved import LayoutName
     from gapless.nmt.run.task import Task
+    from gapless.nmt.settings.config import TrainConfig
+    from gapless.nmt.settings.effective_settings import LayoutName
     from gapless.plans import Plan
     from gapless.ranks import Ranks
 

@@ -11,17 +11,17 @@ from gapless.device.numerics import seed_everything, set_numerics
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.data.sampler import PairBatches, make_loader
 from gapless.nmt.run.build import make_parts, training_sampler
-from gapless.nmt.run.disk_space import check_disk_space
-from gapless.nmt.run.folder import check_writable, choose_run_dir
-from gapless.nmt.run.resolved import resolve
-from gapless.nmt.run.trained_on import notes_of_known
+from gapless.nmt.run_folder.disk_space import check_disk_space
+from gapless.nmt.run_folder.folder import check_writable, choose_run_dir
+from gapless.nmt.run_folder.seen_text import notes_of_known
+from gapless.nmt.settings.effective_settings import resolve
 from gapless.report.text import megabytes, time_left
 
 
 if TYPE_CHECKING:
     from gapless.nmt.run.build import TrainingParts
-    from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.task import Task
+    from gapless.nmt.settings.config import TrainConfig
 
 
 # Updates before those that are measured, which compile and capture; and those that are.

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from gapless.errors import RunFolderError
-from gapless.nmt.run import checkpoints
-from gapless.nmt.run.first_rank import made_by_first
-from gapless.nmt.run.translated_pairs import num_compared
+from gapless.nmt.run.rank_agreement import made_by_first
+from gapless.nmt.run.scoring import num_compared
 from gapless.nmt.run.validation import score_pairs
+from gapless.nmt.run_folder import checkpoints
 from gapless.report.text import counted
 
 

@@ -1,137 +1,262 @@
-"""Which settings a resumed run must keep, and what it takes over from the run so far."""
+"""Resume a run: whether a folder holds one, and the newest whole state that it goes on from."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+import shutil
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gapless.errors import UserError
-from gapless.nmt.data.languages import is_same_language
-from gapless.nmt.run.config_file import shown
-from gapless.nmt.run.resolved import Resolved
-from gapless.nmt.run.update_size import accumulated
+from gapless.checkpoint.lock import RunLock
+from gapless.errors import RunFolderError, UserError
+from gapless.nmt.data.vocab import VOCAB_FILES, Vocabs
+from gapless.nmt.run.rank_agreement import made_by_first
+from gapless.nmt.run.scoring import decide_scoring, is_scored_alike
+from gapless.nmt.run.stopping import WallClock
+from gapless.nmt.run.task import check_pairs, prepare, read_corpus, read_recorded
+from gapless.nmt.run.training_run import TrainingRun, assemble, changed_numerics, device_of
+from gapless.nmt.run_folder.checkpoints import (
+    FOLDER,
+    best_path,
+    check_averaged,
+    final_path,
+    load_state,
+    newest_with,
+    state_store,
+)
+from gapless.nmt.run_folder.disk_space import check_disk_space
+from gapless.nmt.run_folder.folder import (
+    CONFIG,
+    LOCK,
+    changed_files,
+    files_of_run,
+    read_config,
+    settings_file,
+    write_files,
+)
+from gapless.nmt.run_folder.logs import ERRORS, METRICS, SUMMARY
+from gapless.nmt.run_folder.seen_text import TRAINED_ON, notes_of_known
+from gapless.nmt.settings.config_file import check_removed
+from gapless.nmt.settings.effective_settings import (
+    changed_settings,
+    changed_world,
+    resolve_resumed,
+)
+from gapless.ranks import OneRank
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from pathlib import Path
 
-    from gapless.nmt.run.config import TrainConfig
-    from gapless.nmt.run.resolved import LayoutName
-
-
-# A resumed run leaves out as many updates as it has done, so the same settings must cut and order
-# them. Others make ids of words, or change the model without changing the shape of a weight.
-FIXED_ON_RESUME = (
-    *("seed", "max_length", "batch_size", "batch_tokens"),
-    *("tokenizer", "vocab_size", "vocab_model", "shared_vocab", "heads", "norm"),
-)
-
-# Names of the sides, which may be written otherwise.
-_SIDES = ("src", "tgt")
-
-# Say nothing of what is learnt.
-_OF_ONE_PROCESS = ("run_dir", "allow_changed_data")
-
-# Fixed as well, but None keeps what the run began with.
-_LAYOUT_SETTINGS = ("pack", "fixed_shapes", "one_shape")
-
-# What runs of one rank had before there were several.
-_ALONE = {"world": 1, "one_shape": False}
+    from gapless.device.base import Device
+    from gapless.nmt.run.scoring import Scoring
+    from gapless.nmt.run.task import Task
+    from gapless.nmt.settings.config import TrainConfig
+    from gapless.nmt.settings.effective_settings import Resolved
+    from gapless.ranks import Ranks
 
 
-def resolve_resumed(config: TrainConfig, begun: Mapping[str, Any], *, world: int = 1) -> Resolved:
-    """Decide what the settings of a resumed run leave open: as the run began.
+def is_to_resume(run_dir: Path) -> bool:
+    """Return whether the run in a folder is gone on with; otherwise it begins there.
 
-    The batches of an update stay the same; other ranks share them otherwise.
+    A run that was killed before it had saved a state begins anew: what it had written is removed.
+    Nothing else ever is. A folder that holds no run is left to the new run, which wants it empty.
 
     Args:
-        config: of the run.
-        begun: what `settings_to_keep` returned for the run so far.
-        world: number of ranks.
+        run_dir: folder of the run, which may not be there.
 
     Raises:
-        UserError: a setting that must stay the same differs, or the ranks cannot share the batches
-            of an update.
+        RunLockedError: another process writes to it.
+        RunFolderError: its checkpoints are a link that leads nowhere, or to an empty folder.
     """
-    begun = {**_ALONE, **begun}
-    _check_resumable(config, begun)
-    accumulate = accumulated(begun["accumulate"] * begun["world"], world)
-    if config.accumulate not in ("auto", begun["accumulate"], accumulate):
-        raise _changed("accumulate", config.accumulate, begun)
-    if begun["pack"]:
-        layout: LayoutName = "packed"
-    else:
-        layout = "fixed" if begun["fixed_shapes"] else "padded"
-    return Resolved(
-        plan=config.resolved_plan(),
-        layout=layout,
-        compiles=begun["compile"] if config.compile is None else config.compile,
-        accumulate=accumulate,
-        world=world,
-        one_shape=begun["one_shape"],
+    if not (run_dir / CONFIG).is_file():
+        # Each state keeps the settings too.
+        return newest_with(run_dir, CONFIG) is not None
+    if _has_results(run_dir):
+        return True
+    with RunLock(run_dir / LOCK):
+        # The process that has just ended may have saved one before it did.
+        if _has_results(run_dir):
+            return True
+        _remove_beginning(run_dir)
+    return False
+
+
+def _has_results(run_dir: Path) -> bool:
+    kept = (best_path(run_dir), final_path(run_dir), run_dir / SUMMARY)
+    return bool(state_store(run_dir).paths()) or any(path.exists() for path in kept)
+
+
+def _remove_beginning(run_dir: Path) -> None:
+    for name in (FOLDER, "tensorboard"):
+        shutil.rmtree(run_dir / name, ignore_errors=True)
+    # The settings last: without them this would be no run, and nothing of it would be removed.
+    for name in (METRICS, ERRORS, TRAINED_ON, *VOCAB_FILES, CONFIG):
+        (run_dir / name).unlink(missing_ok=True)
+
+
+# --- the run as it was saved ---
+
+
+# Parts of each full state.
+_PARTS = frozenset({"model", "step", "position", "layout", "metrics", "numerics", "pairs"})
+
+
+def resumed_run(
+    config: TrainConfig,
+    run_dir: Path,
+    *,
+    ranks: Ranks | None = None,
+    device: Device | None = None,
+) -> TrainingRun:
+    """Make a run that resumes from the newest whole state in its folder.
+
+    Args:
+        config: of the run; the folder keeps it for the next resume.
+        run_dir: folder of the run.
+        ranks: that train it together; None: this process alone.
+        device: of this rank; None: as the settings say.
+
+    Raises:
+        UserError: anything about settings, data, device or run folder that cannot be used; it is
+            raised before anything is written.
+    """
+    ranks = OneRank() if ranks is None else ranks
+    clock = WallClock()
+    device = device_of(config, device)
+    lock = RunLock(run_dir / LOCK)
+    made_by_first(ranks, lock.acquire)
+    try:
+        run = _read_run(config, run_dir, ranks=ranks, device=device, clock=clock)
+    except BaseException:
+        lock.release()
+        raise
+    run.lock = lock
+    return run
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Saved:
+    """What is read of a run that is resumed.
+
+    Attributes:
+        config: its settings.
+        resolved: what they mean.
+        task: what it learns.
+        scoring: how its translations are scored.
+        state: its newest whole state.
+        path: of the checkpoint that the state is in.
+        begun: settings as the run had them before.
+        validates_anew: whether validations have other pairs than before, or are scored otherwise.
+        notes: that its user should read.
+    """
+
+    config: TrainConfig
+    resolved: Resolved
+    task: Task
+    scoring: Scoring
+    state: dict[str, Any]
+    path: Path
+    begun: TrainConfig
+    validates_anew: bool
+    notes: list[str]
+
+
+def _read_run(
+    config: TrainConfig, run_dir: Path, *, ranks: Ranks, device: Device, clock: WallClock
+) -> TrainingRun:
+    saved = made_by_first(ranks, lambda: _read_saved(config, run_dir, world=ranks.world))
+    run = assemble(
+        saved.config,
+        saved.resolved,
+        device=device,
+        task=saved.task,
+        scoring=saved.scoring,
+        run_dir=run_dir,
+        clock=clock,
+        ranks=ranks,
+    )
+    run.notes = saved.notes
+    run.changed = changed_settings(config, saved.begun)
+    with run.loop.on_compute_stream():
+        run.load_state(saved.state, path=saved.path)
+    if saved.validates_anew:
+        run.position.forget_validations()
+    made_by_first(ranks, lambda: _check_folder(run))
+    return run
+
+
+def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
+    notes: list[str] = []
+    saved, state = load_state(run_dir, on_damaged=notes.append)
+    _check_state(state, path=saved.path)
+    begun = read_config(run_dir)
+    if config.init_from != begun.init_from:
+        raise UserError(
+            f"`init_from` is {config.init_from}, but a resumed run goes on with its own weights; leave it "
+            "out, or begin a new run"
+        )
+    notes += check_removed(settings_file(run_dir), advice="start a new run")
+    notes += changed_files(run_dir) + changed_numerics(state["numerics"])
+    notes += changed_world(state["layout"], world=world)
+    # States of older runs do not say what the sides were called.
+    sides = {"src": begun.src, "tgt": begun.tgt}
+    resolved = resolve_resumed(config, {**sides, **state["layout"]}, world=world)
+    vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
+    is_recorded = config.data == begun.data
+    corpus = read_recorded(config, run_dir=run_dir) if is_recorded else read_corpus(config)
+    notes += corpus.notes
+    scoring = decide_scoring(config)
+    config = replace(config, accumulate=resolved.accumulate)
+    task = prepare(config, corpus=corpus, vocabs=vocabs)
+    if not config.allow_changed_data:
+        check_pairs(task.fingerprint, begun=state["pairs"])
+    validates_anew = _validates_anew(config, task, begun=begun, pairs=state["pairs"])
+    if validates_anew:
+        notes.append(
+            "validations have other pairs than before, or are scored otherwise: what was best so far does "
+            "not count any more"
+        )
+    return _Saved(
+        config=config,
+        resolved=resolved,
+        task=task,
+        scoring=scoring,
+        state=state,
+        path=saved.path,
+        begun=begun,
+        validates_anew=validates_anew,
+        notes=notes,
     )
 
 
-def changed_world(begun: Mapping[str, Any], *, world: int) -> list[str]:
-    """Return a line if a run goes on with another number of ranks than it had.
-
-    Args:
-        begun: what `settings_to_keep` returned for the run so far.
-        world: number of ranks.
-    """
-    before = begun.get("world", 1)
-    if before == world:
-        return []
-    return [
-        f"the run had {before} rank{'s' if before > 1 else ''} and goes on with {world}: updates, "
-        "their batches and the learning rate stay the same; dropout, and how sums are rounded, do not"
-    ]
+def _validates_anew(
+    config: TrainConfig, task: Task, *, begun: TrainConfig, pairs: dict[str, dict[str, int]]
+) -> bool:
+    """Return whether the scores of validations cannot be compared with those of the state."""
+    now = task.fingerprint["validation"]
+    return not is_scored_alike(config, begun) or now != dict(pairs.get("validation", now))
 
 
-def changed_settings(config: TrainConfig, begun: TrainConfig) -> list[str]:
-    """Return a few words for each setting that a resumed run changes: what it was, and what it is.
-
-    Args:
-        config: of the run from now on.
-        begun: of the run before.
-    """
-    return [
-        f"{item.name} {shown(before)} -> {shown(now)}"
-        for item in fields(config)
-        if item.name not in _OF_ONE_PROCESS
-        and (now := getattr(config, item.name)) != (before := getattr(begun, item.name))
-    ]
+def _check_state(state: dict[str, Any], *, path: Path) -> None:
+    """Refuse a whole state of another program, such as a loop of somebody's own."""
+    missing = sorted(_PARTS - state.keys())
+    if missing:
+        raise RunFolderError(
+            f"{path} is no state of gapless train: it holds no {', '.join(missing)}; a loop of your "
+            "own goes on by `load_newest`"
+        )
 
 
-def settings_to_keep(config: TrainConfig, resolved: Resolved) -> dict[str, Any]:
-    """Return what a run that is resumed later must have as it is now, and whether it compiles."""
-    return {
-        "pack": resolved.layout == "packed",
-        "fixed_shapes": resolved.layout == "fixed",
-        "compile": resolved.compiles,
-        "accumulate": resolved.accumulate,
-        "world": resolved.world,
-        "one_shape": resolved.one_shape,
-        **{name: getattr(config, name) for name in (*FIXED_ON_RESUME, *_SIDES)},
-    }
-
-
-def _check_resumable(config: TrainConfig, begun: Mapping[str, Any]) -> None:
-    # Also between epochs: another seed would hold out other pairs, and schedules count updates.
-    for name in (*_LAYOUT_SETTINGS, *FIXED_ON_RESUME):
-        asked = getattr(config, name)
-        is_left_open = asked is None and name in _LAYOUT_SETTINGS
-        if not is_left_open and asked != begun.get(name, asked):
-            raise _changed(name, asked, begun)
-    for name in _SIDES:
-        asked = getattr(config, name)
-        before = begun.get(name, asked)
-        if asked != before and not is_same_language(asked, before):
-            raise _changed(name, asked, begun)
-
-
-def _changed(name: str, asked: Any, begun: Mapping[str, Any]) -> UserError:
-    return UserError(
-        f"`{name}` is {shown(asked)}, but the run began with {shown(begun[name])}, "
-        "which must stay the same; leave it out, or start a new run"
-    )
+def _check_folder(run: TrainingRun) -> None:
+    """Check that the folder of a resumed run has what it needs, and write its settings there."""
+    if run.config.average != "auto":
+        check_averaged(
+            run.run_dir,
+            done=run.position.epoch,
+            # A run that was asked to end earlier ends where it is.
+            end=max(run.position.epoch, run.last_epoch),
+            average=run.config.num_averaged,
+        )
+    check_disk_space(run.run_dir, run.config, run.model)
+    write_files(run.run_dir, files_of_run(run.config, run.task.vocabs))
+    run.notes += notes_of_known(run.run_dir, run.task.corpus)

@@ -1,17 +1,31 @@
-"""How translations of a run are scored: by the language that its target side is named by."""
+"""How translations of a run are scored, and their scores, through sacrebleu."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
 from gapless.errors import UserError
 from gapless.nmt.data.languages import find_language, tokenizer_of
+from gapless.nmt.data.vocab import join_subwords
+from gapless.nmt.run.translator import longest_source, translate_lines
 
 
 if TYPE_CHECKING:
-    from gapless.nmt.run.config import TrainConfig
+    from collections.abc import Callable, Sequence
+
+    from gapless.nmt.data.corpus import Pairs
+    from gapless.nmt.data.vocab import Vocabs
+    from gapless.nmt.model.decode import Decoder, DecodeSettings
+    from gapless.nmt.settings.config import TrainConfig
+    from gapless.ranks import Ranks
+
+
+# --- how ---
 
 
 # What sacrebleu needs for a tokenizer: modules, and its own extra that installs them.
@@ -89,3 +103,151 @@ def _is_missing(tokenizer: str) -> bool:
 
 def _install(tokenizer: str) -> str:
     return f'pip install "sacrebleu[{_NEEDS[tokenizer][1]}]"'
+
+
+# --- scores ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Scores of one system on one test set.
+
+    Attributes:
+        bleu: corpus BLEU, 0 to 100.
+        bleu_signature: how it was computed.
+        bleu_detail: sacrebleu's own line, with precisions, brevity penalty and lengths.
+        chrf: corpus chrF2, 0 to 100.
+        chrf_signature: how it was computed.
+        exact_match: share of hypotheses that equal their reference, 0 to 1.
+        count: number of sentences.
+        note: with what the scores cannot be compared, if anything.
+        num_cut: hypotheses that ended at the longest length allowed, where the model would have
+            gone on.
+        num_long: sources that are longer than the model reads, and of which the rest is not translated.
+    """
+
+    bleu: float
+    bleu_signature: str
+    bleu_detail: str
+    chrf: float
+    chrf_signature: str
+    exact_match: float
+    count: int
+    note: str = ""
+    num_cut: int = 0
+    num_long: int = 0
+
+
+def score(hypotheses: Sequence[str], references: Sequence[str], *, scoring: Scoring) -> Scores:
+    """Score translations against one reference each.
+
+    Args:
+        hypotheses: one translation for each sentence.
+        references: as many; used as they are.
+        scoring: says which tokenizer cuts both sides into words.
+    """
+    bleu = BLEU(tokenize=scoring.tokenizer, force=scoring.is_tokenised)
+    chrf = CHRF()
+    bleu_score = bleu.corpus_score(list(hypotheses), [list(references)])
+    chrf_score = chrf.corpus_score(list(hypotheses), [list(references)])
+    pairs = list(zip(hypotheses, references, strict=True))
+    return Scores(
+        bleu=bleu_score.score,
+        bleu_signature=str(bleu.get_signature()),
+        bleu_detail=str(bleu_score),
+        chrf=chrf_score.score,
+        chrf_signature=str(chrf.get_signature()),
+        exact_match=sum(a.strip() == b.strip() for a, b in pairs) / max(1, len(pairs)),
+        count=len(pairs),
+        note=scoring.note,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Translations of a test set and their scores.
+
+    Attributes:
+        hypotheses: one for each source sentence.
+        references: that they are compared with.
+        cut: numbers of those hypotheses, counted from 0, that ended at the longest length allowed.
+        long: numbers of the sources, counted from 0, of which the rest is not translated.
+        scores: of the whole set.
+    """
+
+    hypotheses: list[str]
+    references: list[str]
+    cut: list[int]
+    long: list[int]
+    scores: Scores
+
+
+def evaluate(
+    decoder: Decoder,
+    vocabs: Vocabs,
+    pairs: Pairs,
+    settings: DecodeSettings,
+    *,
+    config: TrainConfig,
+    scoring: Scoring,
+    on_done: Callable[[int], None] | None = None,
+    ranks: Ranks | None = None,
+) -> Evaluation:
+    """Translate the source side of some pairs and score it against the target side.
+
+    Args:
+        decoder: searches.
+        vocabs: of the decoder's model.
+        pairs: source sentences and references.
+        settings: of the search.
+        config: of the run.
+        scoring: how to score.
+        on_done: called with the number of sentences finished after each batch.
+        ranks: that translate together; all return the same. None: this process does so alone.
+
+    Raises:
+        StopNow: `on_done` raised it, here or on another rank.
+
+    Sync: Blocks the host, counted as "decode", and until all ranks are done.
+    """
+    long: list[int] = []
+    found = translate_lines(
+        decoder,
+        vocabs,
+        pairs.src,
+        settings,
+        max_source=longest_source(config),
+        on_long=lambda number, _: long.append(number),
+        on_done=on_done,
+        ranks=ranks,
+    )
+    hypotheses = [best[0].text for best in found]
+    is_joined = not scoring.is_tokenised
+    references = pairs.tgt if is_joined else [join_subwords(line) for line in pairs.tgt]
+    cut = [number for number, best in enumerate(found) if best[0].is_cut]
+    scores = replace(
+        score(hypotheses, references, scoring=scoring), num_cut=len(cut), num_long=len(long)
+    )
+    return Evaluation(
+        hypotheses=hypotheses, references=references, cut=cut, long=long, scores=scores
+    )
+
+
+# --- of how many pairs ---
+
+
+# Greedy translations of this many validation sentences show how far the model is.
+_NUM_TRANSLATED = 200
+
+# With more of them the final model is chosen.
+_NUM_COMPARED = 500
+
+
+def num_translated(pairs: Pairs) -> int:
+    """Return how many of the validation pairs are translated in a validation."""
+    return min(len(pairs), _NUM_TRANSLATED)
+
+
+def num_compared(pairs: Pairs) -> int:
+    """Return how many of the validation pairs are translated to compare weights at a run's end."""
+    return min(len(pairs), _NUM_COMPARED)

@@ -15,64 +15,19 @@ from gapless.nmt.data.languages import find_language
 from gapless.nmt.data.token_pairs import TokenPairs
 from gapless.nmt.data.vocab import (
     LONGEST_SUBWORD,
-    SubwordVocab,
     Vocab,
+    Vocabs,
     VocabSizeError,
     WordVocab,
     subword_limits,
     train_subwords,
-    vocab_in,
 )
 
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gapless.nmt.run.config import TrainConfig
-
-
-# The names of the vocabularies, without their endings.
-_BOTH, _SRC, _TGT = "vocab", "vocab.src", "vocab.tgt"
-
-VOCAB_FILES = tuple(
-    name + kind.suffix for name in (_BOTH, _SRC, _TGT) for kind in (SubwordVocab, WordVocab)
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Vocabs:
-    """The vocabularies of both sides; one object twice if they share it."""
-
-    src: Vocab
-    tgt: Vocab
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether both sides use one vocabulary."""
-        return self.src is self.tgt
-
-    def files(self) -> dict[str, bytes]:
-        """Return the content of their files, by name."""
-        if self.is_shared:
-            return dict([self.src.file(_BOTH)])
-        return dict([self.src.file(_SRC), self.tgt.file(_TGT)])
-
-    @classmethod
-    def of_files(cls, files: Mapping[str, bytes], *, is_shared: bool, where: Path) -> Vocabs:
-        """Return the vocabularies in files that were read.
-
-        Args:
-            files: their content, by name.
-            is_shared: whether both sides use one.
-            where: the files were.
-
-        Raises:
-            RunFolderError: one is missing.
-        """
-        if is_shared:
-            both = vocab_in(files, _BOTH, where=where)
-            return cls(src=both, tgt=both)
-        return cls(src=vocab_in(files, _SRC, where=where), tgt=vocab_in(files, _TGT, where=where))
+    from gapless.nmt.settings.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,26 +10,23 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from gapless.errors import LoaderError, NonFiniteLossError, UserError
 from gapless.nmt.data.sampler import PairBatches, make_loader
 from gapless.nmt.model.compiling import declared_compiles
-from gapless.nmt.run import checkpoints
-from gapless.nmt.run.disk_troubles import DiskTroubles
-from gapless.nmt.run.error_log import ErrorLog
 from gapless.nmt.run.final_model import FinalModel, averaged_model, best_of_all, put_weights
-from gapless.nmt.run.folder import LossLog, RunFolder, files_of_run, forget_later
-from gapless.nmt.run.interrupt import StopNow, StopRequest, until_stopped
-from gapless.nmt.run.interval import DueClock
-from gapless.nmt.run.late_history import LateHistory
-from gapless.nmt.run.learning_watch import LearningWatch
+from gapless.nmt.run.new_run import new_run
 from gapless.nmt.run.nonfinite import LossWatch
 from gapless.nmt.run.out_of_memory import naming_phase
-from gapless.nmt.run.pace import Pace
+from gapless.nmt.run.rank_agreement import check_same_weights, decisions_of
 from gapless.nmt.run.rank_warnings import RankWarnings
-from gapless.nmt.run.same_weights import check_same_weights
-from gapless.nmt.run.saver import Saver
-from gapless.nmt.run.silent import SilentFolder, SilentLog, SilentObserver, SilentSaver
-from gapless.nmt.run.summary import describe_run, summarize
-from gapless.nmt.run.together import decisions_of
-from gapless.nmt.run.training_run import new_run, resumed_run
-from gapless.nmt.run.validation import score_pairs, validate
+from gapless.nmt.run.resume import resumed_run
+from gapless.nmt.run.run_report import Pace, SilentObserver, describe_run, summarize
+from gapless.nmt.run.stopping import StopNow, StopRequest, until_stopped
+from gapless.nmt.run.validation import LearningWatch, score_pairs, validate
+from gapless.nmt.run_folder import checkpoints
+from gapless.nmt.run_folder.disk_space import DiskTroubles
+from gapless.nmt.run_folder.folder import files_of_run, forget_later
+from gapless.nmt.run_folder.logs import ErrorLog, LossLog, RunFolder, SilentFolder, SilentLog
+from gapless.nmt.run_folder.saver import Saver, SilentSaver
+from gapless.nmt.run_folder.training_progress import LateHistory
+from gapless.nmt.settings.interval import DueClock
 from gapless.pipeline.loader_worker import prepare_worker
 from gapless.pipeline.loaders import LoaderPart
 from gapless.pipeline.watched_loader import WatchedLoader
@@ -44,11 +41,11 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
     from gapless.nmt.data.batch import AnyBatch
-    from gapless.nmt.run.chosen_run import ChosenRun
-    from gapless.nmt.run.config import TrainConfig
-    from gapless.nmt.run.observer import Observer
-    from gapless.nmt.run.score import Scores
+    from gapless.nmt.run.new_run import ChosenRun
+    from gapless.nmt.run.run_report import Observer
+    from gapless.nmt.run.scoring import Scores
     from gapless.nmt.run.training_run import TrainingRun
+    from gapless.nmt.settings.config import TrainConfig
     from gapless.pipeline.host_copy import HostCopy
     from gapless.ranks import Ranks
     from gapless.records.epoch_record import EpochRecord, Progress

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,62 +12,38 @@ from gapless.checkpoint.lock import RunLock
 from gapless.checkpoint.manifest import Content
 from gapless.device.find import find_device
 from gapless.device.numerics import random_state, seed_everything, set_numerics, set_random_state
-from gapless.errors import RunFolderError, RunLockedError, UserError
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run.build import build_step, num_workers, training_sampler
-from gapless.nmt.run.checkpoints import check_averaged, load_state, set_weights
-from gapless.nmt.run.config_file import check_removed
-from gapless.nmt.run.disk_space import check_disk_space
-from gapless.nmt.run.first_rank import made_by_first
-from gapless.nmt.run.first_weights import read_first_weights
-from gapless.nmt.run.folder import (
+from gapless.nmt.run.rank_agreement import made_by_first
+from gapless.nmt.run.scoring import num_compared, num_translated
+from gapless.nmt.run.stopping import AgreedClock, TimeLimit, WallClock
+from gapless.nmt.run_folder.checkpoints import set_weights
+from gapless.nmt.run_folder.folder import (
     LOCK,
-    begun_files,
-    changed_files,
-    check_unused,
-    choose_run_dir,
-    files_of_run,
-    read_config,
-    settings_file,
-    write_files,
 )
-from gapless.nmt.run.position import Position
-from gapless.nmt.run.resolved import resolve
-from gapless.nmt.run.resume import (
-    changed_settings,
-    changed_world,
-    resolve_resumed,
+from gapless.nmt.run_folder.seen_text import add_trained_on
+from gapless.nmt.run_folder.training_progress import Position
+from gapless.nmt.settings.effective_settings import (
+    check_shapes,
     settings_to_keep,
 )
-from gapless.nmt.run.scoring import decide_scoring, is_scored_alike
-from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus, read_recorded
-from gapless.nmt.run.time_limit import AgreedClock, TimeLimit, WallClock
-from gapless.nmt.run.trained_on import add_trained_on, begin_trained_on, notes_of_known
-from gapless.nmt.run.translated_pairs import num_compared, num_translated
-from gapless.nmt.run.update_size import check_shapes, grown_update
 from gapless.pipeline.host_waits import HostWaits
 from gapless.ranks import OneRank
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
     from gapless.device.base import Device
     from gapless.nmt.data.sampler import MicrobatchSampler
     from gapless.nmt.model.transformer import Transformer
-    from gapless.nmt.run.chosen_run import ChosenRun
-    from gapless.nmt.run.config import TrainConfig
-    from gapless.nmt.run.defaults import Choice
-    from gapless.nmt.run.first_weights import FirstWeights
-    from gapless.nmt.run.resolved import Resolved
     from gapless.nmt.run.scoring import Scoring
     from gapless.nmt.run.task import Task
-    from gapless.nmt.run.translation_step import TranslationStep
+    from gapless.nmt.run.training_step import TranslationStep
+    from gapless.nmt.settings.config import TrainConfig
+    from gapless.nmt.settings.defaults import Choice
+    from gapless.nmt.settings.effective_settings import Resolved
     from gapless.ranks import Ranks
-
-
-# Parts of each full state.
-_PARTS = frozenset({"model", "step", "position", "layout", "metrics", "numerics", "pairs"})
 
 
 @dataclass(kw_only=True)
@@ -307,289 +281,14 @@ def changed_numerics(begun: dict[str, Any]) -> list[str]:
     )
 
 
-def new_run(
-    config: TrainConfig,
-    *,
-    chosen: ChosenRun | None = None,
-    ranks: Ranks | None = None,
-    device: Device | None = None,
-) -> TrainingRun:
-    """Make a new run and its folder.
-
-    Args:
-        config: of the run.
-        chosen: how these settings were chosen, if they were. With several ranks they were, by rank
-            0 for all.
-        ranks: that train it together; None: this process alone.
-        device: of this rank; None: as the settings say.
-
-    Raises:
-        UserError: anything about settings, data, device or run folder that cannot be used; it is
-            raised before anything is written.
-    """
-    ranks = OneRank() if ranks is None else ranks
-    clock = WallClock() if chosen is None else chosen.clock
-    device = _device_of(config, device)
-    resolved = resolve(config, is_accelerator=device.is_accelerator, world=ranks.world)
-    corpus = read_corpus(config) if chosen is None else chosen.task.corpus
-    scoring = decide_scoring(config)
-    first = made_by_first(ranks, lambda: _first_weights(config))
-    vocabs = None if first is None else first.vocabs
-    task = prepare(config, corpus=corpus, vocabs=vocabs) if chosen is None else chosen.task
-    run = _assemble(
-        config,
-        resolved,
-        device=device,
-        task=task,
-        scoring=scoring,
-        run_dir=made_by_first(ranks, lambda: _free_folder(config)),
-        clock=clock,
-        ranks=ranks,
-    )
-    if first is not None:
-        with run.loop.on_compute_stream(), run.host_waits.blocking("checkpoint"):
-            set_weights(run.model, first.weights, path=first.path)
-    run.notes += corpus.notes
-    run.choices = [] if chosen is None else list(chosen.choices)
-    if chosen is None or not chosen.holds_update:
-        run.choices += grown_update(resolved)
-    run_dir = made_by_first(ranks, lambda: _make_folder(run))
-    if not ranks.is_first:
-        run.write_to(run_dir)
-    return run
-
-
-def _first_weights(config: TrainConfig) -> FirstWeights | None:
-    if config.init_from is None:
-        return None
-    first = read_first_weights(Path(config.init_from))
-    first.check(asdict(config))
-    return first
-
-
-def _free_folder(config: TrainConfig) -> Path:
-    """Return the folder of a new run; if nobody named one, one that no other process takes meanwhile."""
-    while True:
-        try:
-            return choose_run_dir(config)
-        except RunLockedError:
-            if config.run_dir:
-                raise
-
-
-def _make_folder(run: TrainingRun) -> Path:
-    """Make the folder of a new run, and keep it locked; return which it is.
-
-    Of several processes that chose the same one, each but the first takes the next, unless its user
-    named the folder.
-    """
-    check_disk_space(run.run_dir, run.config, run.model)
-    while True:
-        try:
-            _begin_folder(run)
-        except (RunFolderError, RunLockedError):
-            if run.config.run_dir:
-                raise
-            run.write_to(_free_folder(run.config))
-        else:
-            return run.run_dir
-
-
-def _begin_folder(run: TrainingRun) -> None:
-    run.run_dir.mkdir(parents=True, exist_ok=True)
-    with _kept_locked(run.lock):
-        # Of two that chose it at once, the second finds what the first has written.
-        check_unused(run.run_dir)
-        for path in begun_files(run.run_dir):
-            path.unlink(missing_ok=True)
-        # The folder keeps the settings as asked, so that they serve on another device too.
-        write_files(run.run_dir, files_of_run(run.config, run.task.vocabs))
-        first = run.config.init_from
-        earlier = None if first is None else Path(first)
-        begin_trained_on(run.run_dir, earlier=earlier)
-    if earlier is not None:
-        run.notes += notes_of_known(earlier, run.task.corpus)
-
-
-def resumed_run(
-    config: TrainConfig,
-    run_dir: Path,
-    *,
-    ranks: Ranks | None = None,
-    device: Device | None = None,
-) -> TrainingRun:
-    """Make a run that resumes from the newest whole state in its folder.
-
-    Args:
-        config: of the run; the folder keeps it for the next resume.
-        run_dir: folder of the run.
-        ranks: that train it together; None: this process alone.
-        device: of this rank; None: as the settings say.
-
-    Raises:
-        UserError: anything about settings, data, device or run folder that cannot be used; it is
-            raised before anything is written.
-    """
-    ranks = OneRank() if ranks is None else ranks
-    clock = WallClock()
-    device = _device_of(config, device)
-    lock = RunLock(run_dir / LOCK)
-    made_by_first(ranks, lock.acquire)
-    try:
-        run = _read_run(config, run_dir, ranks=ranks, device=device, clock=clock)
-    except BaseException:
-        lock.release()
-        raise
-    run.lock = lock
-    return run
-
-
-@contextmanager
-def _kept_locked(lock: RunLock) -> Iterator[None]:
-    """Take a lock, and give it back only if the body fails."""
-    lock.acquire()
-    try:
-        yield
-    except BaseException:
-        lock.release()
-        raise
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Saved:
-    """What is read of a run that is resumed.
-
-    Attributes:
-        config: its settings.
-        resolved: what they mean.
-        task: what it learns.
-        scoring: how its translations are scored.
-        state: its newest whole state.
-        path: of the checkpoint that the state is in.
-        begun: settings as the run had them before.
-        validates_anew: whether validations have other pairs than before, or are scored otherwise.
-        notes: that its user should read.
-    """
-
-    config: TrainConfig
-    resolved: Resolved
-    task: Task
-    scoring: Scoring
-    state: dict[str, Any]
-    path: Path
-    begun: TrainConfig
-    validates_anew: bool
-    notes: list[str]
-
-
-def _read_run(
-    config: TrainConfig, run_dir: Path, *, ranks: Ranks, device: Device, clock: WallClock
-) -> TrainingRun:
-    saved = made_by_first(ranks, lambda: _read_saved(config, run_dir, world=ranks.world))
-    run = _assemble(
-        saved.config,
-        saved.resolved,
-        device=device,
-        task=saved.task,
-        scoring=saved.scoring,
-        run_dir=run_dir,
-        clock=clock,
-        ranks=ranks,
-    )
-    run.notes = saved.notes
-    run.changed = changed_settings(config, saved.begun)
-    with run.loop.on_compute_stream():
-        run.load_state(saved.state, path=saved.path)
-    if saved.validates_anew:
-        run.position.forget_validations()
-    made_by_first(ranks, lambda: _check_folder(run))
-    return run
-
-
-def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
-    notes: list[str] = []
-    saved, state = load_state(run_dir, on_damaged=notes.append)
-    _check_state(state, path=saved.path)
-    begun = read_config(run_dir)
-    if config.init_from != begun.init_from:
-        raise UserError(
-            f"`init_from` is {config.init_from}, but a resumed run goes on with its own weights; leave it "
-            "out, or begin a new run"
-        )
-    notes += check_removed(settings_file(run_dir), advice="start a new run")
-    notes += changed_files(run_dir) + changed_numerics(state["numerics"])
-    notes += changed_world(state["layout"], world=world)
-    # States of older runs do not say what the sides were called.
-    sides = {"src": begun.src, "tgt": begun.tgt}
-    resolved = resolve_resumed(config, {**sides, **state["layout"]}, world=world)
-    vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
-    is_recorded = config.data == begun.data
-    corpus = read_recorded(config, run_dir=run_dir) if is_recorded else read_corpus(config)
-    notes += corpus.notes
-    scoring = decide_scoring(config)
-    config = replace(config, accumulate=resolved.accumulate)
-    task = prepare(config, corpus=corpus, vocabs=vocabs)
-    if not config.allow_changed_data:
-        check_pairs(task.fingerprint, begun=state["pairs"])
-    validates_anew = _validates_anew(config, task, begun=begun, pairs=state["pairs"])
-    if validates_anew:
-        notes.append(
-            "validations have other pairs than before, or are scored otherwise: what was best so far does "
-            "not count any more"
-        )
-    return _Saved(
-        config=config,
-        resolved=resolved,
-        task=task,
-        scoring=scoring,
-        state=state,
-        path=saved.path,
-        begun=begun,
-        validates_anew=validates_anew,
-        notes=notes,
-    )
-
-
-def _validates_anew(
-    config: TrainConfig, task: Task, *, begun: TrainConfig, pairs: dict[str, dict[str, int]]
-) -> bool:
-    """Return whether the scores of validations cannot be compared with those of the state."""
-    now = task.fingerprint["validation"]
-    return not is_scored_alike(config, begun) or now != dict(pairs.get("validation", now))
-
-
-def _check_state(state: dict[str, Any], *, path: Path) -> None:
-    """Refuse a whole state of another program, such as a loop of somebody's own."""
-    missing = sorted(_PARTS - state.keys())
-    if missing:
-        raise RunFolderError(
-            f"{path} is no state of gapless train: it holds no {', '.join(missing)}; a loop of your "
-            "own goes on by `load_newest`"
-        )
-
-
-def _check_folder(run: TrainingRun) -> None:
-    """Check that the folder of a resumed run has what it needs, and write its settings there."""
-    if run.config.average != "auto":
-        check_averaged(
-            run.run_dir,
-            done=run.position.epoch,
-            # A run that was asked to end earlier ends where it is.
-            end=max(run.position.epoch, run.last_epoch),
-            average=run.config.num_averaged,
-        )
-    check_disk_space(run.run_dir, run.config, run.model)
-    write_files(run.run_dir, files_of_run(run.config, run.task.vocabs))
-    run.notes += notes_of_known(run.run_dir, run.task.corpus)
-
-
-def _device_of(config: TrainConfig, device: Device | None) -> Device:
+def device_of(config: TrainConfig, device: Device | None) -> Device:
+    """Return the device of a run, with its precision set: the one that is given, or as the settings say."""
     device = find_device(config.device) if device is None else device
     set_numerics(device, config.precision, deterministic=config.deterministic)
     return device
 
 
-def _assemble(
+def assemble(
     config: TrainConfig,
     resolved: Resolved,
     *,
@@ -600,6 +299,18 @@ def _assemble(
     clock: WallClock,
     ranks: Ranks,
 ) -> TrainingRun:
+    """Return a run that is made of these parts, with random weights.
+
+    Args:
+        config: of the run.
+        resolved: what its settings mean.
+        device: where it runs.
+        task: what it learns.
+        scoring: how its translations are scored.
+        run_dir: folder of its files.
+        clock: counts its seconds.
+        ranks: that train it together.
+    """
     # All ranks begin with the same weights, and draw other numbers from then on.
     seed_everything(config.seed)
     loop = TrainLoop(

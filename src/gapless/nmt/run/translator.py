@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
+from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,21 +12,25 @@ from typing import TYPE_CHECKING
 from gapless.device.find import find_device
 from gapless.device.numerics import set_numerics
 from gapless.errors import RunFolderError, TranslationWarning, UserError
-from gapless.nmt.data.text_files import check_text
+from gapless.nmt.data.text_files import check_text, is_blank
 from gapless.nmt.model.decode import Decoder, DecodeSettings
-from gapless.nmt.run import checkpoints
 from gapless.nmt.run.build import load_model
-from gapless.nmt.run.config import MOST_BEAM, MOST_PENALTY
 from gapless.nmt.run.out_of_memory import naming_phase
-from gapless.nmt.run.score import longest_source, translate_lines
+from gapless.nmt.run.stopping import StopNow
+from gapless.nmt.run_folder import checkpoints
+from gapless.nmt.settings.config import MOST_BEAM, MOST_PENALTY
 from gapless.pipeline.host_waits import HostWaits
+from gapless.ranks import OneRank
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from gapless.nmt.data.vocab import Vocabs
+    from gapless.nmt.model.decode import Hypothesis
     from gapless.nmt.model.transformer import Transformer
-    from gapless.nmt.run.score import Translation
+    from gapless.nmt.settings.config import TrainConfig
+    from gapless.ranks import Ranks
 
 
 class Translator:
@@ -253,3 +259,118 @@ def _newest(run: Path) -> str:
     """Return the final checkpoint's name, or the best one's while the run is unfinished."""
     is_final = checkpoints.final_path(run).exists()
     return checkpoints.FINAL if is_final else checkpoints.BEST
+
+
+# --- lines of text ---
+
+
+_HARMLESS = {
+    **dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], "\ufffd"),
+    # All that sacrebleu takes for white space, so that a file has the words that are scored.
+    **dict.fromkeys(map(ord, "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85\u2028\u2029"), " "),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translation:
+    """One translation of a sentence.
+
+    Attributes:
+        text: the translation, one line without control characters.
+        score: log probability / length ** a; 0 for an empty line.
+        is_cut: whether it ended at the longest length allowed, where the model would have gone on.
+    """
+
+    text: str
+    score: float
+    is_cut: bool = False
+
+
+def translate_lines(
+    decoder: Decoder,
+    vocabs: Vocabs,
+    lines: Sequence[str],
+    settings: DecodeSettings,
+    *,
+    max_source: int | None = None,
+    on_long: Callable[[int, int], None] | None = None,
+    on_done: Callable[[int], None] | None = None,
+    ranks: Ranks | None = None,
+) -> list[list[Translation]]:
+    """Return the best translations of each line, at least one, in the order of the lines.
+
+    An empty line, and one of which nobody sees anything, stays empty. Several ranks share the work, and all return all translations, which
+    are those of a process alone.
+
+    Args:
+        decoder: searches.
+        vocabs: of the decoder's model.
+        lines: one sentence each.
+        settings: of the search.
+        max_source: most tokens of a line, a longer line is cut; None: no limit.
+        on_long: called with the number of a line that is cut, counted from 0, and its length in
+            tokens.
+        on_done: called with the number of sentences finished after each batch.
+        ranks: that translate these lines together; None: this process does so alone.
+
+    Raises:
+        StopNow: `on_done` raised it, here or on another rank.
+
+    Sync: Blocks the host, counted as "decode", and until all ranks are done.
+    """
+    full = [number for number, line in enumerate(lines) if not is_blank(line)]
+    sources = vocabs.src.encode([lines[number] for number in full])
+    for at, source in enumerate(sources):
+        if max_source is not None and len(source) > max_source:
+            if on_long is not None:
+                on_long(full[at], len(source))
+            sources[at] = source[:max_source]
+    results = [[Translation(text="", score=0.0)] for _ in lines]
+    ranks = OneRank() if ranks is None else ranks
+    found = _search_together(decoder, sources, settings, on_done=on_done, ranks=ranks)
+    for number, hypotheses in zip(full, found, strict=True):
+        if hypotheses:
+            results[number] = [
+                Translation(
+                    text=one_line(vocabs.tgt.decode(best.ids)),
+                    score=best.score,
+                    is_cut=best.is_cut,
+                )
+                for best in hypotheses
+            ]
+    return results
+
+
+def _search_together(
+    decoder: Decoder,
+    sources: Sequence[Sequence[int]],
+    settings: DecodeSettings,
+    *,
+    on_done: Callable[[int], None] | None,
+    ranks: Ranks,
+) -> list[list[Hypothesis]]:
+    """Return what all ranks find, in the order of the sources."""
+    found: list[list[Hypothesis]] | None = None
+    # The others wait for what this rank finds, even if it stops.
+    with suppress(StopNow):
+        found = decoder.translate(
+            sources, settings, on_done=on_done, rank=ranks.rank, world=ranks.world
+        )
+    parts = [part for part in ranks.agree(found) if part is not None]
+    if len(parts) < ranks.world:
+        raise StopNow
+    return [next(filter(None, of_ranks), []) for of_ranks in zip(*parts, strict=True)]
+
+
+def one_line(text: str) -> str:
+    """Return text as a line that a terminal prints and does not obey.
+
+    Line ends and tabs become spaces; other control characters, of which escape sequences are made,
+    become replacement characters.
+    """
+    return text.translate(_HARMLESS)
+
+
+def longest_source(config: TrainConfig) -> int:
+    """Return how many tokens of a source sentence a run's model can read."""
+    return 2 * config.max_length

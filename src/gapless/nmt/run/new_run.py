@@ -1,0 +1,449 @@
+"""Begin a run: choose the settings that its user left open, take over first weights, make its folder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from gapless.device.find import find_device
+from gapless.errors import RunFolderError, RunLockedError, UserError
+from gapless.nmt.data.languages import is_same_language
+from gapless.nmt.data.vocab import Vocabs
+from gapless.nmt.run.rank_agreement import made_by_first
+from gapless.nmt.run.scoring import decide_scoring
+from gapless.nmt.run.stopping import WallClock
+from gapless.nmt.run.task import (
+    Task,
+    make_vocabs,
+    may_be_learned,
+    prepare,
+    read_corpus,
+)
+from gapless.nmt.run.training_run import TrainingRun, assemble, device_of
+from gapless.nmt.run_folder import checkpoints
+from gapless.nmt.run_folder.checkpoints import set_weights
+from gapless.nmt.run_folder.disk_space import check_disk_space
+from gapless.nmt.run_folder.folder import (
+    CONFIG,
+    begun_files,
+    check_unused,
+    choose_run_dir,
+    files_of_run,
+    settings_file,
+    write_files,
+)
+from gapless.nmt.run_folder.seen_text import begin_trained_on, notes_of_known
+from gapless.nmt.settings.config import DEMO, make_config
+from gapless.nmt.settings.defaults import (
+    Choice,
+    Facts,
+    TextFacts,
+    choose,
+    choose_update,
+    choose_vocabulary,
+    chosen_settings,
+)
+from gapless.nmt.settings.effective_settings import (
+    grown_update,
+    resolve,
+)
+from gapless.ranks import OneRank
+from gapless.report.text import shell_name
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from gapless.checkpoint.lock import RunLock
+    from gapless.device.base import Device
+    from gapless.nmt.data.corpus import Pairs
+    from gapless.nmt.settings.config import TrainConfig
+    from gapless.ranks import Ranks
+
+
+# --- settings ---
+
+
+# Sentencepiece's own share; it leaves rarer characters to bytes.
+_COVERAGE = 0.9995
+# The alphabet of so many pairs stands for that of all.
+_MAX_COUNTED = 200_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenRun:
+    """What a new run is to be.
+
+    Attributes:
+        config: all of its settings.
+        choices: those that its user left open, with reasons; none for the embedded corpus.
+        task: what it learns.
+        clock: runs since its text was read.
+        holds_update: whether its batches were chosen for the number of ranks.
+    """
+
+    config: TrainConfig
+    choices: list[Choice]
+    task: Task
+    clock: WallClock
+    holds_update: bool = False
+
+
+def choose_run(
+    given: Mapping[str, Any], *, world: int = 1, is_size_asked: bool = True
+) -> ChosenRun:
+    """Read the text of a new run, and choose the settings that were not given.
+
+    The embedded corpus has settings of its own.
+
+    Args:
+        given: settings of the user, by name.
+        world: number of ranks that are going to train it.
+        is_size_asked: whether the size of its vocabularies, if it was given, was asked for. That of an
+            earlier run may have been chosen, and is the nearest one of each side, where both have their own.
+
+    Raises:
+        UserError: anything about settings, data or device that cannot be used.
+    """
+    clock = WallClock()
+    holds_update = given.get("accumulate") == "auto"
+    if holds_update:
+        given = {name: value for name, value in given.items() if name != "accumulate"}
+    if given.get("data") is None:
+        if given.get("init_from") is not None:
+            raise UserError(
+                f"`init_from={given['init_from']}` goes on with other text, and none is named; name it "
+                "with `data`"
+            )
+        return _embedded(given, clock=clock, world=world, holds_update=holds_update)
+    first, choices = None, list[Choice]()
+    if given.get("init_from") is not None:
+        first = read_first_weights(Path(given["init_from"]))
+        first.check(given)
+        choices = _of_first(first, given)
+        given = {**given, **first.settings()}
+    draft = _draft(given)
+    device = find_device(draft.device)
+    corpus = read_corpus(draft)
+    # Refuses a tokenizer that is missing before the work on the vocabulary.
+    decide_scoring(draft)
+    note = None if first is None else first.note_of_direction(draft)
+    if note is not None:
+        corpus = replace(corpus, notes=(*corpus.notes, note))
+    if first is None:
+        choices = choose_vocabulary(_text_facts(may_be_learned(corpus.train, draft)), given)
+        config = _so_far(choices, given)
+        is_chosen = given.get("vocab_size") is None
+        is_near = is_chosen or not (is_size_asked or config.shared_vocab)
+        vocabs = make_vocabs(corpus.train, config, nearest=is_near)
+        choices = _with_real_size(choices, vocabs)
+    else:
+        vocabs = first.vocabs
+    known = {**given, **chosen_settings(choices)}
+    task = prepare(_so_far(choices, given), vocabs=vocabs, corpus=corpus)
+    facts = _facts(task, device, is_trained=first is not None)
+    choices += choose(replace(facts, world=world, holds_update=holds_update), known)
+    return ChosenRun(
+        config=_with(choices, given),
+        choices=choices,
+        task=task,
+        clock=clock,
+        holds_update=holds_update,
+    )
+
+
+def _embedded(
+    given: Mapping[str, Any], *, clock: WallClock, world: int, holds_update: bool
+) -> ChosenRun:
+    config, choices = make_config(given), list[Choice]()
+    task = prepare(config)
+    if holds_update:
+        facts = _facts(task, find_device(config.device), is_trained=False)
+        known = {**asdict(config), "batch_tokens": given.get("batch_tokens")}
+        tokens = DEMO["batch_tokens"]
+        choices = [choose_update(replace(facts, world=world), known, update_tokens=tokens)]
+        config = replace(config, **chosen_settings(choices))
+    return ChosenRun(
+        config=config, choices=choices, task=task, clock=clock, holds_update=holds_update
+    )
+
+
+def _draft(given: Mapping[str, Any]) -> TrainConfig:
+    """Return settings of which only those that were given count; they are checked."""
+    return _so_far(choose_vocabulary(TextFacts(characters=1, alphabet=1), given), given)
+
+
+def _so_far(choices: list[Choice], given: Mapping[str, Any]) -> TrainConfig:
+    """Return settings of which only those that were given or chosen count; what fits them stands beside."""
+    one = Facts(pairs=1, tokens=1, vocabulary=1, is_accelerator=False)
+    return _with([*choose(one, {**given, **chosen_settings(choices)}), *choices], given)
+
+
+def _with(choices: list[Choice], given: Mapping[str, Any]) -> TrainConfig:
+    return make_config(
+        chosen_settings(choices) | {name: v for name, v in given.items() if v is not None}
+    )
+
+
+def _of_first(first: FirstWeights, given: Mapping[str, Any]) -> list[Choice]:
+    """Return the settings that come with the weights of another run, if any was left open."""
+    settings = {
+        name: value
+        for name, value in first.settings().items()
+        if given.get(name) is None and value is not None
+    }
+    reason = f"as in {first.path}, whose weights it starts with"
+    return [Choice(settings=settings, reason=reason)] if settings else []
+
+
+def _with_real_size(choices: list[Choice], vocabs: Vocabs) -> list[Choice]:
+    """Return the choices with the size of the vocabulary that the text could give."""
+
+    def real(choice: Choice) -> Choice:
+        size = max(len(vocabs.src), len(vocabs.tgt))
+        if choice.settings.get("vocab_size", size) == size or not vocabs.is_shared:
+            return choice
+        return replace(choice, settings={"vocab_size": size}, reason="all that the text can give")
+
+    return [real(choice) for choice in choices]
+
+
+def _text_facts(train: Pairs) -> TextFacts:
+    characters = sum(map(len, train.src)) + sum(map(len, train.tgt))
+    counts: Counter[str] = Counter()
+    every = -(-len(train) // _MAX_COUNTED)
+    for sentence in (*train.src[::every], *train.tgt[::every]):
+        counts.update(sentence)
+    shares = np.cumsum(sorted(counts.values(), reverse=True)) / max(1, counts.total())
+    alphabet = int(np.searchsorted(shares, _COVERAGE)) + 1
+    return TextFacts(characters=characters, alphabet=min(alphabet, len(counts)))
+
+
+def _facts(task: Task, device: Device, *, is_trained: bool) -> Facts:
+    longer = np.maximum(task.train.src_lengths, task.train.tgt_lengths)
+    return Facts(
+        pairs=len(task.train),
+        tokens=int(longer.sum()),
+        vocabulary=len(task.vocabs.tgt),
+        is_accelerator=device.is_accelerator,
+        cores=torch.get_num_threads(),
+        memory_bytes=device.total_memory_bytes(),
+        is_trained=is_trained,
+    )
+
+
+# --- first weights ---
+
+
+# What makes other weights, or other ids, of the same text.
+_OF_WEIGHTS = (
+    *("tokenizer", "vocab_size", "vocab_model", "shared_vocab", "share", "norm"),
+    *("d_model", "heads", "ffn", "encoder_layers", "decoder_layers"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstWeights:
+    """What a run takes over from another.
+
+    Attributes:
+        path: checkpoint of the other run.
+        config: of the other run.
+        vocabs: of both.
+        weights: by name, in host memory.
+    """
+
+    path: Path
+    config: TrainConfig
+    vocabs: Vocabs
+    weights: Mapping[str, torch.Tensor]
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that the weights and vocabularies belong to."""
+        return {name: getattr(self.config, name) for name in _OF_WEIGHTS}
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Check that no setting was given which the weights do not fit.
+
+        Args:
+            given: settings by name; those that are None were not given.
+
+        Raises:
+            UserError: one was.
+        """
+        for name, value in self.settings().items():
+            if given.get(name) is not None and given[name] != value:
+                # With its value, of which the command line makes a flag such as --no-shared-vocab.
+                asked = f"`{name}={given[name]}`"
+                raise UserError(
+                    f"{asked} was given, but {self.path}, whose weights the run starts with, has "
+                    f"`{name}={value}`; leave {asked} out"
+                )
+
+    def note_of_direction(self, config: TrainConfig) -> str | None:
+        """Return a line if the other run translated from or into another language; None: it did not.
+
+        Args:
+            config: of the run that starts with the weights.
+        """
+        before, now = (self.config.src, self.config.tgt), (config.src, config.tgt)
+        if all(
+            one == other or is_same_language(one, other)
+            for one, other in zip(before, now, strict=True)
+        ):
+            return None
+        return (
+            f"{self.path}, whose vocabulary and weights the run starts with, is of {' to '.join(before)}, and this "
+            f"text is of {' to '.join(now)}"
+        )
+
+
+def read_first_weights(run_dir: Path) -> FirstWeights:
+    """Read what a run takes over from another: its final model, or else its best.
+
+    Args:
+        run_dir: of the other run.
+
+    Raises:
+        RunFolderError: the folder is not a run, or holds neither, or it is damaged.
+    """
+    settings_file(run_dir)
+    saved = checkpoints.read_saved(
+        checkpoints.first_weights_path(run_dir), advice=_how_to_mend(run_dir)
+    )
+    config = make_config({}, file=saved.path / CONFIG)
+    return FirstWeights(
+        path=saved.path,
+        config=config,
+        vocabs=Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path),
+        weights=checkpoints.weights_in(saved),
+    )
+
+
+def _how_to_mend(run_dir: Path) -> str:
+    run = shell_name(run_dir)
+    return f"gapless train `resume={run}` makes one at its end, or leave out `init_from`"
+
+
+# --- the run and its folder ---
+
+
+def new_run(
+    config: TrainConfig,
+    *,
+    chosen: ChosenRun | None = None,
+    ranks: Ranks | None = None,
+    device: Device | None = None,
+) -> TrainingRun:
+    """Make a new run and its folder.
+
+    Args:
+        config: of the run.
+        chosen: how these settings were chosen, if they were. With several ranks they were, by rank
+            0 for all.
+        ranks: that train it together; None: this process alone.
+        device: of this rank; None: as the settings say.
+
+    Raises:
+        UserError: anything about settings, data, device or run folder that cannot be used; it is
+            raised before anything is written.
+    """
+    ranks = OneRank() if ranks is None else ranks
+    clock = WallClock() if chosen is None else chosen.clock
+    device = device_of(config, device)
+    resolved = resolve(config, is_accelerator=device.is_accelerator, world=ranks.world)
+    corpus = read_corpus(config) if chosen is None else chosen.task.corpus
+    scoring = decide_scoring(config)
+    first = made_by_first(ranks, lambda: _first_weights(config))
+    vocabs = None if first is None else first.vocabs
+    task = prepare(config, corpus=corpus, vocabs=vocabs) if chosen is None else chosen.task
+    run = assemble(
+        config,
+        resolved,
+        device=device,
+        task=task,
+        scoring=scoring,
+        run_dir=made_by_first(ranks, lambda: _free_folder(config)),
+        clock=clock,
+        ranks=ranks,
+    )
+    if first is not None:
+        with run.loop.on_compute_stream(), run.host_waits.blocking("checkpoint"):
+            set_weights(run.model, first.weights, path=first.path)
+    run.notes += corpus.notes
+    run.choices = [] if chosen is None else list(chosen.choices)
+    if chosen is None or not chosen.holds_update:
+        run.choices += grown_update(resolved)
+    run_dir = made_by_first(ranks, lambda: _make_folder(run))
+    if not ranks.is_first:
+        run.write_to(run_dir)
+    return run
+
+
+def _first_weights(config: TrainConfig) -> FirstWeights | None:
+    if config.init_from is None:
+        return None
+    first = read_first_weights(Path(config.init_from))
+    first.check(asdict(config))
+    return first
+
+
+def _free_folder(config: TrainConfig) -> Path:
+    """Return the folder of a new run; if nobody named one, one that no other process takes meanwhile."""
+    while True:
+        try:
+            return choose_run_dir(config)
+        except RunLockedError:
+            if config.run_dir:
+                raise
+
+
+def _make_folder(run: TrainingRun) -> Path:
+    """Make the folder of a new run, and keep it locked; return which it is.
+
+    Of several processes that chose the same one, each but the first takes the next, unless its user
+    named the folder.
+    """
+    check_disk_space(run.run_dir, run.config, run.model)
+    while True:
+        try:
+            _begin_folder(run)
+        except (RunFolderError, RunLockedError):
+            if run.config.run_dir:
+                raise
+            run.write_to(_free_folder(run.config))
+        else:
+            return run.run_dir
+
+
+def _begin_folder(run: TrainingRun) -> None:
+    run.run_dir.mkdir(parents=True, exist_ok=True)
+    with _kept_locked(run.lock):
+        # Of two that chose it at once, the second finds what the first has written.
+        check_unused(run.run_dir)
+        for path in begun_files(run.run_dir):
+            path.unlink(missing_ok=True)
+        # The folder keeps the settings as asked, so that they serve on another device too.
+        write_files(run.run_dir, files_of_run(run.config, run.task.vocabs))
+        first = run.config.init_from
+        earlier = None if first is None else Path(first)
+        begin_trained_on(run.run_dir, earlier=earlier)
+    if earlier is not None:
+        run.notes += notes_of_known(earlier, run.task.corpus)
+
+
+@contextmanager
+def _kept_locked(lock: RunLock) -> Iterator[None]:
+    """Take a lock, and give it back only if the body fails."""
+    lock.acquire()
+    try:
+        yield
+    except BaseException:
+        lock.release()
+        raise

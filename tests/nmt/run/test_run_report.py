@@ -1,0 +1,68 @@
+"""What a run says about itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from gapless.nmt.data.corpus import Corpus, Pairs
+from gapless.nmt.run.run_report import describe_data, describe_plan, plan_settings
+from gapless.nmt.settings.config import make_config
+from gapless.nmt.settings.effective_settings import resolve
+from gapless.plans import PLANS, get_plan
+
+
+@pytest.mark.parametrize(
+    ("is_accelerator", "pin_memory", "staging"),
+    [(True, True, "pinned"), (True, False, "pageable"), (False, True, "pageable")],
+)
+def test_staging_is_named_as_it_is(is_accelerator, pin_memory, staging):
+    """A CPU has no memory to pin for, whatever the plan asks for."""
+    device = SimpleNamespace(
+        is_accelerator=is_accelerator, torch_device="here", describe=lambda: "a device"
+    )
+    resolved = resolve(make_config({"pin_memory": pin_memory}), is_accelerator=is_accelerator)
+
+    text = describe_plan(resolved, device=device, workers=3)
+
+    assert f"3 workers, {staging} staging" in text
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_plan_settings_keep_their_keys(name):
+    """`summary.json` describes a plan with these keys, in this order."""
+    plan = get_plan(name)
+    found = plan_settings(plan)
+
+    assert list(found) == [
+        *("name", "summary", "streams", "wait_with", "sync_interval", "loss_interval"),
+        *("prefetch", "workers", "pin_memory", "run_ahead", "capture", "auto"),
+    ]
+    assert found["name"] == name
+    assert (found["capture"], found["auto"]) == (name == "captured", name == "auto")
+
+
+@pytest.mark.parametrize(("different", "is_told"), [(9, True), (10, False)])
+def test_sentences_that_come_again_are_few(different, is_told):
+    """A score of one sentence fifty times is a score of one sentence."""
+    many = Pairs(src=[f"a{n % different}" for n in range(50)], tgt=["b"] * 50)
+    corpus = Corpus(src_lang="en", tgt_lang="zh", train=many, val=many, test=many)
+    task = SimpleNamespace(corpus=corpus, train=many, val=many, skipped_long=0)
+
+    text = describe_data(make_config({"data": "d"}), task)
+
+    assert ("too few for scores to mean much" in text) == is_told
+
+
+@pytest.mark.parametrize(
+    ("kept", "told"), [(12, "12 validation,"), (9, "(3 too long for its loss),")]
+)
+def test_validation_pairs_without_a_loss_are_counted(kept, told):
+    """They are translated and scored all the same."""
+    pairs = Pairs(src=[f"a{n}" for n in range(12)], tgt=["b"] * 12)
+    corpus = Corpus(src_lang="en", tgt_lang="zh", train=pairs, val=pairs, test=pairs)
+    val = pairs.take(range(kept))
+    task = SimpleNamespace(corpus=corpus, train=pairs, val=val, skipped_long=0)
+
+    assert told in describe_data(make_config({"data": "d"}), task)
