@@ -24,11 +24,11 @@ NUMBERS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.
 # A run whose validation never ends, as if a disk or a device did not answer.
 STUCK = """
 import sys, time
-from gapless.nmt.run import trainer
+from gapless.nmt.run import validation
 def never_ends(*_, **__):
     print("stuck", flush=True)
     time.sleep(600)
-trainer.validate = never_ends
+validation.validate = never_ends
 from gapless.cli.main import main
 main(sys.argv[1:])
 """

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.xdist_group("processes: terminal")
 # A run whose validation never ends, as if a disk or a device did not answer.
 STUCK = """
 import time
-from gapless.nmt.run import trainer
-trainer.validate = lambda *_, **__: time.sleep(600)
+from gapless.nmt.run import validation
+validation.validate = lambda *_, **__: time.sleep(600)
 """
 
 

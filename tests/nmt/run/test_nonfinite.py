@@ -13,7 +13,7 @@ from gapless.errors import NonFiniteLossError
 from gapless.nmt.data.batch import TokenBatch
 from gapless.nmt.model.loss import LossCompute
 from gapless.nmt.model.transformer import ModelSizes, Transformer
-from gapless.nmt.run import trainer
+from gapless.nmt.run import validation
 from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run.training_step import TranslationStep
 from gapless.nmt.settings.config import make_config
@@ -226,7 +226,7 @@ def test_the_update_is_named(run, poison, tmp_path, is_last):
 def test_a_validation_that_is_not_finite(run, monkeypatch, choice):
     """It stops the run; a run that skips goes on, since its weights are as good as before."""
     figures = {"val_loss": math.nan, "val_bleu": 0.0, "val_exact_match": 0.0}
-    monkeypatch.setattr(trainer, "validate", lambda run, on_batch: figures)
+    monkeypatch.setattr(validation, "validate", lambda run, on_batch: figures)
     _, ended = run(on_nonfinite=choice)
 
     if choice == "skip":

@@ -134,15 +134,8 @@ def estimate_run(config: TrainConfig, task: Task, *, world: int = 1) -> Estimate
 def _capture_ahead(loop: TrainLoop, parts: TrainingParts, task: Task) -> None:
     if not loop.captures_ahead:
         return
-    pairs, step = PairBatches(task.train), parts.step
-    with loop.on_compute_stream(), step.uncounted():
-        loop.capture_ahead(
-            [pairs[micro] for micro in parts.sampler.one_of_each()],
-            step,
-            model=step.model,
-            optimizer=step.optimizer,
-            scaler=step.scaler if step.scaler.is_enabled() else None,
-        )
+    pairs = PairBatches(task.train)
+    parts.step.capture_ahead(loop, [pairs[micro] for micro in parts.sampler.one_of_each()])
 
 
 def _train(

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from gapless.errors import RunFolderError
+from gapless.nmt.run.out_of_memory import OF_BATCHES, naming_phase
 from gapless.nmt.run.rank_agreement import made_by_first
 from gapless.nmt.run.scoring import num_compared
+from gapless.nmt.run.stopping import StopNow
 from gapless.nmt.run.validation import score_pairs
 from gapless.nmt.run_folder import checkpoints
 from gapless.report.text import counted
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from gapless.nmt.run.run_report import Messages
+    from gapless.nmt.run.stopping import StopRequest
     from gapless.nmt.run.training_run import TrainingRun
 
 
@@ -66,6 +70,38 @@ class FinalModel:
     def _luck(self) -> str:
         pairs = "1 pair" if self.num_pairs == 1 else f"{self.num_pairs} pairs"
         return f", a lead that may be luck with {pairs}"
+
+
+def choose_final_model(
+    run: TrainingRun, *, messages: Messages, stop: StopRequest
+) -> FinalModel | None:
+    """Return the weights that a run ends with; None if it is asked to stop meanwhile.
+
+    Args:
+        run: that has ended.
+        messages: tell which weights these are, and why.
+        stop: asked after each batch of translations.
+
+    Raises:
+        RunFolderError: weights that the settings ask for are missing or damaged.
+
+    Sync: Blocks the host; waits are counted in `run.host_waits`.
+    """
+    if run.config.average != "auto":
+        final, asked = averaged_model(run), run.config.num_averaged
+        if final.num_averaged < asked:
+            messages.observer.noted(
+                f"the final model has the {final.name}, though `average={asked}` asks for more: the run "
+                "has no others"
+            )
+        return final
+    with naming_phase("comparing weights on the validation sentences", lower=OF_BATCHES):
+        try:
+            final = best_of_all(run, on_batch=stop.check, on_damaged=messages.observer.warned)
+        except StopNow:
+            return None
+    messages.observer.noted(final.line)
+    return final
 
 
 def averaged_model(run: TrainingRun) -> FinalModel:

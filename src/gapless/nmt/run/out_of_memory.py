@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+# Settings that take less memory when they are lower.
+OF_BATCHES = "`batch_tokens` or `batch_size`, and raise `accumulate`; or lower `capture_memory`"
+OF_MODELS = "`d_model`, `ffn` or the number of layers"
+
 _OTHERS = "end other programs that hold the device's memory, or choose another `device`"
 
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 
+from gapless.nmt.run_folder.logs import ErrorLog, SilentLog
 from gapless.records.training import RunProgress, run_totals
+from gapless.report.text import counted, duration
 
 
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 
 # --- while it runs ---
+
+# Seconds beyond a limit of time that are worth a word.
+_WORTH_TELLING = 5.0
 
 
 class Observer(Protocol):
@@ -91,6 +96,90 @@ class SilentObserver:
 
 def _do_nothing(*values: Any, **named: Any) -> None:
     del values, named
+
+
+class Messages:
+    """Tells of a run while it trains: its observer and, of what is amiss, `errors.log`; on rank 0 alone.
+
+    Args:
+        run: under way.
+        observer: is told what happens.
+
+    Attributes:
+        observer: on rank 0 the one that was given, on others one that does nothing.
+    """
+
+    def __init__(self, run: TrainingRun, *, observer: Observer) -> None:
+        is_first = run.ranks.is_first
+        self.observer: Observer | SilentObserver = observer if is_first else SilentObserver()
+        self._run = run
+        self._error_log = ErrorLog(run.run_dir) if is_first else SilentLog()
+        self._noted: set[str] = set()
+
+    def warn(self, text: str) -> None:
+        """Tell of something that is not as it should be, while the run goes on."""
+        self.observer.warned(text)
+        self._error_log.warning(text, update=self._run.step.num_updates)
+
+    def error(self, error: BaseException) -> None:
+        """Write down the error that ends the run; whoever catches it shows it."""
+        self._error_log.error(error, update=self._run.step.num_updates)
+
+    def note_once(self, text: str) -> None:
+        """Tell of something, unless it was told before."""
+        if text not in self._noted:
+            self._noted.add(text)
+            self.observer.noted(text)
+
+    def note_skipped(self, update: int, loss: float) -> None:
+        """Tell that an update is skipped, for its loss is not finite."""
+        text = f"the loss of update {update} is {loss}; the update is skipped"
+        self.observer.noted(text)
+        self._error_log.warning(text, update=self._run.step.num_updates)
+
+    def note_plan(self) -> None:
+        """Tell what plan `auto` decided, or why a step is not captured, when it is new."""
+        loop = self._run.loop
+        diagnosis, capture = loop.diagnosis, loop.capture_report
+        if diagnosis is not None:
+            text = diagnosis.line
+        elif capture is not None and (capture.refusal or capture.note):
+            text = f"steps that are not captured run eagerly: {capture.refusal or capture.note}"
+        else:
+            return
+        self.note_once(text)
+
+    def note_early_end(self) -> None:
+        """Tell why the run ends before its last epoch, if it does so by itself."""
+        run = self._run
+        done = f"after {counted(run.step.num_updates, 'update')}"
+        is_inside = run.position.epoch < run.config.epochs
+        if run.is_out_of_patience:
+            num = counted(run.position.validations_without_better, "validation")
+            self.observer.noted(f"training ends {done}: {num} brought no better BLEU or loss")
+        elif run.time_limit.is_up and is_inside:
+            over = run.time_limit.seconds_over
+            longer = f", which take about {duration(over)} longer" if over > _WORTH_TELLING else ""
+            self.observer.noted(
+                f"training ends {done}: the rest of {run.config.max_time} is for the final model "
+                f"and its scores{longer}"
+            )
+        elif run.updates_left == 0 and is_inside:
+            self.observer.noted(f"training ends {done}, as many as `max_steps` says")
+        elif run.updates_left and not is_inside:
+            self.observer.noted(
+                f"training ends {done}, with epoch {run.config.epochs} of {run.config.epochs}, though "
+                f"`max_steps` says {run.config.max_steps:,}; raise `epochs` to go on"
+            )
+
+    def note_nothing_left(self) -> None:
+        """Tell that a resumed run had ended before, and what lets it go on."""
+        run = self._run
+        ended_by = " and ".join(f"`{name}`" for name in run.ended_by)
+        self.observer.noted(
+            f"nothing is left to train: the run has ended after {counted(run.step.num_updates, 'update')}; "
+            f"raise {ended_by}, which ended it, to go on"
+        )
 
 
 class Pace:

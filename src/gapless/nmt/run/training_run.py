@@ -14,6 +14,7 @@ from gapless.device.find import find_device
 from gapless.device.numerics import random_state, seed_everything, set_numerics, set_random_state
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run.build import build_step, num_workers, training_sampler
+from gapless.nmt.run.out_of_memory import naming_phase
 from gapless.nmt.run.rank_agreement import made_by_first
 from gapless.nmt.run.scoring import num_compared, num_translated
 from gapless.nmt.run.stopping import AgreedClock, TimeLimit, WallClock
@@ -27,11 +28,13 @@ from gapless.nmt.settings.effective_settings import (
     check_shapes,
     settings_to_keep,
 )
+from gapless.nmt.settings.interval import DueClock
 from gapless.pipeline.host_waits import HostWaits
 from gapless.ranks import OneRank
 
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from gapless.device.base import Device
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from gapless.nmt.settings.config import TrainConfig
     from gapless.nmt.settings.defaults import Choice
     from gapless.nmt.settings.effective_settings import Resolved
+    from gapless.nmt.settings.interval import Interval
     from gapless.ranks import Ranks
 
 
@@ -178,6 +182,29 @@ class TrainingRun:
     def updates_per_epoch(self) -> int:
         """Return the updates of a whole epoch."""
         return self.sampler.num_updates
+
+    def due_clock(self, interval: Interval) -> DueClock:
+        """Return what says when the next save or validation is due: by a time that all ranks agree on.
+
+        Args:
+            interval: between two.
+        """
+        now = None if self.ranks.world == 1 else self.clock.seconds
+        return DueClock(interval, updates=self.step.num_updates, now=now)
+
+    def naming_phase(self, phase: str, *, lower: str) -> AbstractContextManager[None]:
+        """Let an error for want of memory say what the run was doing, and for which batch.
+
+        Args:
+            phase: of the run.
+            lower: settings that take less memory when they are lower.
+        """
+
+        def graph_bytes() -> int:
+            report = self.loop.capture_report
+            return 0 if report is None else report.captured_bytes
+
+        return naming_phase(phase, lower=lower, shape=self.step.shape, graph_bytes=graph_bytes)
 
     def state(self) -> dict[str, Any]:
         """Return everything but weights and history from which the run is resumed exactly.

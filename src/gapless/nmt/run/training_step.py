@@ -19,9 +19,11 @@ from gapless.ranks import OneRank
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from gapless.device.base import Device
+    from gapless.loop.train_loop import TrainLoop
     from gapless.nmt.model.transformer import Transformer
     from gapless.nmt.settings.config import TrainConfig
     from gapless.pipeline.host_waits import HostWaits
@@ -197,6 +199,32 @@ class TranslationStep:
     def note_size(self, tokens: AnyBatch) -> None:
         """Let `shape` tell the size of a batch that is captured ahead."""
         self._sizes = sizes_of(tokens)
+
+    def capture_ahead(
+        self,
+        loop: TrainLoop,
+        batches: Sequence[AnyBatch],
+        *,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> None:
+        """Capture this step for the shapes of some batches; nothing is trained, and nothing counts.
+
+        Args:
+            loop: that captures.
+            batches: one of each shape.
+            on_batch: called with the number of batches done.
+
+        Sync: Blocks the host.
+        """
+        with loop.on_compute_stream(), self.uncounted():
+            loop.capture_ahead(
+                batches,
+                self,
+                model=self.model,
+                optimizer=self.optimizer,
+                scaler=self.scaler if self.scaler.is_enabled() else None,
+                on_batch=on_batch,
+            )
 
     def uncounted(self) -> AbstractContextManager[None]:
         """Let updates of a `with` body, which are undone, not count as skipped.

@@ -1,0 +1,297 @@
+"""The epochs of a run: what happens after each batch, between two parts, and at an epoch's end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gapless.errors import UserError
+from gapless.nmt.run.nonfinite import LossWatch
+from gapless.nmt.run.out_of_memory import OF_BATCHES
+from gapless.nmt.run.run_report import Pace
+from gapless.nmt.run.stopping import until_stopped
+from gapless.nmt.run_folder.logs import LossLog
+from gapless.pipeline.loaders import LoaderPart
+from gapless.records.epoch_record import total
+from gapless.report.epoch_text import waits_table
+
+
+if TYPE_CHECKING:
+    from gapless.nmt.data.batch import AnyBatch
+    from gapless.nmt.run.rank_agreement import Decisions
+    from gapless.nmt.run.run_report import Messages
+    from gapless.nmt.run.saving import Saving
+    from gapless.nmt.run.stopping import StopRequest
+    from gapless.nmt.run.training_run import TrainingRun
+    from gapless.nmt.run.validation import LearningWatch, Validations
+    from gapless.nmt.run_folder.logs import RunFolder, SilentFolder
+    from gapless.nmt.run_folder.saver import Saver, SilentSaver
+    from gapless.pipeline.watched_loader import WatchedLoader
+    from gapless.records.epoch_record import EpochRecord, Progress
+    from gapless.records.training import TrainingEpoch
+
+
+class Epochs:
+    """Takes a run through its epochs: parts of them are trained, with validations and saves between.
+
+    Args:
+        run: to train.
+        folder: of the run.
+        saver: writes its checkpoints.
+        saving: says when.
+        validations: of the run.
+        learning: looks at the end of training whether the model could learn.
+        decisions: of its ranks.
+        messages: tell what happens.
+        stop: the request to stop.
+    """
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        *,
+        folder: RunFolder | SilentFolder,
+        saver: Saver | SilentSaver,
+        saving: Saving,
+        validations: Validations,
+        learning: LearningWatch,
+        decisions: Decisions,
+        messages: Messages,
+        stop: StopRequest,
+    ) -> None:
+        self._run = run
+        self._folder = folder
+        self._saver = saver
+        self._saving = saving
+        self._validations = validations
+        self._learning = learning
+        self._decisions = decisions
+        self._messages = messages
+        self._stop = stop
+        self._has_trained = False
+
+    def train(self, loader: WatchedLoader[AnyBatch]) -> None:
+        """Train to the end of the run, or until it is asked to stop, and save the last state.
+
+        Args:
+            loader: of the batches that the run's sampler chooses.
+
+        Raises:
+            UserError: the limit of time leaves none for training.
+            NonFiniteLossError: a loss was NaN or infinite, and the run does not skip such updates.
+            LoaderError: the loader failed within an update.
+            OSError: a file could not be written.
+
+        Sync: Blocks the host as the plan says, and between epochs.
+        """
+        run, stop = self._run, self._stop
+        pace, had_ended = Pace(run), run.is_finished
+        self._go_on_from_validations()
+        while not run.is_finished and not stop.is_set:
+            self._train_part(loader, pace)
+            if self._validations.are_due_inside(is_stopping=stop.is_set):
+                self._validate_inside()
+            # A rest is left if the run was stopped, or is at its last update.
+            if run.position.updates >= run.sampler.num_updates:
+                self._close_epoch(run.position.end_epoch())
+        if run.position.updates and not stop.is_set:
+            self._close_epoch(run.position.records[-1])
+        if not stop.is_set:
+            if had_ended:
+                self._messages.note_nothing_left()
+            else:
+                self._learning.at_end()
+                self._messages.note_early_end()
+        self._saving.save_end()
+
+    def _go_on_from_validations(self) -> None:
+        """Show those of a resumed run, and make one that was due when it was stopped."""
+        run = self._run
+        if run.is_finished and not run.step.num_updates:
+            raise UserError(
+                f"`max_time` is {run.config.max_time}, of which the start and the end of the run leave "
+                "nothing for training; give it more"
+            )
+        for record in run.position.records:
+            if record.validation:
+                self._messages.observer.validated(record.validation)
+        if self._validations.are_due_inside(is_stopping=self._stop.is_set):
+            self._validate_inside()
+
+    def _train_part(self, loader: WatchedLoader[AnyBatch], pace: Pace) -> None:
+        """Train on the batches of an epoch that are not done yet, up to the next validation."""
+        run, position, losses = self._run, self._run.position, self._run.loop.losses
+        run.sampler.set_epoch(
+            position.epoch,
+            skip=position.updates,
+            max_updates=self._validations.updates_to_go(),
+        )
+        self._note_training()
+        num_done = run.sampler.num_skipped
+        earlier = losses.read_since(max(0, losses.num_added - 1))
+        self._messages.observer.epoch_started(
+            position.epoch + 1,
+            num_epochs=run.last_epoch,
+            num_batches=run.sampler.whole_epoch,
+            num_done=num_done,
+            first_read=num_done + min(run.loop.plan.loss_interval, len(run.sampler)),
+            earlier_loss=earlier[-1][0] if earlier else None,
+        )
+        part = _Part(
+            run,
+            folder=self._folder,
+            saver=self._saver,
+            saving=self._saving,
+            decisions=self._decisions,
+            messages=self._messages,
+            stop=self._stop,
+            pace=pace,
+        )
+        run.model.train()
+        batches = LoaderPart(
+            loader,
+            lambda loader: until_stopped(
+                loader, self._stop, is_over=self._validations.is_part_over
+            ),
+        )
+        with run.naming_phase("training", lower=OF_BATCHES):
+            result = run.loop.run_epoch(batches, run.step, on_batch=part.on_batch)
+        part.end(result)
+        self._decisions.settle()
+
+    def _note_training(self) -> None:
+        """Keep what is trained on, once, when there is something to train on."""
+        if len(self._run.sampler) and not self._has_trained:
+            self._run.note_training()
+            self._has_trained = True
+
+    def _close_epoch(self, record: TrainingEpoch) -> None:
+        """Save the weights after an epoch, or a part of the last one, and validate them."""
+        run, observer = self._run, self._messages.observer
+        is_whole = not run.position.updates
+        validates = self._validations.are_due_after(record.number)
+        if run.config.average == "auto" and not validates and not record.validation:
+            # So short an epoch that its checkpoint may take longer than itself.
+            self._folder.log_epoch(record)
+            observer.epoch_ended(record)
+            return
+        weights = self._saving.save_epoch(record.number)
+        is_best = validates and self._validations.validate(record)
+        # The end of a run inside an epoch is logged once more when it is resumed.
+        if is_whole:
+            self._folder.log_epoch(record)
+        self._saving.save_end_of_epoch(weights, is_best=is_best, may_wait=is_best or not is_whole)
+        if not is_whole:
+            self._folder.log_epoch(record)
+        observer.epoch_ended(record)
+
+    def _validate_inside(self) -> None:
+        """Validate inside an epoch, and save the state if it is the best so far."""
+        run = self._run
+        record = run.position.records[-1]
+        is_best = self._validations.validate(record)
+        self._folder.log("validation", step=run.step.num_updates, waits=None, **record.validation)
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in record.validation.items())
+        self._messages.observer.noted(f"update {run.step.num_updates}: {figures}")
+        if is_best:
+            self._saving.save_best()
+
+
+class _Part:
+    """A part of an epoch, which is trained without a break: looks after each of its batches.
+
+    Args:
+        run: under way, of whose epoch the sampler gives this part.
+        folder: of the run.
+        saver: hands to its thread what has reached the host.
+        saving: saves the state when it is due.
+        decisions: of the run's ranks.
+        messages: tell what happens.
+        stop: the request to stop, and for accounts.
+        pace: of the run.
+    """
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        *,
+        folder: RunFolder | SilentFolder,
+        saver: Saver | SilentSaver,
+        saving: Saving,
+        decisions: Decisions,
+        messages: Messages,
+        stop: StopRequest,
+        pace: Pace,
+    ) -> None:
+        self._run = run
+        self._saver = saver
+        self._saving = saving
+        self._decisions = decisions
+        self._messages = messages
+        self._stop = stop
+        self._pace = pace
+        losses, first_batch = run.loop.losses, run.position.batches_before
+        self._log = LossLog(folder, losses, first_batch=first_batch)
+        self._watch = LossWatch(
+            losses,
+            first_batch=first_batch,
+            first_update=run.step.num_updates + 1,
+            update_of=run.sampler.update_of,
+            on_skipped=messages.note_skipped if run.config.on_nonfinite == "skip" else None,
+        )
+        self._first, self._first_update = losses.num_added, run.step.num_updates
+
+    def on_batch(self, progress: Progress) -> None:
+        """Look after a batch that was queued.
+
+        Raises:
+            NonFiniteLossError: the run fails by a loss, on all of its ranks.
+            OSError: a file could not be written.
+
+        Sync: Does not block the host on the device, unless all ranks agree on something.
+        """
+        run, decisions, saving = self._run, self._decisions, self._saving
+        self._log.write_new()
+        self._watch.look()
+        if self._watch.error is not None:
+            decisions.ask_to_fail()
+        self._messages.note_plan()
+        self._saver.poll()
+        saving.is_saved = False
+        if run.sampler.ends_update(progress.batch - 1):
+            decisions.after_update(run.step.num_updates)
+        if decisions.fails:
+            self._watch.look()
+            self._watch.check()
+        if saving.is_due_after(progress, is_stopping=self._stop.is_set):
+            saving.save_inside(
+                progress, log=self._log, first=self._first, first_update=self._first_update
+            )
+        if self._stop.take_account():
+            self._messages.observer.noted(waits_table(self._work_so_far(progress)))
+        self._messages.observer.batch_queued(progress, run=self._pace.progress())
+
+    def _work_so_far(self, progress: Progress) -> EpochRecord:
+        """Return what the run did, up to the newest loss that was read."""
+        assert progress.so_far is not None
+        return total([*(record.work for record in self._run.position.records), progress.so_far()])
+
+    def end(self, result: EpochRecord) -> None:
+        """Take note that the part is over.
+
+        Args:
+            result: of its batches, all of whose losses are read.
+
+        Raises:
+            NonFiniteLossError: a loss is NaN or infinite, and the run does not skip such updates.
+        """
+        run, losses = self._run, self._run.loop.losses
+        self._log.write_new()
+        self._watch.look()
+        self._watch.check()
+        read = losses.read_since(losses.num_added - result.num_batches)
+        run.position.add(
+            result,
+            updates=run.step.num_updates - self._first_update,
+            weights=[weight for _, weight in read],
+            peak_memory_bytes=run.device.peak_memory_bytes(),
+        )
