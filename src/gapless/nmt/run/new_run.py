@@ -18,13 +18,7 @@ from gapless.nmt.data.vocab import Vocabs
 from gapless.nmt.run.rank_agreement import made_by_first
 from gapless.nmt.run.scoring import decide_scoring
 from gapless.nmt.run.stopping import WallClock
-from gapless.nmt.run.task import (
-    Task,
-    make_vocabs,
-    may_be_learned,
-    prepare,
-    read_corpus,
-)
+from gapless.nmt.run.task import Task, make_vocabs, may_be_learned, prepare, read_corpus
 from gapless.nmt.run.training_run import TrainingRun, assemble, device_of
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.checkpoints import set_weights
@@ -49,10 +43,7 @@ from gapless.nmt.settings.defaults import (
     choose_vocabulary,
     chosen_settings,
 )
-from gapless.nmt.settings.effective_settings import (
-    grown_update,
-    resolve,
-)
+from gapless.nmt.settings.effective_settings import grown_update, resolve
 from gapless.ranks import OneRank
 from gapless.report.text import shell_name
 

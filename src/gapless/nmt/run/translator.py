@@ -18,7 +18,7 @@ from gapless.nmt.run.build import load_model
 from gapless.nmt.run.out_of_memory import naming_phase
 from gapless.nmt.run.stopping import StopNow
 from gapless.nmt.run_folder import checkpoints
-from gapless.nmt.settings.config import MOST_BEAM, MOST_PENALTY
+from gapless.nmt.settings.setting_groups import MOST_BEAM, MOST_PENALTY
 from gapless.pipeline.host_waits import HostWaits
 from gapless.ranks import OneRank
 

@@ -1,4 +1,5 @@
 """What a run is asked to do: its settings, their file, and what they mean where they are left open.
 
-`config.py` has every setting, and `defaults.py` chooses what suits a corpus and a device.
+`setting_groups.py` has every setting, `config.py` puts them together, and `defaults.py` chooses what suits a
+corpus and a device.
 """

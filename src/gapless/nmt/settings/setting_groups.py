@@ -1,0 +1,457 @@
+"""The settings of a training run by what they are of: flag, key of `config.yaml` and field have one name.
+
+Importing this file must load neither torch nor yaml: the command line imports it for its help.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from gapless.device.precision import Precision
+from gapless.errors import DataError, UserError
+from gapless.nmt.settings.interval import Interval, seconds_of
+from gapless.nmt.settings.setting import setting
+from gapless.plans import Plan, get_plan
+
+
+# Epochs that `average="auto"` averages.
+_AUTO_AVERAGE = 5
+
+_MAX_SEED = 2**63 - 1
+
+# Of sizes: more than any machine has room for, and less than torch can count to.
+_MOST = 2**31 - 1
+
+# Powers of a length beyond these overflow.
+MOST_PENALTY = 10
+
+# Hypotheses of every sentence of a batch lie in memory together.
+MOST_BEAM = 1024
+
+# Of sacrebleu.
+_TOKENIZERS = ("13a", "zh", "ja-mecab", "ko-mecab", "char", "intl")
+
+# A path takes one of the two slashes of an address away.
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
+_ONE_SLASH = re.compile(r":/(?!/)")
+
+
+def _check_path(value: str, *, name: str) -> None:
+    if not value.strip():
+        raise UserError(
+            f"`{name}` is {value!r}, expected a file or folder; name one, or leave it out"
+        )
+
+
+def _check_data(value: str, *, name: str) -> None:
+    _check_path(value, name=name)
+    if value == "-":
+        raise DataError(
+            f"`{name}` is -, expected a file or folder: the text is read more than once; write it to a file"
+        )
+    if _ADDRESS.match(value) and not Path(value).exists():
+        raise DataError(
+            f"`{name}` is the address {_ONE_SLASH.sub('://', value)}, expected a file or folder; download it first"
+        )
+
+
+def _check_lr(value: float, *, name: str) -> None:
+    if value == 0:
+        raise UserError(f"`{name}` must be above 0, but is 0: no weight would change")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """The text of a run, its sides and its vocabularies."""
+
+    data: str | None = setting(
+        "data", None, "folder or file of sentence pairs; none: embedded corpus", form=_check_data
+    )
+    src: str = setting(
+        "data", "en", "source side, by code or name: a file ending, column or JSON key"
+    )
+    tgt: str = setting("data", "zh", "target side")
+    columns: str | None = setting(
+        "data",
+        None,
+        "names of the first columns of a table without a header, in order: en,zh or _,en,zh",
+    )
+    score_tokenizer: str | None = setting(
+        "data",
+        None,
+        "sacrebleu tokenizer of BLEU; none: of Chinese, Japanese and Korean their own, else 13a",
+        choices=_TOKENIZERS,
+        compare=False,
+    )
+    tokenizer: str = setting(
+        "data",
+        "sentencepiece",
+        "sentencepiece, or none: text is tokenised already",
+        choices=("sentencepiece", "none"),
+    )
+    vocab_size: int | None = setting(
+        "data", None, "subwords of a vocabulary", at_least=5, at_most=_MOST
+    )
+    vocab_model: str = setting(
+        "data", "bpe", "subword model: bpe or unigram", choices=("bpe", "unigram")
+    )
+    shared_vocab: bool = setting("data", False, "one vocabulary for both sides")
+    max_length: int = setting(
+        "data",
+        200,
+        "longest sentence in tokens; longer ones are not trained on",
+        at_least=1,
+        at_most=_MOST,
+    )
+    allow_changed_data: bool = setting(
+        "data",
+        False,
+        "resume although training, validation or test text is not what the run began with",
+        compare=False,
+    )
+
+    def column_names(self) -> tuple[str, ...] | None:
+        """Return the names in `columns`.
+
+        Raises:
+            DataError: there are not two or more.
+        """
+        if self.columns is None:
+            return None
+        names = [name.strip() for name in self.columns.split(",")]
+        if len(names) < 2 or not all(names):
+            raise DataError(
+                f"`columns` must be two names or more, such as en,zh, but is {self.columns!r}"
+            )
+        return tuple(names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """How the loop moves its work."""
+
+    plan: str = setting(
+        "plan", "auto", "how the loop moves its work; see gapless plans", compare=False
+    )
+    streams: int | None = setting("plan", None, "number of streams, 1 to 8", compare=False)
+    sync_interval: int | None = setting(
+        "plan", None, "batches between two host waits", compare=False
+    )
+    loss_interval: int | None = setting(
+        "plan", None, "batches between two reads of the losses", compare=False
+    )
+    prefetch: int | None = setting(
+        "plan", None, "batches moved to the device ahead of their use", compare=False
+    )
+    workers: int | None = setting("plan", None, "processes that make batches")
+    pin_memory: bool | None = setting(
+        "plan", None, "stage batches in page-locked memory", compare=False
+    )
+    run_ahead: int | None = setting(
+        "plan", None, "most batches the host may be ahead of the device", compare=False
+    )
+    capture_memory: float | None = setting(
+        "plan",
+        None,
+        "GiB of device memory above which no more shapes are captured; none: 80 % of it",
+        at_least=0.0,
+        at_most=float(_MOST),
+    )
+
+    def resolved_plan(self) -> Plan:
+        """Return the plan with this run's knobs.
+
+        Raises:
+            PlanError: the plan is unknown, or a knob is out of range.
+        """
+        return get_plan(self.plan).with_knobs(
+            streams=self.streams,
+            sync_interval=self.sync_interval,
+            loss_interval=self.loss_interval,
+            prefetch=self.prefetch,
+            workers=self.workers,
+            pin_memory=self.pin_memory,
+            run_ahead=self.run_ahead,
+        )
+
+    def capture_memory_bytes(self) -> int | None:
+        """Return the budget for captures in bytes, None if it is not set."""
+        return None if self.capture_memory is None else int(self.capture_memory * 2**30)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """How long a run is, when it validates and saves, and where its files are."""
+
+    epochs: int = setting("run", 40, "passes over the training pairs", at_least=1, compare=False)
+    max_steps: int | None = setting(
+        "run", None, "stop after so many updates", at_least=1, compare=False
+    )
+    max_time: str | None = setting(
+        "run",
+        None,
+        "end about this time (90s, 10min, 2h), final model and scores included",
+        compare=False,
+        form=seconds_of,
+    )
+    patience: int = setting(
+        "run",
+        0,
+        "stop after so many validations without a better BLEU or loss; 0: never",
+        at_least=0,
+        compare=False,
+    )
+    seed: int = setting(
+        "run",
+        1,
+        "of weights, dropout and the order of batches",
+        at_least=0,
+        at_most=_MAX_SEED,
+        compare=False,
+    )
+    deterministic: bool = setting(
+        "run", False, "equal runs give equal bits; a little slower", compare=False
+    )
+    run_dir: str | None = setting(
+        "run",
+        None,
+        "run folder; none: runs/train, runs/train2, ...",
+        compare=False,
+        form=_check_path,
+    )
+    on_nonfinite: str = setting(
+        "run",
+        "stop",
+        "when a loss is NaN or infinite: stop, or skip that update",
+        choices=("stop", "skip"),
+        compare=False,
+    )
+    save_every: str = setting(
+        "run",
+        "10min",
+        "updates (200) or time (30s, 10min, 2h) between two saved states; one after epochs that are validated too",
+        compare=False,
+        form=Interval.of,
+    )
+    keep: int = setting("run", 3, "newest saved states that are kept", at_least=1, compare=False)
+    grace: float = setting(
+        "run",
+        20.0,
+        "seconds in which a run that is asked to stop ends the update and saves",
+        at_least=0.0,
+        compare=False,
+    )
+    loader_timeout: float = setting(
+        "run",
+        300.0,
+        "seconds to wait for a batch before the loader's workers count as stuck",
+        at_least=0.1,
+        compare=False,
+    )
+    val_interval: int = setting(
+        "run", 1, "epochs between two validations", at_least=1, compare=False
+    )
+    validate_every: str | None = setting(
+        "run",
+        None,
+        "updates (500) or time (10min) between two validations; none: val-interval epochs",
+        compare=False,
+        form=Interval.of,
+    )
+
+    def save_interval(self) -> Interval:
+        """Return what is between two saved states.
+
+        Raises:
+            UserError: `save_every` names no interval.
+        """
+        return Interval.of(self.save_every)
+
+    def validation_interval(self) -> Interval | None:
+        """Return what is between two validations; None: `val_interval` epochs.
+
+        Raises:
+            UserError: `validate_every` names no interval.
+        """
+        if self.validate_every is None:
+            return None
+        return Interval.of(self.validate_every, name="validate_every")
+
+    def time_limit_seconds(self) -> float | None:
+        """Return the seconds in which the run is to be done; None if it has no limit.
+
+        Raises:
+            UserError: `max_time` names no time.
+        """
+        return None if self.max_time is None else seconds_of(self.max_time, name="max_time")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSettings:
+    """What a batch is, and how many of them are an update."""
+
+    batch_size: int | None = setting("batches", None, "most sentences in a batch", at_least=1)
+    batch_tokens: int | None = setting(
+        "batches", None, "most tokens in a batch, padding included", at_least=1
+    )
+    pack: bool | None = setting(
+        "batches",
+        None,
+        "pack sentences one after the other, without padding; none: with batch-tokens on a GPU, "
+        "unless attention-dropout is set",
+    )
+    fixed_shapes: bool | None = setting(
+        "batches", None, "pad batches to few shapes; none: if the plan may capture the step"
+    )
+    one_shape: bool | None = setting(
+        "batches",
+        None,
+        "updates have batches of one shape; none: with several GPUs, where shapes are fixed",
+    )
+    accumulate: int | str = setting(
+        "batches",
+        1,
+        "batches of each GPU in one update of the weights; auto: as many as keep the update, "
+        "whatever the number of GPUs",
+        at_least=1,
+        auto="batches",
+    )
+
+    @property
+    def num_accumulated(self) -> int:
+        """How many batches of this process are in an update.
+
+        Raises:
+            UserError: it is `auto`, and nobody has decided it.
+        """
+        if isinstance(self.accumulate, str):
+            raise UserError(
+                "`accumulate` is auto, which only `gapless train` decides, expected a number"
+            )
+        return self.accumulate
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSettings:
+    """Where a run computes, and how precisely."""
+
+    compile: bool | None = setting(
+        "device", None, "compile the model's layers; none: if the plan may capture the step"
+    )
+    precision: str = setting(
+        "device", "fp32", "fp32, tf32, bf16 or fp16", choices=get_args(Precision), compare=False
+    )
+    device: str = setting("device", "auto", "auto, cpu, cuda or cuda:N", compare=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """The sizes of the model, and the weights that it starts with."""
+
+    init_from: str | None = setting(
+        "model",
+        None,
+        "run folder whose vocabularies and weights to start with, for other text",
+        compare=False,
+    )
+    d_model: int = setting("model", 512, "width of the model", at_least=2, at_most=_MOST)
+    heads: int = setting("model", 8, "attention heads", at_least=1, at_most=_MOST)
+    ffn: int = setting(
+        "model", 2048, "inner width of the feed-forward layers", at_least=1, at_most=_MOST
+    )
+    encoder_layers: int = setting("model", 6, "encoder layers", at_least=1, at_most=_MOST)
+    decoder_layers: int = setting("model", 6, "decoder layers", at_least=1, at_most=_MOST)
+    norm: str = setting(
+        "model",
+        "pre",
+        "layer norm before (pre) or after (post) each sub-layer",
+        choices=("pre", "post"),
+    )
+    share: str = setting(
+        "model",
+        "decoder",
+        "share embeddings: all, decoder (target and output), none",
+        choices=("all", "decoder", "none"),
+    )
+    dropout: float = setting("model", 0.1, "on embeddings and sub-layers", at_least=0.0, below=1.0)
+    attention_dropout: float = setting(
+        "model", 0.0, "on attention weights", at_least=0.0, below=1.0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """The loss, the optimizer and its learning rate."""
+
+    label_smoothing: float = setting(
+        "optimizer and schedule",
+        0.1,
+        "share of probability spread over the vocabulary",
+        at_least=0.0,
+        below=1.0,
+    )
+    lr: float = setting(
+        "optimizer and schedule",
+        7e-4,
+        "highest learning rate",
+        at_least=0.0,
+        at_most=1e30,
+        form=_check_lr,
+    )
+    warmup: int = setting(
+        "optimizer and schedule", 4000, "updates until the highest learning rate", at_least=0
+    )
+    schedule: str = setting(
+        "optimizer and schedule",
+        "inverse-sqrt",
+        "after the warm-up: inverse-sqrt, cosine, constant",
+        choices=("inverse-sqrt", "cosine", "constant"),
+    )
+    clip_norm: float = setting(
+        "optimizer and schedule", 1.0, "longest gradient; 0: no limit", at_least=0.0
+    )
+    weight_decay: float = setting(
+        "optimizer and schedule", 0.0, "of AdamW; 0 is Adam", at_least=0.0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingSettings:
+    """The final model, and how it translates."""
+
+    average: int | str = setting(
+        "decoding",
+        "auto",
+        "newest epochs whose weights are averaged into the final model; auto: that of 5, or the last "
+        "or best weights, whichever translates the validation pairs best, by more than luck",
+        at_least=1,
+        compare=False,
+        auto="epochs",
+    )
+    beam: int = setting(
+        "decoding",
+        5,
+        "hypotheses of the final decoding",
+        at_least=1,
+        at_most=MOST_BEAM,
+        compare=False,
+    )
+    length_penalty: float = setting(
+        "decoding",
+        1.0,
+        "exponent a in score / length ** a",
+        at_least=-MOST_PENALTY,
+        at_most=MOST_PENALTY,
+        compare=False,
+    )
+    early_stopping: bool = setting(
+        "decoding", False, "end a search when as many as the beam have ended", compare=False
+    )
+
+    @property
+    def num_averaged(self) -> int:
+        """How many epochs are averaged."""
+        return _AUTO_AVERAGE if isinstance(self.average, str) else self.average
