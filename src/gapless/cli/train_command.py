@@ -201,18 +201,18 @@ def _start(
     options: Namespace, observer: Observer, *, ranks: Ranks, device: Device | None
 ) -> Trainer:
     """Return the trainer of a new or a resumed run, on each of its ranks."""
-    from gapless.nmt.run.rank_agreement import check_alike, made_by_first
+    from gapless.nmt.run.rank_agreement import check_same_start, made_by_first
 
     flags = given_settings(options)
     given = {**flags, "config": options.config, "resume": options.resume}
-    check_alike(ranks, given, device=device)
+    check_same_start(ranks, given, device=device)
     made_by_first(ranks, lambda: warn_of_removed(options.config))
     resume = made_by_first(ranks, lambda: _run_to_resume(options))
     return _trainer(flags, options.config, resume, observer, ranks=ranks, device=device)
 
 
 def _say_end(options: Namespace, trainer: Trainer, summary: dict[str, Any]) -> None:
-    works = [record.work for record in trainer.run.position.records]
+    works = [record.work for record in trainer.run.progress.records]
     if works:
         say(waits_table(total(works)))
     if summary["interrupted"]:

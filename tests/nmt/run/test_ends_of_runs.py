@@ -16,7 +16,7 @@ from gapless.nmt.run.stopping import TimeLimit
 from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run.validation import LearningWatch
 from gapless.nmt.run_folder import checkpoints
-from gapless.nmt.run_folder.training_progress import Position
+from gapless.nmt.run_folder.training_progress import TrainingProgress
 from gapless.nmt.settings.config import make_config
 from gapless.nmt.settings.defaults import Facts, choose, chosen_settings
 from tiny_run import tiny_config, write_letters
@@ -145,7 +145,7 @@ def test_validations_by_updates_change_no_bits(train):
 def test_the_best_weights_may_be_those_inside_an_epoch(train, monkeypatch):
     """Their state is saved right then, and they are compared with the last ones at the end."""
     found = iter([False, True, False, False, False])
-    monkeypatch.setattr(Position, "note_validation", lambda *_, **__: next(found))
+    monkeypatch.setattr(TrainingProgress, "note_validation", lambda *_, **__: next(found))
     run = train(epochs=1, validate_every="5")
 
     assert checkpoints.step_of(checkpoints.best_path(run.path)) == 10
@@ -194,24 +194,24 @@ def test_a_mean_of_so_many_epochs_needs_all_of_them(train):
 
 def test_the_best_weights_are_those_of_the_highest_bleu():
     """Whatever the loss says; of equal BLEU the lower loss is better."""
-    position = Position()
+    progress = TrainingProgress()
     found = [(5.0, 0.0), (4.0, 0.0), (6.0, 3.0), (3.0, 2.0), (7.0, 3.0)]
     best = [
-        position.note_validation(loss=loss, bleu=bleu, updates=at)
+        progress.note_validation(loss=loss, bleu=bleu, updates=at)
         for at, (loss, bleu) in enumerate(found)
     ]
 
     assert best == [True, True, True, False, False]
-    assert (position.best_loss, position.best_bleu) == (3.0, 3.0)
-    assert position.validations_without_better == 1
+    assert (progress.best_loss, progress.best_bleu) == (3.0, 3.0)
+    assert progress.validations_without_better == 1
 
 
 def test_a_validation_of_the_same_weights_counts_once():
     """A run that is resumed at its end validates once more, and has not stopped getting better by that."""
-    position = Position()
-    position.note_validation(loss=5.0, bleu=1.0, updates=7)
+    progress = TrainingProgress()
+    progress.note_validation(loss=5.0, bleu=1.0, updates=7)
 
-    again = Position.of_state(position.state())
+    again = TrainingProgress.of_state(progress.state())
     again.note_validation(loss=5.0, bleu=1.0, updates=7)
 
     assert again.validations_without_better == 0
@@ -251,7 +251,7 @@ def test_other_validation_pairs_begin_anew(folder, train):
     trainer.run.lock.release()
 
     assert state["best_loss"] < math.inf
-    assert trainer.run.position.best_loss == math.inf
+    assert trainer.run.progress.best_loss == math.inf
     assert any("validations have other pairs" in note for note in trainer.run.notes)
 
 
@@ -402,7 +402,9 @@ def test_the_final_model_is_what_translates_best(train, monkeypatch, scores, exp
     monkeypatch.setattr(
         final_model, "score_pairs", lambda *_, **__: SimpleNamespace(bleu=next(bleu))
     )
-    monkeypatch.setattr(Position, "note_validation", lambda position, **_: position.epoch == 1)
+    monkeypatch.setattr(
+        TrainingProgress, "note_validation", lambda progress, **_: progress.epoch == 1
+    )
     run = train(epochs=3)
     sources = {
         "mean of 3 epochs": [checkpoints.epoch_path(run.path, epoch) for epoch in (1, 2, 3)],

@@ -22,9 +22,9 @@ def test_staging_is_named_as_it_is(is_accelerator, pin_memory, staging):
     device = SimpleNamespace(
         is_accelerator=is_accelerator, torch_device="here", describe=lambda: "a device"
     )
-    resolved = resolve(make_config({"pin_memory": pin_memory}), is_accelerator=is_accelerator)
+    effective = resolve(make_config({"pin_memory": pin_memory}), is_accelerator=is_accelerator)
 
-    text = describe_plan(resolved, device=device, workers=3)
+    text = describe_plan(effective, device=device, workers=3)
 
     assert f"3 workers, {staging} staging" in text
 

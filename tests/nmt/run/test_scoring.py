@@ -8,7 +8,7 @@ import pytest
 
 from gapless.errors import UserError
 from gapless.nmt.run import scoring
-from gapless.nmt.run.scoring import Scoring, decide_scoring, is_scored_alike, score
+from gapless.nmt.run.scoring import Scoring, decide_scoring, has_same_scoring, score
 from gapless.nmt.settings.config import make_config, settings_given, settings_of_new_run
 
 
@@ -72,9 +72,9 @@ def test_a_target_of_no_known_language_says_what_sets_the_tokenizer():
 
 def test_scores_of_one_tokenizer_can_be_compared():
     """Whatever the target is called."""
-    assert is_scored_alike(make(tgt="zh"), make(tgt="Chinese"))
-    assert not is_scored_alike(make(tgt="zh"), make(tgt="de"))
-    assert is_scored_alike(make(tgt="target", score_tokenizer="zh"), make(tgt="zh"))
+    assert has_same_scoring(make(tgt="zh"), make(tgt="Chinese"))
+    assert not has_same_scoring(make(tgt="zh"), make(tgt="de"))
+    assert has_same_scoring(make(tgt="target", score_tokenizer="zh"), make(tgt="zh"))
 
 
 def test_a_target_that_is_named_anew_drops_the_tokenizer_of_the_file(tmp_path):

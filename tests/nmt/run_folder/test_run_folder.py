@@ -7,13 +7,13 @@ import threading
 import weakref
 
 from gapless.nmt.run_folder.disk_space import DiskTroubles
-from gapless.nmt.run_folder.logs import RunFolder
+from gapless.nmt.run_folder.logs import RunLogs
 
 
 def test_a_thread_that_stays_holds_nothing_of_a_run(tmp_path):
     """Libraries start threads that live as long as the process, and each keeps the hook of its start."""
     goes_on = threading.Event()
-    with RunFolder(tmp_path, troubles=DiskTroubles(print)) as folder:
+    with RunLogs(tmp_path, troubles=DiskTroubles(print)) as folder:
         thread = threading.Thread(target=goes_on.wait)
         thread.start()
     gone = weakref.ref(folder)
@@ -35,7 +35,7 @@ def test_errors_of_other_threads_are_told_as_ever(tmp_path, monkeypatch):
     def fail():
         raise OSError
 
-    with RunFolder(tmp_path, troubles=DiskTroubles(print)):
+    with RunLogs(tmp_path, troubles=DiskTroubles(print)):
         thread = threading.Thread(target=fail)
         thread.start()
         thread.join()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gapless.nmt.run_folder.training_progress import Position
+from gapless.nmt.run_folder.training_progress import TrainingProgress
 from gapless.records.epoch_record import EpochRecord
 from gapless.records.wait_stats import WaitStats
 
@@ -47,17 +47,17 @@ def work(losses, weights):
 
 
 @pytest.fixture
-def position():
-    position = Position(best_loss=2.5, wall_seconds=7.0)
-    position.add(work([4.0], [3.0]), updates=1, weights=[3.0], peak_memory_bytes=5)
-    position.end_epoch().validation["val_loss"] = 2.5
-    position.add(work([3.0, 2.0], [1.0, 3.0]), updates=1, weights=[1.0, 3.0], peak_memory_bytes=6)
-    return position
+def progress():
+    progress = TrainingProgress(best_loss=2.5, wall_seconds=7.0)
+    progress.add(work([4.0], [3.0]), updates=1, weights=[3.0], peak_memory_bytes=5)
+    progress.end_epoch().validation["val_loss"] = 2.5
+    progress.add(work([3.0, 2.0], [1.0, 3.0]), updates=1, weights=[1.0, 3.0], peak_memory_bytes=6)
+    return progress
 
 
-def test_the_state_of_a_position_keeps_its_keys(position):
+def test_the_state_of_the_progress_keeps_its_keys(progress):
     """The state has these keys in this order, and plain values."""
-    state = position.state()
+    state = progress.state()
 
     assert list(state) == POSITION_KEYS
     assert [list(record) for record in state["records"]] == [RECORD_KEYS, RECORD_KEYS]
@@ -77,22 +77,22 @@ def test_the_state_of_a_position_keeps_its_keys(position):
     }
 
 
-def test_a_position_comes_back_from_its_state(position):
-    """A position that was read has the same state, and goes on with the same epoch."""
-    again = Position.of_state(position.state())
-    for one in (position, again):
+def test_progress_comes_back_from_its_state(progress):
+    """Progress that was read has the same state, and goes on with the same epoch."""
+    again = TrainingProgress.of_state(progress.state())
+    for one in (progress, again):
         one.add(work([1.0], [4.0]), updates=1, weights=[4.0], peak_memory_bytes=7)
 
-    assert again.state() == position.state()
+    assert again.state() == progress.state()
     assert again.batches_before == 4
     assert again.records[-1].work.mean_loss == pytest.approx((3 + 6 + 4) / 8)
     assert again.records[-1].work.num_batches == 3
 
 
-def test_a_state_does_not_change_with_its_position(position):
+def test_a_state_does_not_change_with_its_progress(progress):
     """A state can be written while the run goes on."""
-    state = position.state()
-    position.add(work([1.0], [4.0]), updates=1, weights=[4.0], peak_memory_bytes=7)
+    state = progress.state()
+    progress.add(work([1.0], [4.0]), updates=1, weights=[4.0], peak_memory_bytes=7)
 
     assert state["losses"] == [3.0, 2.0]
     assert state["updates"] == 1
@@ -101,9 +101,9 @@ def test_a_state_does_not_change_with_its_position(position):
 
 
 @pytest.mark.parametrize(("batches", "updates"), [(0, 0), (4, 2), (5, 3)])
-def test_a_state_of_an_earlier_version_counts_batches_alone(position, batches, updates):
+def test_a_state_of_an_earlier_version_counts_batches_alone(progress, batches, updates):
     """The last update of an epoch may have fewer batches than the others."""
-    state = {**position.state(), "batches": batches}
+    state = {**progress.state(), "batches": batches}
     del state["updates"]
 
-    assert Position.of_state(state, accumulate=2).updates == updates
+    assert TrainingProgress.of_state(state, accumulate=2).updates == updates

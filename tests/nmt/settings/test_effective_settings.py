@@ -138,9 +138,9 @@ def test_a_resumed_run_cannot_change_what_is_fixed(flags, message):
 )
 def test_updates_of_several_ranks_have_one_shape(settings, world, one_shape):
     """Where there are few shapes: all ranks replay the graph of one."""
-    resolved = resolve(make(**TOKENS, **settings), is_accelerator=False, world=world)
+    effective = resolve(make(**TOKENS, **settings), is_accelerator=False, world=world)
 
-    assert resolved.one_shape is one_shape
+    assert effective.one_shape is one_shape
 
 
 def test_updates_of_one_shape_need_few_shapes():

@@ -67,18 +67,18 @@ def test_text_of_a_user_holds_its_update(tmp_path):
     assert 4 * four.batch_tokens == alone.batch_tokens
 
 
-def resolved(world, **settings):
+def effective(world, **settings):
     config = make_config({"batch_tokens": 64, **settings})
     return resolve(config, is_accelerator=True, world=world)
 
 
 def test_a_larger_update_is_said():
     """With the way to keep it; not of one rank."""
-    (choice,) = grown_update(resolved(2, accumulate=3))
+    (choice,) = grown_update(effective(2, accumulate=3))
     assert choice.line.startswith(
         "update 2 x 3 batches: as there are 2 ranks, one would have 3; accumulate auto"
     )
-    assert grown_update(resolved(1)) == []
+    assert grown_update(effective(1)) == []
 
 
 @pytest.mark.parametrize(

@@ -204,17 +204,17 @@ def make_parts(
 
     Sync: Blocks the host while weights are copied.
     """
-    resolved = resolve(config, is_accelerator=device.is_accelerator)
+    effective = resolve(config, is_accelerator=device.is_accelerator)
     return TrainingParts(
         step=build_step(
             config,
             task.vocabs,
-            compiles=resolved.compiles,
+            compiles=effective.compiles,
             device=device,
             total_updates=total_updates,
         ),
         sampler=training_sampler(
-            config, task.train, layout=resolved.layout, one_shape=resolved.one_shape
+            config, task.train, layout=effective.layout, one_shape=effective.one_shape
         ),
     )
 

@@ -100,8 +100,8 @@ def estimate_run(config: TrainConfig, task: Task, *, world: int = 1) -> Estimate
     device = find_device(config.device)
     set_numerics(device, config.precision, deterministic=config.deterministic)
     seed_everything(config.seed)
-    resolved = resolve(config, is_accelerator=device.is_accelerator, world=world)
-    plan, first = resolved.plan, config.init_from
+    effective = resolve(config, is_accelerator=device.is_accelerator, world=world)
+    plan, first = effective.plan, config.init_from
     budget = config.capture_memory_bytes()
     with TrainLoop(plan=plan, device=device, memory_budget_bytes=budget) as loop:
         with loop.on_compute_stream():
@@ -109,7 +109,7 @@ def estimate_run(config: TrainConfig, task: Task, *, world: int = 1) -> Estimate
         check_disk_space(run_dir, config, parts.step.model)
         check_writable(run_dir)
         sampler = training_sampler(
-            config, task.train, layout=resolved.layout, one_shape=resolved.one_shape, world=world
+            config, task.train, layout=effective.layout, one_shape=effective.one_shape, world=world
         )
         epochs = config.epochs * sampler.num_updates
         parts.step.model.train()
@@ -125,7 +125,7 @@ def estimate_run(config: TrainConfig, task: Task, *, world: int = 1) -> Estimate
             memory_bytes=device.peak_memory_bytes(),
             max_time=config.max_time,
             world=world,
-            accumulate=resolved.accumulate,
+            accumulate=effective.accumulate,
             gradient_bytes=sum(one.nbytes for one in weights if one.requires_grad),
             notes=() if first is None else notes_of_known(Path(first), task.corpus),
         )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.stopping import StopRequest
     from gapless.nmt.run.training_run import TrainingRun
     from gapless.nmt.run.validation import LearningWatch, Validations
-    from gapless.nmt.run_folder.logs import RunFolder, SilentFolder
+    from gapless.nmt.run_folder.logs import RunLogs, SilentRunLogs
     from gapless.nmt.run_folder.saver import Saver, SilentSaver
     from gapless.pipeline.watched_loader import WatchedLoader
     from gapless.records.epoch_record import EpochRecord, Progress
@@ -35,7 +35,7 @@ class Epochs:
 
     Args:
         run: to train.
-        folder: of the run.
+        logs: of the run.
         saver: writes its checkpoints.
         saving: says when.
         validations: of the run.
@@ -49,7 +49,7 @@ class Epochs:
         self,
         run: TrainingRun,
         *,
-        folder: RunFolder | SilentFolder,
+        logs: RunLogs | SilentRunLogs,
         saver: Saver | SilentSaver,
         saving: Saving,
         validations: Validations,
@@ -59,7 +59,7 @@ class Epochs:
         stop: StopRequest,
     ) -> None:
         self._run = run
-        self._folder = folder
+        self._logs = logs
         self._saver = saver
         self._saving = saving
         self._validations = validations
@@ -91,10 +91,10 @@ class Epochs:
             if self._validations.are_due_inside(is_stopping=stop.is_set):
                 self._validate_inside()
             # A rest is left if the run was stopped, or is at its last update.
-            if run.position.updates >= run.sampler.num_updates:
-                self._close_epoch(run.position.end_epoch())
-        if run.position.updates and not stop.is_set:
-            self._close_epoch(run.position.records[-1])
+            if run.progress.updates >= run.sampler.num_updates:
+                self._close_epoch(run.progress.end_epoch())
+        if run.progress.updates and not stop.is_set:
+            self._close_epoch(run.progress.records[-1])
         if not stop.is_set:
             if had_ended:
                 self._messages.note_nothing_left()
@@ -111,7 +111,7 @@ class Epochs:
                 f"`max_time` is {run.config.max_time}, of which the start and the end of the run leave "
                 "nothing for training; give it more"
             )
-        for record in run.position.records:
+        for record in run.progress.records:
             if record.validation:
                 self._messages.observer.validated(record.validation)
         if self._validations.are_due_inside(is_stopping=self._stop.is_set):
@@ -119,17 +119,17 @@ class Epochs:
 
     def _train_part(self, loader: WatchedLoader[AnyBatch], pace: Pace) -> None:
         """Train on the batches of an epoch that are not done yet, up to the next validation."""
-        run, position, losses = self._run, self._run.position, self._run.loop.losses
+        run, progress, losses = self._run, self._run.progress, self._run.loop.losses
         run.sampler.set_epoch(
-            position.epoch,
-            skip=position.updates,
+            progress.epoch,
+            skip=progress.updates,
             max_updates=self._validations.updates_to_go(),
         )
         self._note_training()
         num_done = run.sampler.num_skipped
         earlier = losses.read_since(max(0, losses.num_added - 1))
         self._messages.observer.epoch_started(
-            position.epoch + 1,
+            progress.epoch + 1,
             num_epochs=run.last_epoch,
             num_batches=run.sampler.whole_epoch,
             num_done=num_done,
@@ -138,7 +138,7 @@ class Epochs:
         )
         part = _Part(
             run,
-            folder=self._folder,
+            logs=self._logs,
             saver=self._saver,
             saving=self._saving,
             decisions=self._decisions,
@@ -167,29 +167,29 @@ class Epochs:
     def _close_epoch(self, record: TrainingEpoch) -> None:
         """Save the weights after an epoch, or a part of the last one, and validate them."""
         run, observer = self._run, self._messages.observer
-        is_whole = not run.position.updates
+        is_whole = not run.progress.updates
         validates = self._validations.are_due_after(record.number)
         if run.config.average == "auto" and not validates and not record.validation:
             # So short an epoch that its checkpoint may take longer than itself.
-            self._folder.log_epoch(record)
+            self._logs.log_epoch(record)
             observer.epoch_ended(record)
             return
         weights = self._saving.save_epoch(record.number)
         is_best = validates and self._validations.validate(record)
         # The end of a run inside an epoch is logged once more when it is resumed.
         if is_whole:
-            self._folder.log_epoch(record)
+            self._logs.log_epoch(record)
         self._saving.save_end_of_epoch(weights, is_best=is_best, may_wait=is_best or not is_whole)
         if not is_whole:
-            self._folder.log_epoch(record)
+            self._logs.log_epoch(record)
         observer.epoch_ended(record)
 
     def _validate_inside(self) -> None:
         """Validate inside an epoch, and save the state if it is the best so far."""
         run = self._run
-        record = run.position.records[-1]
+        record = run.progress.records[-1]
         is_best = self._validations.validate(record)
-        self._folder.log("validation", step=run.step.num_updates, waits=None, **record.validation)
+        self._logs.log("validation", step=run.step.num_updates, waits=None, **record.validation)
         figures = ", ".join(f"{name} {value:.4g}" for name, value in record.validation.items())
         self._messages.observer.noted(f"update {run.step.num_updates}: {figures}")
         if is_best:
@@ -201,7 +201,7 @@ class _Part:
 
     Args:
         run: under way, of whose epoch the sampler gives this part.
-        folder: of the run.
+        logs: of the run.
         saver: hands to its thread what has reached the host.
         saving: saves the state when it is due.
         decisions: of the run's ranks.
@@ -214,7 +214,7 @@ class _Part:
         self,
         run: TrainingRun,
         *,
-        folder: RunFolder | SilentFolder,
+        logs: RunLogs | SilentRunLogs,
         saver: Saver | SilentSaver,
         saving: Saving,
         decisions: Decisions,
@@ -229,8 +229,8 @@ class _Part:
         self._messages = messages
         self._stop = stop
         self._pace = pace
-        losses, first_batch = run.loop.losses, run.position.batches_before
-        self._log = LossLog(folder, losses, first_batch=first_batch)
+        losses, first_batch = run.loop.losses, run.progress.batches_before
+        self._log = LossLog(logs, losses, first_batch=first_batch)
         self._watch = LossWatch(
             losses,
             first_batch=first_batch,
@@ -273,7 +273,7 @@ class _Part:
     def _work_so_far(self, progress: Progress) -> EpochRecord:
         """Return what the run did, up to the newest loss that was read."""
         assert progress.so_far is not None
-        return total([*(record.work for record in self._run.position.records), progress.so_far()])
+        return total([*(record.work for record in self._run.progress.records), progress.so_far()])
 
     def end(self, result: EpochRecord) -> None:
         """Take note that the part is over.
@@ -289,7 +289,7 @@ class _Part:
         self._watch.look()
         self._watch.check()
         read = losses.read_since(losses.num_added - result.num_batches)
-        run.position.add(
+        run.progress.add(
             result,
             updates=run.step.num_updates - self._first_update,
             weights=[weight for _, weight in read],

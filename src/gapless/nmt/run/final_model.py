@@ -111,7 +111,7 @@ def averaged_model(run: TrainingRun) -> FinalModel:
         RunFolderError: one of them is missing or damaged.
     """
     paths = checkpoints.averaged_paths(
-        run.run_dir, epochs=len(run.position.records), average=run.config.num_averaged
+        run.run_dir, epochs=len(run.progress.records), average=run.config.num_averaged
     )
     return FinalModel(
         name=f"mean of {counted(len(paths), 'epoch')}",

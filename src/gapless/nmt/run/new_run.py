@@ -348,7 +348,7 @@ def new_run(
     ranks = OneRank() if ranks is None else ranks
     clock = WallClock() if chosen is None else chosen.clock
     device = device_of(config, device)
-    resolved = resolve(config, is_accelerator=device.is_accelerator, world=ranks.world)
+    effective = resolve(config, is_accelerator=device.is_accelerator, world=ranks.world)
     corpus = read_corpus(config) if chosen is None else chosen.task.corpus
     scoring = decide_scoring(config)
     first = made_by_first(ranks, lambda: _first_weights(config))
@@ -356,7 +356,7 @@ def new_run(
     task = prepare(config, corpus=corpus, vocabs=vocabs) if chosen is None else chosen.task
     run = assemble(
         config,
-        resolved,
+        effective,
         device=device,
         task=task,
         scoring=scoring,
@@ -370,7 +370,7 @@ def new_run(
     run.notes += corpus.notes
     run.choices = [] if chosen is None else list(chosen.choices)
     if chosen is None or not chosen.holds_update:
-        run.choices += grown_update(resolved)
+        run.choices += grown_update(effective)
     run_dir = made_by_first(ranks, lambda: _make_folder(run))
     if not ranks.is_first:
         run.write_to(run_dir)

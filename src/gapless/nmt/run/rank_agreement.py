@@ -37,7 +37,9 @@ _PROCESSOR = "the processor"
 _COMPARED_BYTES = 1 << 20
 
 
-def check_alike(ranks: Ranks, given: Mapping[str, Any], *, device: Device | None = None) -> None:
+def check_same_start(
+    ranks: Ranks, given: Mapping[str, Any], *, device: Device | None = None
+) -> None:
     """Check that all ranks were started with the same settings, text, libraries and processors.
 
     Args:

@@ -10,7 +10,7 @@ from gapless.checkpoint.lock import RunLock
 from gapless.errors import RunFolderError, UserError
 from gapless.nmt.data.vocab import VOCAB_FILES, Vocabs
 from gapless.nmt.run.rank_agreement import made_by_first
-from gapless.nmt.run.scoring import decide_scoring, is_scored_alike
+from gapless.nmt.run.scoring import decide_scoring, has_same_scoring
 from gapless.nmt.run.stopping import WallClock
 from gapless.nmt.run.task import check_pairs, prepare, read_corpus, read_recorded
 from gapless.nmt.run.training_run import TrainingRun, assemble, changed_numerics, device_of
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.scoring import Scoring
     from gapless.nmt.run.task import Task
     from gapless.nmt.settings.config import TrainConfig
-    from gapless.nmt.settings.effective_settings import Resolved
+    from gapless.nmt.settings.effective_settings import EffectiveSettings
     from gapless.ranks import Ranks
 
 
@@ -140,7 +140,7 @@ class _Saved:
 
     Attributes:
         config: its settings.
-        resolved: what they mean.
+        effective: what they mean.
         task: what it learns.
         scoring: how its translations are scored.
         state: its newest whole state.
@@ -151,7 +151,7 @@ class _Saved:
     """
 
     config: TrainConfig
-    resolved: Resolved
+    effective: EffectiveSettings
     task: Task
     scoring: Scoring
     state: dict[str, Any]
@@ -167,7 +167,7 @@ def _read_run(
     saved = made_by_first(ranks, lambda: _read_saved(config, run_dir, world=ranks.world))
     run = assemble(
         saved.config,
-        saved.resolved,
+        saved.effective,
         device=device,
         task=saved.task,
         scoring=saved.scoring,
@@ -180,7 +180,7 @@ def _read_run(
     with run.loop.on_compute_stream():
         run.load_state(saved.state, path=saved.path)
     if saved.validates_anew:
-        run.position.forget_validations()
+        run.progress.forget_validations()
     made_by_first(ranks, lambda: _check_folder(run))
     return run
 
@@ -200,13 +200,13 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
     notes += changed_world(state["layout"], world=world)
     # States of older runs do not say what the sides were called.
     sides = {"src": begun.src, "tgt": begun.tgt}
-    resolved = resolve_resumed(config, {**sides, **state["layout"]}, world=world)
+    effective = resolve_resumed(config, {**sides, **state["layout"]}, world=world)
     vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
     is_recorded = config.data == begun.data
     corpus = read_recorded(config, run_dir=run_dir) if is_recorded else read_corpus(config)
     notes += corpus.notes
     scoring = decide_scoring(config)
-    config = replace(config, accumulate=resolved.accumulate)
+    config = replace(config, accumulate=effective.accumulate)
     task = prepare(config, corpus=corpus, vocabs=vocabs)
     if not config.allow_changed_data:
         check_pairs(task.fingerprint, begun=state["pairs"])
@@ -218,7 +218,7 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
         )
     return _Saved(
         config=config,
-        resolved=resolved,
+        effective=effective,
         task=task,
         scoring=scoring,
         state=state,
@@ -234,7 +234,7 @@ def _validates_anew(
 ) -> bool:
     """Return whether the scores of validations cannot be compared with those of the state."""
     now = task.fingerprint["validation"]
-    return not is_scored_alike(config, begun) or now != dict(pairs.get("validation", now))
+    return not has_same_scoring(config, begun) or now != dict(pairs.get("validation", now))
 
 
 def _check_state(state: dict[str, Any], *, path: Path) -> None:
@@ -252,9 +252,9 @@ def _check_folder(run: TrainingRun) -> None:
     if run.config.average != "auto":
         check_averaged(
             run.run_dir,
-            done=run.position.epoch,
+            done=run.progress.epoch,
             # A run that was asked to end earlier ends where it is.
-            end=max(run.position.epoch, run.last_epoch),
+            end=max(run.progress.epoch, run.last_epoch),
             average=run.config.num_averaged,
         )
     check_disk_space(run.run_dir, run.config, run.model)

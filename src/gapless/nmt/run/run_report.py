@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.task import Task
     from gapless.nmt.run.training_run import TrainingRun
     from gapless.nmt.settings.config import TrainConfig
-    from gapless.nmt.settings.effective_settings import Resolved
+    from gapless.nmt.settings.effective_settings import EffectiveSettings
     from gapless.plans import Plan
     from gapless.records.epoch_record import Progress
     from gapless.records.training import TrainingEpoch
@@ -153,9 +153,9 @@ class Messages:
         """Tell why the run ends before its last epoch, if it does so by itself."""
         run = self._run
         done = f"after {counted(run.step.num_updates, 'update')}"
-        is_inside = run.position.epoch < run.config.epochs
+        is_inside = run.progress.epoch < run.config.epochs
         if run.is_out_of_patience:
-            num = counted(run.position.validations_without_better, "validation")
+            num = counted(run.progress.validations_without_better, "validation")
             self.observer.noted(f"training ends {done}: {num} brought no better BLEU or loss")
         elif run.time_limit.is_up and is_inside:
             over = run.time_limit.seconds_over
@@ -236,7 +236,7 @@ def describe_run(run: TrainingRun) -> dict[str, str]:
         "run": f"{run.run_dir}{_describe_resumed(run)}",
         "device": f"{run.device.torch_device} ({run.device.describe()}), "
         f"torch {torch.__version__}, {run.config.precision}",
-        "plan": describe_plan(run.resolved, device=run.device, workers=run.workers),
+        "plan": describe_plan(run.effective, device=run.device, workers=run.workers),
         "data": describe_data(run.config, run.task),
         "scores": describe_scoring(run.scoring),
         "model": f"{run.num_parameters:,} parameters, vocabulary {len(vocabs.src)} to "
@@ -250,27 +250,27 @@ def _describe_resumed(run: TrainingRun) -> str:
     updates = run.step.num_updates
     if not updates:
         return ""
-    done, of = run.position.updates, run.updates_per_epoch()
-    where = f", {done} of {of} updates of epoch {run.position.epoch + 1} are done" if done else ""
+    done, of = run.progress.updates, run.updates_per_epoch()
+    where = f", {done} of {of} updates of epoch {run.progress.epoch + 1} are done" if done else ""
     return f", resumed after update {updates:,}{where}"
 
 
-def describe_plan(resolved: Resolved, *, device: Device, workers: int) -> str:
+def describe_plan(effective: EffectiveSettings, *, device: Device, workers: int) -> str:
     """Return how a run moves its work.
 
     Args:
-        resolved: settings of the run.
+        effective: settings of the run.
         device: where it runs.
         workers: processes that make its batches.
     """
-    plan = resolved.plan
+    plan = effective.plan
     # On a CPU staging buffers are ordinary memory, whatever the plan says.
     pinned = plan.pin_memory and device.is_accelerator
     return (
         f"{plan.name}: {plan.streams} streams, waits with {plan.wait_with}, "
         f"prefetch {plan.prefetch}, {workers} workers, "
         f"{'pinned' if pinned else 'pageable'} staging"
-        f"{', layers compiled' if resolved.compiles else ''}"
+        f"{', layers compiled' if effective.compiles else ''}"
     )
 
 
@@ -348,7 +348,7 @@ def summarize(
         "interrupted": interrupted,
         "steps": run.step.num_updates,
         "skipped_updates": run.step.num_skipped(host_waits=run.host_waits),
-        **run_totals(run.position.records),
+        **run_totals(run.progress.records),
         "padding_share": run.padding_share,
         "host_waits_outside_training": run.host_waits.stats.as_dict(),
         "capture": None if loop.capture_report is None else loop.capture_report.as_dict(),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gapless.nmt.run.rank_agreement import check_same_weights
-from gapless.nmt.run_folder.training_progress import LateHistory
+from gapless.nmt.run_folder.training_progress import LateProgress
 
 
 if TYPE_CHECKING:
     from gapless.nmt.run.rank_agreement import Decisions
     from gapless.nmt.run.training_run import TrainingRun
-    from gapless.nmt.run_folder.logs import LossLog, RunFolder, SilentFolder
+    from gapless.nmt.run_folder.logs import LossLog, RunLogs, SilentRunLogs
     from gapless.nmt.run_folder.saver import Saver, SilentSaver
     from gapless.pipeline.host_copy import HostCopy
     from gapless.records.epoch_record import Progress
@@ -23,7 +23,7 @@ class Saving:
     Args:
         run: that is saved.
         saver: writes.
-        folder: of the run; each state says how much of its metrics file it covers.
+        logs: of the run; each state says how much of its metrics file it covers.
         decisions: say whether somebody asked for a state.
 
     Attributes:
@@ -35,12 +35,12 @@ class Saving:
         run: TrainingRun,
         *,
         saver: Saver | SilentSaver,
-        folder: RunFolder | SilentFolder,
+        logs: RunLogs | SilentRunLogs,
         decisions: Decisions,
     ) -> None:
         self._run = run
         self._saver = saver
-        self._folder = folder
+        self._logs = logs
         self._decisions = decisions
         self._clock = run.due_clock(run.config.save_interval())
         # The state that a resumed run began with is there already, with the settings that it had then.
@@ -86,9 +86,9 @@ class Saving:
         """
         run = self._run
         assert progress.so_far is not None
-        run.position.wall_seconds = run.clock.seconds()
-        late = LateHistory(
-            run.position.copy(),
+        run.progress.wall_seconds = run.clock.seconds()
+        late = LateProgress(
+            run.progress.copy(),
             record=progress.so_far(),
             losses=run.loop.losses,
             first=first,
@@ -153,8 +153,8 @@ class Saving:
 
     def _save_now(self, weights: HostCopy, *, is_best: bool = False) -> None:
         """Save the state of a moment whose losses have all come."""
-        self._folder.flush()
-        history = self._run.history(self._folder.metrics.content())
+        self._logs.flush()
+        history = self._run.history(self._logs.metrics.content())
         self._save(weights, history=history, is_best=is_best)
 
     def _save(
@@ -162,7 +162,7 @@ class Saving:
         weights: HostCopy,
         *,
         history: dict[str, Any] | None = None,
-        late: LateHistory | None = None,
+        late: LateProgress | None = None,
         is_best: bool = False,
     ) -> None:
         run, updates = self._run, self._run.step.num_updates
@@ -177,10 +177,10 @@ class Saving:
                 {**run.state(), **(history or {})},
                 weights=weights,
                 step=updates,
-                epoch=run.position.epoch,
+                epoch=run.progress.epoch,
                 late=late,
                 is_best=is_best,
-                sync_first=self._folder.metrics.sync,
+                sync_first=self._logs.metrics.sync,
             )
         self._clock.done(updates)
         self.is_saved = True

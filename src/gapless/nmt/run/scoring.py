@@ -83,7 +83,7 @@ def decide_scoring(config: TrainConfig) -> Scoring:
     return Scoring(tokenizer=tokenizer, because=f"the target is {config.tgt}")
 
 
-def is_scored_alike(config: TrainConfig, other: TrainConfig) -> bool:
+def has_same_scoring(config: TrainConfig, other: TrainConfig) -> bool:
     """Return whether scores of two settings of a run can be compared."""
     asked = [one.score_tokenizer or tokenizer_of(one.tgt) for one in (config, other)]
     return asked[0] == asked[1]

@@ -23,7 +23,7 @@ from gapless.nmt.run.validation import LearningWatch, Validations, score_pairs
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.disk_space import DiskTroubles
 from gapless.nmt.run_folder.folder import files_of_run, forget_later
-from gapless.nmt.run_folder.logs import RunFolder, SilentFolder
+from gapless.nmt.run_folder.logs import RunLogs, SilentRunLogs
 from gapless.nmt.run_folder.saver import Saver, SilentSaver
 from gapless.pipeline.loader_worker import prepare_worker
 from gapless.pipeline.watched_loader import WatchedLoader
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from gapless.nmt.settings.config import TrainConfig
     from gapless.ranks import Ranks
 
-    AnyFolder: TypeAlias = RunFolder | SilentFolder
+    AnyLogs: TypeAlias = RunLogs | SilentRunLogs
 
 
 class Trainer:
@@ -161,7 +161,7 @@ class Trainer:
         learning.at_start()
         if run.ranks.is_first:
             self._forget_later()
-        folder = self._open_folder()
+        logs = self._open_logs()
         warnings = RankWarnings(run.ranks, say=messages.observer.warned)
         decisions = decisions_of(
             run.ranks,
@@ -170,7 +170,7 @@ class Trainer:
             losses=run.loop.losses,
             host_waits=run.host_waits,
         )
-        saving = Saving(run, saver=self._saver, folder=folder, decisions=decisions)
+        saving = Saving(run, saver=self._saver, logs=logs, decisions=decisions)
         validations = Validations(
             run,
             messages=messages,
@@ -181,7 +181,7 @@ class Trainer:
         )
         epochs = Epochs(
             run,
-            folder=folder,
+            logs=logs,
             saver=self._saver,
             saving=saving,
             validations=validations,
@@ -191,7 +191,7 @@ class Trainer:
             stop=stop,
         )
         # The request is the last to go: a second SIGTERM must not cut the last save short.
-        with warnings, stop, run.loop, folder, self._saver, self._declared_compiles():
+        with warnings, stop, run.loop, logs, self._saver, self._declared_compiles():
             start = perf_counter()
             self._capture_ahead(decisions, stop)
             warm_up_seconds = perf_counter() - start
@@ -203,7 +203,7 @@ class Trainer:
             if stop.failure is not None and stop.number is None:
                 saved = f"update {run.step.num_updates} is saved"
                 raise LoaderError(f"{stop.failure}; {saved}") from stop.failure
-            scores = None if stop.is_set else self._test_together(folder, warnings, stop)
+            scores = None if stop.is_set else self._test_together(logs, warnings, stop)
             summary = summarize(
                 run,
                 scores,
@@ -211,21 +211,21 @@ class Trainer:
                 warm_up_seconds=warm_up_seconds,
                 final_weights=self._final_name,
             )
-            folder.write_summary(summary)
+            logs.write_summary(summary)
         run.ranks.note_done()
         return summary
 
     def _declared_compiles(self) -> AbstractContextManager[None]:
         """Return a context in which other ranks know of it when this one compiles."""
         run = self.run
-        if run.ranks.world == 1 or not run.resolved.compiles:
+        if run.ranks.world == 1 or not run.effective.compiles:
             return nullcontext()
         return declared_compiles(lambda: run.ranks.pause("compilation"))
 
-    def _open_folder(self) -> AnyFolder:
+    def _open_logs(self) -> AnyLogs:
         if not self.run.ranks.is_first:
-            return SilentFolder()
-        return RunFolder(self.run.run_dir, troubles=self._disk_troubles)
+            return SilentRunLogs()
+        return RunLogs(self.run.run_dir, troubles=self._disk_troubles)
 
     def _forget_later(self) -> None:
         """Say what was found when the run was resumed, and remove what came after its state."""
@@ -234,8 +234,8 @@ class Trainer:
             run.run_dir,
             covered=run.covered,
             updates=run.step.num_updates,
-            batches=run.position.batches_before,
-            epochs=run.position.epoch,
+            batches=run.progress.batches_before,
+            epochs=run.progress.epoch,
             is_finished=run.is_finished,
         )
         for note in [*run.notes, *([damage] if damage else [])]:
@@ -282,21 +282,21 @@ class Trainer:
     # --- the end ---
 
     def _test_together(
-        self, folder: AnyFolder, warnings: RankWarnings, stop: StopRequest
+        self, logs: AnyLogs, warnings: RankWarnings, stop: StopRequest
     ) -> Scores | None:
         """Make and score the final model, on all ranks; None if one of them is asked to stop."""
         ranks = self.run.ranks
         # There is no update any more at the end of which all could agree.
         stop.tell_others(None)
         with ranks.pause("the final model", may_be_silent=False):
-            scores = self._test(folder, stop)
+            scores = self._test(logs, stop)
             agreed = max(ranks.agree(stop.number or 0))
             warnings.gather()
         # Whoever is asked to stop from here on is done.
         stop.number = agreed or None
         return None if agreed else scores
 
-    def _test(self, folder: AnyFolder, stop: StopRequest) -> Scores | None:
+    def _test(self, logs: AnyLogs, stop: StopRequest) -> Scores | None:
         """Make and score the final model; None if the run is asked to stop meanwhile."""
         run = self.run
         self._saver.finish()
@@ -316,5 +316,5 @@ class Trainer:
                 scores = score_pairs(run, pairs, beam=run.config.beam, on_batch=stop.check)
             except StopNow:
                 return None
-        folder.log("test", step=len(run.position.records), bleu=scores.bleu, chrf=scores.chrf)
+        logs.log("test", step=len(run.progress.records), bleu=scores.bleu, chrf=scores.chrf)
         return scores

@@ -21,7 +21,7 @@ from gapless.nmt.run.stopping import AgreedClock, TimeLimit, WallClock
 from gapless.nmt.run_folder.checkpoints import set_weights
 from gapless.nmt.run_folder.folder import LOCK
 from gapless.nmt.run_folder.seen_text import add_trained_on
-from gapless.nmt.run_folder.training_progress import Position
+from gapless.nmt.run_folder.training_progress import TrainingProgress
 from gapless.nmt.settings.effective_settings import check_shapes, settings_to_keep
 from gapless.nmt.settings.interval import DueClock
 from gapless.pipeline.host_waits import HostWaits
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.training_step import TranslationStep
     from gapless.nmt.settings.config import TrainConfig
     from gapless.nmt.settings.defaults import Choice
-    from gapless.nmt.settings.effective_settings import Resolved
+    from gapless.nmt.settings.effective_settings import EffectiveSettings
     from gapless.nmt.settings.interval import Interval
     from gapless.ranks import Ranks
 
@@ -51,7 +51,7 @@ class TrainingRun:
 
     Attributes:
         config: the settings as asked.
-        resolved: what they mean on this device.
+        effective: what they mean on this device.
         device: where it runs.
         task: what it learns.
         scoring: how its translations are scored.
@@ -63,7 +63,7 @@ class TrainingRun:
         host_waits: the door for waits between epochs.
         time_limit: says when its time is up.
         clock: counts its seconds.
-        position: how far it is.
+        progress: how far it is.
         choices: settings that its user left open when it was new.
         notes: that its user should read before it starts.
         changed: settings that a resumed run has now and had not before, with what they were.
@@ -75,7 +75,7 @@ class TrainingRun:
     """
 
     config: TrainConfig
-    resolved: Resolved
+    effective: EffectiveSettings
     device: Device
     task: Task
     scoring: Scoring
@@ -87,7 +87,7 @@ class TrainingRun:
     host_waits: HostWaits
     clock: WallClock | AgreedClock
     ranks: Ranks = field(default_factory=OneRank)
-    position: Position = field(default_factory=Position)
+    progress: TrainingProgress = field(default_factory=TrainingProgress)
     choices: list[Choice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
@@ -162,7 +162,7 @@ class TrainingRun:
         """The settings that end the run now, each of which has to be raised for it to go on."""
         left = self.updates_left
         ends = {
-            "epochs": self.position.epoch >= self.config.epochs,
+            "epochs": self.progress.epoch >= self.config.epochs,
             "max_steps": left is not None and left <= 0,
             "patience": self.is_out_of_patience,
             "max_time": self.time_limit.is_up,
@@ -172,7 +172,7 @@ class TrainingRun:
     @property
     def is_out_of_patience(self) -> bool:
         """Whether it has stopped getting better."""
-        return 0 < self.config.patience <= self.position.validations_without_better
+        return 0 < self.config.patience <= self.progress.validations_without_better
 
     def updates_per_epoch(self) -> int:
         """Return the updates of a whole epoch."""
@@ -211,7 +211,7 @@ class TrainingRun:
         return {
             "step": self.step.state(),
             **self._random_states(),
-            "layout": settings_to_keep(self.config, self.resolved),
+            "layout": settings_to_keep(self.config, self.effective),
             "pairs": self.task.fingerprint,
             "numerics": numerics_in_force(),
         }
@@ -236,9 +236,9 @@ class TrainingRun:
 
     def history(self, covered: Content) -> dict[str, Any]:
         """Return the rest of the state: how far the run is, and what its metrics file holds."""
-        self.position.wall_seconds = self.clock.seconds()
+        self.progress.wall_seconds = self.clock.seconds()
         return {
-            "position": self.position.state(),
+            "position": self.progress.state(),
             "metrics": asdict(covered),
         }
 
@@ -256,11 +256,11 @@ class TrainingRun:
         """
         set_weights(self.model, state["model"], path=path)
         self.step.load_state(state["step"])
-        self.position = Position.of_state(
+        self.progress = TrainingProgress.of_state(
             state["position"], accumulate=state["layout"]["accumulate"]
         )
         self.covered = Content(**state["metrics"])
-        self.clock.earlier_seconds = self.position.wall_seconds
+        self.clock.earlier_seconds = self.progress.wall_seconds
         self._load_random_state(state)
 
     def _load_random_state(self, state: dict[str, Any]) -> None:
@@ -312,7 +312,7 @@ def device_of(config: TrainConfig, device: Device | None) -> Device:
 
 def assemble(
     config: TrainConfig,
-    resolved: Resolved,
+    effective: EffectiveSettings,
     *,
     device: Device,
     task: Task,
@@ -325,7 +325,7 @@ def assemble(
 
     Args:
         config: of the run.
-        resolved: what its settings mean.
+        effective: what its settings mean.
         device: where it runs.
         task: what it learns.
         scoring: how its translations are scored.
@@ -336,7 +336,7 @@ def assemble(
     # All ranks begin with the same weights, and draw other numbers from then on.
     seed_everything(config.seed)
     loop = TrainLoop(
-        plan=resolved.plan,
+        plan=effective.plan,
         device=device,
         memory_budget_bytes=config.capture_memory_bytes(),
         ranks=ranks,
@@ -344,17 +344,17 @@ def assemble(
     sampler = training_sampler(
         config,
         task.train,
-        layout=resolved.layout,
-        one_shape=resolved.one_shape,
+        layout=effective.layout,
+        one_shape=effective.one_shape,
         rank=ranks.rank,
         world=ranks.world,
     )
-    check_shapes(resolved, sampler, is_accelerator=device.is_accelerator)
+    check_shapes(effective, sampler, is_accelerator=device.is_accelerator)
     with loop.on_compute_stream():
         step = build_step(
             config,
             task.vocabs,
-            compiles=resolved.compiles,
+            compiles=effective.compiles,
             device=device,
             total_updates=config.max_steps or config.epochs * sampler.num_updates,
             ranks=ranks,
@@ -363,7 +363,7 @@ def assemble(
         seed_everything(_seed_of(config.seed, ranks.rank))
     return TrainingRun(
         config=config,
-        resolved=resolved,
+        effective=effective,
         device=device,
         task=task,
         scoring=scoring,

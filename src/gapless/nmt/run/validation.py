@@ -178,7 +178,7 @@ class Validations:
         if interval is None or interval.updates is None or not updates:
             return False
         is_due = updates % interval.updates == 0
-        return is_due and self._run.position.validated_at != updates
+        return is_due and self._run.progress.validated_at != updates
 
     def updates_to_go(self) -> int | None:
         """Return the updates until the next validation or the end of the run; None: no limit."""
@@ -201,7 +201,7 @@ class Validations:
             is_stopping: whether the run was asked to stop.
         """
         run, clock = self._run, self._clock
-        is_inside = 0 < run.position.updates < run.sampler.num_updates
+        is_inside = 0 < run.progress.updates < run.sampler.num_updates
         if clock is None or not is_inside or is_stopping or run.is_finished:
             return False
         return clock.is_due(run.step.num_updates)
@@ -253,7 +253,7 @@ class Validations:
             self._clock.done(run.step.num_updates)
         if run.ranks.is_first:
             self._learning.at_validation()
-        return run.position.note_validation(
+        return run.progress.note_validation(
             loss=found["val_loss"], bleu=found["val_bleu"], updates=run.step.num_updates
         )
 
@@ -261,7 +261,7 @@ class Validations:
         run = self._run
         if not math.isfinite(loss) and run.config.on_nonfinite == "stop":
             place = f"the validation after update {run.step.num_updates}"
-            raise NonFiniteLossError(run.position.batches_before, loss, place=place)
+            raise NonFiniteLossError(run.progress.batches_before, loss, place=place)
 
 
 # --- whether it learns ---

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 SUMMARY = "summary.json"
 
 
-class RunFolder:
-    """The files of one run.
+class RunLogs:
+    """The figures of one run, as files: `metrics.jsonl`, TensorBoard events, `summary.json`.
 
     Args:
         path: the folder, which exists.
@@ -177,15 +177,15 @@ class LossLog:
     """Logs the losses that have arrived on the host, each once, in order.
 
     Args:
-        folder: of the run.
+        logs: of the run.
         losses: of all batches of this process.
         first_batch: number of the next batch, counted over the whole run.
     """
 
     def __init__(
-        self, folder: RunFolder | SilentFolder, losses: DeferredLoss, *, first_batch: int
+        self, logs: RunLogs | SilentRunLogs, losses: DeferredLoss, *, first_batch: int
     ) -> None:
-        self._folder = folder
+        self._logs = logs
         self._losses = losses
         self._next = losses.num_added
         self._offset = first_batch - losses.num_added
@@ -200,11 +200,11 @@ class LossLog:
         if not new:
             return
         for number, (loss, tokens) in enumerate(new, start=self._next + self._offset):
-            self._folder.log("train", step=number, loss=loss, tokens=tokens)
+            self._logs.log("train", step=number, loss=loss, tokens=tokens)
             if number + 1 in self._marks:
-                self._marks[number + 1] = self._folder.metrics.content()
+                self._marks[number + 1] = self._logs.metrics.content()
         self._next += len(new)
-        self._folder.flush()
+        self._logs.flush()
 
     def mark(self, batch: int) -> None:
         """Ask for what the metrics file holds when the losses of so many batches are logged.
@@ -213,7 +213,7 @@ class LossLog:
             batch: batches of the whole run; no loss of a later one may be logged yet.
         """
         is_logged = self._next + self._offset == batch
-        self._marks[batch] = self._folder.metrics.content() if is_logged else None
+        self._marks[batch] = self._logs.metrics.content() if is_logged else None
 
     def content_at(self, batch: int) -> Content | None:
         """Return what the metrics file held at a mark, None until it is reached."""
@@ -231,8 +231,8 @@ class SilentMetrics:
         """Do nothing."""
 
 
-class SilentFolder:
-    """Is in place of a `RunFolder`."""
+class SilentRunLogs:
+    """Is in place of a `RunLogs`."""
 
     def __init__(self) -> None:
         self.metrics = SilentMetrics()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from gapless.device.base import Device
-    from gapless.nmt.run_folder.training_progress import LateHistory
+    from gapless.nmt.run_folder.training_progress import LateProgress
     from gapless.pipeline.host_waits import HostWaits
 
 
@@ -170,7 +170,7 @@ class Saver:
         weights: HostCopy,
         step: int,
         epoch: int,
-        late: LateHistory | None = None,
+        late: LateProgress | None = None,
         is_best: bool = False,
         sync_first: Callable[[], None] = lambda: None,
     ) -> None:

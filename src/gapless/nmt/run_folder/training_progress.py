@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Position:
+class TrainingProgress:
     """How far a run is.
 
     Attributes:
@@ -123,13 +123,13 @@ class Position:
             "wall_seconds": self.wall_seconds,
         }
 
-    def copy(self) -> Position:
-        """Return a position that does not change with this one."""
-        return Position.of_state(self.state())
+    def copy(self) -> TrainingProgress:
+        """Return a copy that does not change with this one."""
+        return TrainingProgress.of_state(self.state())
 
     @classmethod
-    def of_state(cls, state: dict[str, Any], *, accumulate: int = 1) -> Position:
-        """Return the position that `state` described.
+    def of_state(cls, state: dict[str, Any], *, accumulate: int = 1) -> TrainingProgress:
+        """Return the progress that `state` described.
 
         Args:
             state: of a run.
@@ -162,14 +162,14 @@ def weighted_mean(losses: list[float], weights: list[float]) -> float:
 # --- inside an epoch ---
 
 
-class LateHistory:
-    """Position of a run inside an epoch, and what its metrics file holds by then.
+class LateProgress:
+    """Progress of a run inside an epoch, and what its metrics file holds by then.
 
     Made right after the update at which the state is saved; it is done when the losses of all its
     batches have been read and logged.
 
     Args:
-        position: where this process's part of the epoch began; a copy that nobody else changes.
+        progress: where this process's part of the epoch began; a copy that nobody else changes.
         record: times and waits of that part so far.
         losses: of the loop.
         first: number in `losses` of the part's first batch.
@@ -184,7 +184,7 @@ class LateHistory:
 
     def __init__(
         self,
-        position: Position,
+        progress: TrainingProgress,
         *,
         record: EpochRecord,
         losses: DeferredLoss,
@@ -195,7 +195,7 @@ class LateHistory:
         needs_finite: bool,
         peak_memory_bytes: int,
     ) -> None:
-        self._position = position
+        self._progress = progress
         self._record = record
         self._losses = losses
         self._first = first
@@ -204,7 +204,7 @@ class LateHistory:
         self._log = log
         self._needs_finite = needs_finite
         self._peak_memory_bytes = peak_memory_bytes
-        self._batch = position.batches_before + num_batches
+        self._batch = progress.batches_before + num_batches
         losses.flush()
         log.mark(self._batch)
 
@@ -241,7 +241,7 @@ class LateHistory:
             losses=[loss for loss, _ in read],
             weight=sum(weights),
         )
-        self._position.add(
+        self._progress.add(
             record,
             updates=self._num_updates,
             weights=weights,
@@ -249,4 +249,4 @@ class LateHistory:
         )
         content = self._log.content_at(self._batch)
         assert content is not None
-        return {"position": self._position.state(), "metrics": asdict(content)}
+        return {"position": self._progress.state(), "metrics": asdict(content)}

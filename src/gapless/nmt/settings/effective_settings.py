@@ -23,7 +23,7 @@ LayoutName = Literal["padded", "fixed", "packed"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resolved:
+class EffectiveSettings:
     """What a run does on its device.
 
     Attributes:
@@ -48,7 +48,7 @@ class Resolved:
         return self.world * self.accumulate
 
 
-def resolve(config: TrainConfig, *, is_accelerator: bool, world: int = 1) -> Resolved:
+def resolve(config: TrainConfig, *, is_accelerator: bool, world: int = 1) -> EffectiveSettings:
     """Decide what the settings of a new run leave open.
 
     Args:
@@ -63,7 +63,7 @@ def resolve(config: TrainConfig, *, is_accelerator: bool, world: int = 1) -> Res
     plan = config.resolved_plan()
     captures = plan.graphs != "never" and is_accelerator
     layout = _layout(config, is_accelerator=is_accelerator, captures=captures)
-    return Resolved(
+    return EffectiveSettings(
         plan=plan,
         layout=layout,
         compiles=captures if config.compile is None else config.compile,
@@ -121,7 +121,9 @@ _LAYOUT_SETTINGS = ("pack", "fixed_shapes", "one_shape")
 _ALONE = {"world": 1, "one_shape": False}
 
 
-def resolve_resumed(config: TrainConfig, begun: Mapping[str, Any], *, world: int = 1) -> Resolved:
+def resolve_resumed(
+    config: TrainConfig, begun: Mapping[str, Any], *, world: int = 1
+) -> EffectiveSettings:
     """Decide what the settings of a resumed run leave open: as the run began.
 
     The batches of an update stay the same; other ranks share them otherwise.
@@ -144,7 +146,7 @@ def resolve_resumed(config: TrainConfig, begun: Mapping[str, Any], *, world: int
         layout: LayoutName = "packed"
     else:
         layout = "fixed" if begun["fixed_shapes"] else "padded"
-    return Resolved(
+    return EffectiveSettings(
         plan=config.resolved_plan(),
         layout=layout,
         compiles=begun["compile"] if config.compile is None else config.compile,
@@ -185,15 +187,15 @@ def changed_settings(config: TrainConfig, begun: TrainConfig) -> list[str]:
     ]
 
 
-def settings_to_keep(config: TrainConfig, resolved: Resolved) -> dict[str, Any]:
+def settings_to_keep(config: TrainConfig, effective: EffectiveSettings) -> dict[str, Any]:
     """Return what a run that is resumed later must have as it is now, and whether it compiles."""
     return {
-        "pack": resolved.layout == "packed",
-        "fixed_shapes": resolved.layout == "fixed",
-        "compile": resolved.compiles,
-        "accumulate": resolved.accumulate,
-        "world": resolved.world,
-        "one_shape": resolved.one_shape,
+        "pack": effective.layout == "packed",
+        "fixed_shapes": effective.layout == "fixed",
+        "compile": effective.compiles,
+        "accumulate": effective.accumulate,
+        "world": effective.world,
+        "one_shape": effective.one_shape,
         **{name: getattr(config, name) for name in (*FIXED_ON_RESUME, *_SIDES)},
     }
 
@@ -246,20 +248,22 @@ def worlds_of(update: int) -> list[int]:
     return [world for world in range(1, update + 1) if update % world == 0]
 
 
-def grown_update(resolved: Resolved) -> list[Choice]:
+def grown_update(effective: EffectiveSettings) -> list[Choice]:
     """Return what to say of a new run whose updates are larger because there are several ranks."""
-    if resolved.world == 1:
+    if effective.world == 1:
         return []
     return [
         Choice(
-            settings={"update": f"{resolved.world} x {resolved.accumulate} batches"},
-            reason=f"as there are {resolved.world} ranks, one would have {resolved.accumulate}; "
+            settings={"update": f"{effective.world} x {effective.accumulate} batches"},
+            reason=f"as there are {effective.world} ranks, one would have {effective.accumulate}; "
             "accumulate auto keeps about that",
         )
     ]
 
 
-def check_shapes(resolved: Resolved, sampler: MicrobatchSampler, *, is_accelerator: bool) -> None:
+def check_shapes(
+    effective: EffectiveSettings, sampler: MicrobatchSampler, *, is_accelerator: bool
+) -> None:
     """Check that no two ranks would replay graphs of different shapes.
 
     NCCL asks that all ranks use the same graph.
@@ -267,8 +271,8 @@ def check_shapes(resolved: Resolved, sampler: MicrobatchSampler, *, is_accelerat
     Raises:
         UserError: they would.
     """
-    captures = resolved.plan.graphs != "never" and is_accelerator
-    if resolved.world > 1 and captures and sampler.mixes_shapes:
+    captures = effective.plan.graphs != "never" and is_accelerator
+    if effective.world > 1 and captures and sampler.mixes_shapes:
         raise UserError(
             "an update of this run has batches of several shapes, of which several GPUs cannot "
             'capture steps; add `plan="gapless"`, or begin a run with `one_shape=True`'

@@ -8,7 +8,7 @@ import pytest
 
 from gapless.device.find import find_device
 from gapless.errors import UserError
-from gapless.nmt.run.rank_agreement import check_alike
+from gapless.nmt.run.rank_agreement import check_same_start
 
 
 class Ranks:
@@ -33,7 +33,7 @@ def folder(tmp_path):
 
 def said_of(folder, **given):
     ranks = Ranks(None)
-    check_alike(ranks, {"data": folder, **given}, device=find_device("cpu"))
+    check_same_start(ranks, {"data": folder, **given}, device=find_device("cpu"))
     return ranks.own
 
 
@@ -63,7 +63,7 @@ def test_what_differs_is_named_with_both_values(folder, what, there, said):
         other[name] = there
 
     with pytest.raises(UserError, match=said):
-        check_alike(Ranks(other), {"data": folder, **given}, device=find_device("cpu"))
+        check_same_start(Ranks(other), {"data": folder, **given}, device=find_device("cpu"))
 
 
 def test_text_is_compared_by_its_content(folder):
@@ -97,7 +97,7 @@ def test_a_file_that_one_rank_cannot_read_is_named(folder, monkeypatch):
     with pytest.raises(
         UserError, match=r"train.en, as text, is not readable \(Permission denied\)"
     ):
-        check_alike(Ranks(other), {"data": folder})
+        check_same_start(Ranks(other), {"data": folder})
 
 
 def test_what_no_rank_can_read_is_left_to_who_reads_it(folder, monkeypatch):
@@ -105,4 +105,4 @@ def test_what_no_rank_can_read_is_left_to_who_reads_it(folder, monkeypatch):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "open", refused)
-    check_alike(Ranks(None), {"data": folder})
+    check_same_start(Ranks(None), {"data": folder})
