@@ -1,14 +1,22 @@
-"""The file of figures, and how much of it a state covers."""
+"""What a run logs: figures, errors, and what its files leave behind in the process."""
 
 from __future__ import annotations
 
 import errno
+import gc
 import json
+import re
+import threading
+import weakref
 
 import pytest
 
+from gapless.errors import LoaderError
 from gapless.nmt.run_folder.disk_space import DiskTroubles
-from gapless.nmt.run_folder.logs import MetricsFile, go_back
+from gapless.nmt.run_folder.logs import ErrorLog, MetricsFile, RunLogs, go_back
+
+
+# --- metrics.jsonl ---
 
 
 def write(path, *rows):
@@ -118,3 +126,98 @@ def test_lines_wait_for_room(path):
 
     assert len(told) == 1
     assert path.read_text() == '{"step": 0}\n{"step": 1}\n{"step": 2}\n'
+
+
+# --- errors.log ---
+
+
+def texts(folder):
+    """Return the lines of the log without their times."""
+    lines = (folder / "errors.log").read_text(encoding="utf-8").splitlines()
+    return [re.sub(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ  ", "", line) for line in lines]
+
+
+def test_a_run_without_trouble_has_no_log(tmp_path):
+    """The file is made with its first line."""
+    ErrorLog(tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_warnings_and_errors_are_lines_in_order(tmp_path):
+    """A resumed run goes on with the file, and our own errors have no traceback."""
+    ErrorLog(tmp_path).warning("the disk is full", update=7)
+    ErrorLog(tmp_path).error(LoaderError("a worker\nended"), update=12)
+
+    assert texts(tmp_path) == [
+        "update 7  warning: the disk is full",
+        "update 12  error: a worker ended",
+    ]
+
+
+def test_another_error_has_its_traceback_below(tmp_path):
+    """What should not have been can be reported from the file alone."""
+    try:
+        raise KeyError("weights")
+    except KeyError as error:
+        ErrorLog(tmp_path).error(error, update=3)
+
+    first, *rest = texts(tmp_path)
+    assert first == "update 3  error: KeyError: 'weights'"
+    assert rest[0] == "  Traceback (most recent call last):"
+    assert any("test_logs.py" in line for line in rest)
+
+
+def test_a_name_that_is_no_text(tmp_path):
+    """It is shown with escapes, as on standard error, and is no further error."""
+    ErrorLog(tmp_path).warning("r\udcff: the disk is full", update=1)
+
+    assert texts(tmp_path) == [r"update 1  warning: r\udcff: the disk is full"]
+
+
+def test_a_folder_that_takes_nothing_is_no_further_error(tmp_path):
+    """The same text is on standard error; the log may fail in silence."""
+    log = ErrorLog(tmp_path / "gone")
+
+    log.warning("the folder is gone", update=1)
+
+    assert not (tmp_path / "gone").exists()
+
+
+# --- what files leave behind ---
+
+
+def test_a_thread_that_stays_holds_nothing_of_a_run(tmp_path):
+    """Libraries start threads that live as long as the process, and each keeps the hook of its start."""
+    goes_on = threading.Event()
+    with RunLogs(tmp_path, troubles=DiskTroubles(print)) as folder:
+        thread = threading.Thread(target=goes_on.wait)
+        thread.start()
+    gone = weakref.ref(folder)
+    del folder
+    gc.collect()
+
+    try:
+        assert gone() is None
+    finally:
+        goes_on.set()
+        thread.join()
+
+
+def test_errors_of_other_threads_are_told_as_ever(tmp_path, monkeypatch):
+    """The hook of before gets them, during a run and after it."""
+    told = []
+    monkeypatch.setattr(threading, "excepthook", lambda error: told.append(error.exc_type))
+
+    def fail():
+        raise OSError
+
+    with RunLogs(tmp_path, troubles=DiskTroubles(print)):
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+    after = threading.Thread(target=fail)
+    after.start()
+    after.join()
+
+    assert told == [OSError, OSError]
