@@ -186,7 +186,7 @@ _OF_BATCHES += [
 ]
 _OF_A_LOOP = ["chain", "_limit_run_ahead", "_wait_for_losses", "after_step", "at_end"]
 _OF_A_LOOP += ["wait_for_all", "_finish", "_finish_after", "on_update"]
-_OF_WHAT_IS_OWNED = ["give_back", "reset", "restore", "pause", "close", "clear"]
+_OF_WHAT_IS_OWNED = ["give_back", "reset", "restore", "pause", "close", "close_queues", "clear"]
 _OF_A_PROOF = ["spoil", "level", "put_back"]
 
 KINDS = [

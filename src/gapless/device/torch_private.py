@@ -2,8 +2,8 @@
 
 A release of torch may take any of them away. Each is looked up here and nowhere else, but for those of
 `graphs`, which a list in `tests/test_private_names.py` counts; those of CPython are in
-`gapless.python_private`. A test looks each of them up, and another takes each away. All were seen in torch
-2.11, 2.13 and 2.14.1.
+`gapless.python_private`. A test looks each of them up, and another takes each away. All were found in torch
+2.13; those of modules and classes in 2.14.1 as well, but for `torch.profiler._cupti_monitor.get_monitor`.
 
 What is missing is done in a slower way that is public, or left out, or refused in one line when it is asked
 for: never when this file is imported. Where a frame or nanoseconds matter, a name here is torch's own object.
