@@ -20,7 +20,6 @@ SRC = Path(gapless.__file__).parent
 LOOKED_UP_IN = {
     "device/torch_private.py",  # those of torch
     "python_private.py",  # those of CPython
-    "integrations/framework_private.py",  # those of Lightning, accelerate and transformers
 }
 
 # How many uses other files still have. They may only become fewer: write the lower number, or take

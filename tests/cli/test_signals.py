@@ -141,7 +141,7 @@ def test_a_run_that_does_not_end(tiny_data, tmp_path, numbers, flags, code, text
 
     assert running.returncode == code
     assert error == (
-        "gapless: stopping at the end of this update; Ctrl-C again ends it at once\n"
+        "gapless: stopping; Ctrl-C again ends it at once\n"
         f"gapless: error: {text}; nothing is saved yet\n"
     )
 

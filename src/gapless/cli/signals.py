@@ -147,7 +147,7 @@ class Signals:
                     if self._ends_at_once:
                         self._leave(number, f"interrupted by {signal.Signals(number).name}")
                     if self.run_dir is not None:
-                        _say("stopping at the end of this update; Ctrl-C again ends it at once")
+                        _say("stopping; Ctrl-C again ends it at once")
                     if self.on_stop is not None:
                         self.on_stop()
                 elif number == signal.SIGINT and monotonic() - asked_at > _SAME_SIGNAL_SECONDS:
