@@ -29,6 +29,7 @@ from gapless.python_private import (
     details_of_module,
     wait_for_threads as _wait_for_threads,
 )
+from gapless.unnoticed import Patches
 
 
 if TYPE_CHECKING:
@@ -333,9 +334,5 @@ def _is_below_the_script(trace: TracebackType) -> bool:
 
 def _tell_nothing_once() -> None:
     """Let Python, which tells every interrupt that ends it, not tell this one again."""
-    former = sys.excepthook
-
-    def nothing(*_: object) -> None:
-        sys.excepthook = former
-
-    sys.excepthook = nothing
+    patches = Patches()
+    patches.put(sys, "excepthook", lambda *_: patches.take_out())

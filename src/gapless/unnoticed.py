@@ -1,4 +1,32 @@
-"""Change a running program for a while so that it does not notice: attributes, methods, warnings."""
+"""Change a running program for a while so that it does not notice: attributes, methods, warnings.
+
+What is replaced in the whole process, by whom, and until when. All go through `Patches`, which undoes itself:
+
+* `device/autocast_blocks.py`: `torch.clear_autocast_cache`, until nobody keeps a block or waits for its end
+* `device/cuda_waits.py`: `warnings.showwarning`, in a `with` body that hears of reads
+* `ranks/group_of_user.py`: `ProcessGroup.shutdown`, until the last object that holds graphs is gone
+* `ranks/leaving.py`: `sys.excepthook`, while the ranks are joined
+* `nmt/run/rank_warnings.py`: `warnings.showwarning`, for a run on several ranks
+* `nmt/run_folder/logs.py`: `threading.excepthook`, while the logs of a run are open
+* `cli/progress.py`: `warnings.showwarning`, while a bar is drawn
+* `scripts.py`: `sys.excepthook`, until Python has told of the interrupt that ends it
+* `unnoticed.py`: what Python calls when filters of warnings change, while a filter stays in front
+* `doctor/watching/step_hooks.py`: `DataLoader`'s `__next__`, backward passes, `CUDAGraph.replay`, the step that was asked for
+* `doctor/lines/tensor_reads.py`: methods of `Tensor` that wait, in a window
+* `doctor/lines/explicit_waits.py`: functions that wait, queries, `Work.wait`, in a window
+* `doctor/lines/host_costs.py`: `DataLoader`'s `__next__`, in a window
+* `doctor/lines/sync_warnings.py`: what shows a warning, in a window
+* `doctor/lines/sites.py`: torch's mode of warnings, in a window
+* `doctor/lines/backward_lines.py`: backward passes and the anomaly mode, in a window
+* `doctor/trace/profiler.py`: the start of torch's profiler, while ours runs
+* `trials/recorded_batches.py`: what iterators of `DataLoader` get batches from, while a variant runs
+* `testing/simulated/patches.py`: what no mode of torch sees, while a simulated device is entered
+
+Not through it: `pipeline/loader_worker.py` prepares a worker process, which nothing outlives;
+`integrations/attention_masks.py` and `integrations/batches.py` let other frameworks ask us, for good; `graphs`
+replaces `torch.autograd.backward`, `grad` and steps in its watched runs, with functions of its own that put
+them back.
+"""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from gapless.cli.output import (
 from gapless.report.epoch_text import epoch_line, waits_table
 from gapless.report.progress_text import EpochTitle, progress_bar, progress_line
 from gapless.report.text import duration
+from gapless.unnoticed import Patches
 
 
 if TYPE_CHECKING:
@@ -200,14 +201,16 @@ class TrainingProgress:
         self._weight = 0.0
         self._due = 0.0
         self._show_warning = warnings.showwarning
+        self._patches = Patches()
 
     def __enter__(self) -> Self:
-        warnings.showwarning = self._warn_above_bar
+        self._show_warning = warnings.showwarning
+        self._patches.put(warnings, "showwarning", self._warn_above_bar)
         return self
 
     def __exit__(self, *error: object) -> None:
         """Take the bars away, so that what follows begins on a line of its own."""
-        warnings.showwarning = self._show_warning
+        self._patches.take_out()
         self._take_bar_away()
         self._shapes.clear()
 

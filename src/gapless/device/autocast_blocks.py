@@ -2,51 +2,95 @@
 
 from __future__ import annotations
 
+import weakref
 from threading import local
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from gapless.unnoticed import Patches
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class _Blocks:
-    """Counts how often casts were cleared, once somebody asks, and says so."""
+class Block:
+    """An outermost block of autocast, or the time between two of them."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Waiting:
+    """What a thread has to call at the end of its block."""
 
     def __init__(self) -> None:
-        self.num_ended = 0
+        self.calls: list[Callable[[], None]] = []
+
+
+class _Blocks:
+    """Hears when casts are cleared, as long as somebody keeps a block or waits for its end."""
+
+    def __init__(self) -> None:
+        # Of those who keep it: whoever kept none has none to compare.
+        self._current: weakref.ref[Block] | None = None
         # A thread has blocks of its own.
-        self.of_thread = local()
-        self._clear: Callable[[], None] | None = None
+        self._of_thread = local()
+        self._kept: set[weakref.ref[Any]] = set()
+        self._patches = Patches()
 
-    def count(self) -> None:
-        """Put a function that counts in the place of torch's."""
-        if self._clear is not None:
-            return
-        clear = self._clear = torch.clear_autocast_cache
+    def block(self) -> Block:
+        """Return what is the same until the next end."""
+        block = None if self._current is None else self._current()
+        if block is None:
+            block = Block()
+            self._hear_until_gone(block)
+            self._current = weakref.ref(block)
+        return block
 
-        def clear_and_count() -> None:
-            self.num_ended += 1
-            waiting: list[Callable[[], None]] = getattr(self.of_thread, "waiting", [])
-            while waiting:
-                waiting.pop()()
+    def call_at_end(self, call: Callable[[], None]) -> None:
+        """Call a function at this thread's next end."""
+        waiting: _Waiting | None = getattr(self._of_thread, "waiting", None)
+        if waiting is None:
+            waiting = self._of_thread.waiting = _Waiting()
+            self._hear_until_gone(waiting)
+        waiting.calls.append(call)
+
+    def _hear_until_gone(self, one: Block | _Waiting) -> None:
+        if not self._kept:
+            self._patches.put(
+                torch, "clear_autocast_cache", self._hearing(torch.clear_autocast_cache)
+            )
+        self._kept.add(weakref.ref(one, self._let_go))
+
+    def _hearing(self, clear: Callable[[], None]) -> Callable[[], None]:
+        def clear_and_hear() -> None:
+            self._current = None
+            waiting: _Waiting | None = getattr(self._of_thread, "waiting", None)
+            while waiting is not None and waiting.calls:
+                waiting.calls.pop()()
+            self._of_thread.waiting = None
             clear()
 
-        torch.clear_autocast_cache = clear_and_count
+        return clear_and_hear
+
+    def _let_go(self, one: weakref.ref[Any]) -> None:
+        self._kept.discard(one)
+        if not self._kept:
+            self._patches.take_out()
 
 
 _BLOCKS = _Blocks()
 
 
-def num_ended_blocks() -> int:
-    """Return a number that two calls share only if they stand in one outermost block of autocast.
+def block_of_autocast() -> Block:
+    """Return an object that two calls share only if they stand in one outermost block of autocast.
+
+    While one of them is kept, a function of torch has another in its place.
 
     Sync: Does not block the host.
     """
-    _BLOCKS.count()
-    return _BLOCKS.num_ended
+    return _BLOCKS.block()
 
 
 def at_end_of_block(call: Callable[[], None]) -> None:
@@ -54,7 +98,4 @@ def at_end_of_block(call: Callable[[], None]) -> None:
 
     Sync: Does not block the host.
     """
-    _BLOCKS.count()
-    if not hasattr(_BLOCKS.of_thread, "waiting"):
-        _BLOCKS.of_thread.waiting = []
-    _BLOCKS.of_thread.waiting.append(call)
+    _BLOCKS.call_at_end(call)

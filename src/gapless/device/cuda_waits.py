@@ -42,7 +42,7 @@ from gapless.device.torch_private import (
     to_copy,
 )
 from gapless.device.user_line import call_site
-from gapless.unnoticed import FilterInFront
+from gapless.unnoticed import FilterInFront, Patches
 
 
 if TYPE_CHECKING:
@@ -213,9 +213,13 @@ def _reads_reported_to(observer: Callable[[str], None]) -> Iterator[None]:
             else:
                 show(message, *place, **more)
 
-        warnings.showwarning = note
-        with _sync_mode("warn"):
-            yield
+        patches = Patches()
+        patches.put(warnings, "showwarning", note)
+        try:
+            with _sync_mode("warn"):
+                yield
+        finally:
+            patches.take_out()
 
 
 class WaitingFunction(NamedTuple):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
-from gapless.device.autocast_blocks import num_ended_blocks
+from gapless.device.autocast_blocks import block_of_autocast
 from gapless.graphs.across_ranks import refusal_of_module
 from gapless.graphs.captor import ATTRIBUTE, left_out
 from gapless.graphs.capture_report import CaptureReport
@@ -112,7 +112,7 @@ class ModuleInPlace:
         self._now = local()
         # What sees whether the rest of a block of autocast shares casts, in each thread.
         self._watch = local()
-        self._block = -1
+        self._block: object = None
         self._num_in_autocast = 0
         self._shares_casts = False
         refusal = SCRIPTED if _is_scripted(module) else refusal_of_module(module)
@@ -351,7 +351,7 @@ class ModuleInPlace:
             self.report.refuse(_WITHIN_AUTOCAST)
             self.settings.tell(self.report, type(self.target).__name__)
             return True
-        block = num_ended_blocks()
+        block = block_of_autocast()
         if block == self._block and not self._shares_casts:
             end_watch = getattr(self._watch, "end", None)
             if end_watch is not None:
@@ -369,7 +369,7 @@ class ModuleInPlace:
     @property
     def _is_first_in_autocast(self) -> bool:
         """Whether a call that ran as written is one of those that show what shares its casts."""
-        is_open = self._block == num_ended_blocks() and torch.is_autocast_enabled(
+        is_open = self._block == block_of_autocast() and torch.is_autocast_enabled(
             self.settings.device.torch_device.type
         )
         return (

@@ -27,10 +27,11 @@ from gapless.device.torch_private import (
 from gapless.errors import DeviceError, PeerLostError, UserError
 from gapless.ranks.long_waits import told_if_long
 from gapless.ranks.lost_peers import first_line, is_of_a_connection
+from gapless.unnoticed import Patches
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from datetime import timedelta
 
     import torch
@@ -47,10 +48,40 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _known: list[tuple[weakref.ref[dist.ProcessGroup], dist.ProcessGroup]] = []
 
 
-_holders: weakref.WeakSet[HoldsGraphs] = weakref.WeakSet()
+class _Holders:
+    """Objects that hold graphs: while there is one, the end of a group lets them drop these first."""
 
-# Whoever ends a group, under whatever name they have imported that, calls this.
-_shut_down = dist.ProcessGroup.shutdown
+    def __init__(self) -> None:
+        self._alive: set[weakref.ref[HoldsGraphs]] = set()
+        self._patches = Patches()
+
+    def add(self, holder: HoldsGraphs) -> None:
+        """Let an object drop its graphs as long as it lives."""
+        if not self._alive:
+            # Whoever ends a group, under whatever name they have imported that, calls this.
+            ends = dist.ProcessGroup
+            self._patches.put(ends, "shutdown", self._dropping_before(ends.shutdown))
+        self._alive.add(weakref.ref(holder, self._let_go))
+
+    def _let_go(self, holder: weakref.ref[HoldsGraphs]) -> None:
+        self._alive.discard(holder)
+        if not self._alive:
+            self._patches.take_out()
+
+    def _dropping_before(self, shut_down: Callable[..., None]) -> Callable[..., None]:
+        def drop_and_shut_down(group: dist.ProcessGroup) -> None:
+            if group is dist.group.WORLD or not _is_on_the_host(group):
+                for holder in [reference() for reference in list(self._alive)]:
+                    if holder is not None:
+                        holder.drop_graphs()
+                # A graph that is held by a circle of references is let go by the collector alone.
+                gc.collect()
+            shut_down(group)
+
+        return drop_and_shut_down
+
+
+_HOLDERS = _Holders()
 
 
 def note_holder(holder: HoldsGraphs) -> None:
@@ -58,17 +89,7 @@ def note_holder(holder: HoldsGraphs) -> None:
 
     Sync: Does not block the host.
     """
-    _holders.add(holder)
-    dist.ProcessGroup.shutdown = _drop_and_shut_down  # type: ignore[assignment]
-
-
-def _drop_and_shut_down(group: dist.ProcessGroup) -> None:
-    if group is dist.group.WORLD or not _is_on_the_host(group):
-        for holder in list(_holders):
-            holder.drop_graphs()
-        # A graph that is held by a circle of references is let go by the collector alone.
-        gc.collect()
-    _shut_down(group)
+    _HOLDERS.add(holder)
 
 
 def _is_on_the_host(group: dist.ProcessGroup) -> bool:

@@ -7,7 +7,9 @@ import gc
 import signal
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
+
+from gapless.unnoticed import Patches
 
 
 if TYPE_CHECKING:
@@ -52,19 +54,24 @@ def errors_end_all(pulse: Pulse) -> Iterator[None]:
     Args:
         pulse: heartbeat of this rank.
     """
-    write = sys.excepthook
+    write, is_over = sys.excepthook, False
 
     def end_all(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> NoReturn:
+    ) -> None:
+        if is_over:  # somebody has put a hook on top of this one, and calls it still
+            write(kind, error, trace)
+            return
         code = 128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1
         pulse.fail(lambda: write(kind, error, trace), code=code)
 
-    sys.excepthook = end_all
+    patches = Patches()
+    patches.put(sys, "excepthook", end_all)
     try:
         yield
     finally:
-        sys.excepthook = write
+        is_over = True
+        patches.take_out()
 
 
 @contextmanager

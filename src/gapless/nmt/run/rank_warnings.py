@@ -6,6 +6,8 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from gapless.unnoticed import Patches
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +43,7 @@ class RankWarnings:
         self._ranks = ranks
         self._say = say
         self._show: Callable[..., None] = warnings.showwarning
+        self._patches = Patches()
         self._known: set[_Warned] = set()
         # What to show here if nobody gathers it, by what is sent.
         self._kept: dict[_Warned, tuple[tuple[Any, ...], dict[str, Any]]] = {}
@@ -69,13 +72,13 @@ class RankWarnings:
     def __enter__(self) -> Self:
         if self._ranks.world > 1:
             self._show = warnings.showwarning
-            warnings.showwarning = self._note
+            self._patches.put(warnings, "showwarning", self._note)
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._ranks.world == 1:
             return
-        warnings.showwarning = self._show
+        self._patches.take_out()
         for arguments, named in self._kept.values():
             self._show(*arguments, **named)
         self._kept = {}

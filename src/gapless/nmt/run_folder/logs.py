@@ -17,6 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 from gapless.checkpoint.files import may_pass, naming, replace_file
 from gapless.checkpoint.manifest import HASH_BYTES, Content
 from gapless.errors import GaplessError, RunFolderError, noted_on
+from gapless.unnoticed import Patches
 
 
 if TYPE_CHECKING:
@@ -45,10 +46,15 @@ class RunLogs:
         self.path = path
         self._troubles = troubles
         self.metrics = MetricsFile(path / METRICS, troubles=troubles)
-        self._thread_hook = threading.excepthook
-        threading.excepthook = _unless_of_board(self._thread_hook)
         self._board: SummaryWriter | None = None
-        self._open_board()
+        self._patches = Patches()
+        self._patches.put(threading, "excepthook", _unless_of_board(threading.excepthook))
+        try:
+            self._open_board()
+        except BaseException:
+            self._patches.take_out()
+            self.metrics.close()
+            raise
 
     def log(
         self,
@@ -130,7 +136,7 @@ class RunLogs:
                 with naming(self.path):
                     self._board.close()
         finally:
-            threading.excepthook = self._thread_hook
+            self._patches.take_out()
 
     def __enter__(self) -> Self:
         return self

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 
 from gapless.device.torch_private import GROUP_TENSORS, REDUCE_INTERNAL
 from gapless.testing.simulated.places import DEVICE, is_on_device
 from gapless.testing.simulated.queues import SimulatedStream
+from gapless.unnoticed import Patches
 
 
 if TYPE_CHECKING:
     from gapless.testing.simulated.simulation import Simulation
 
 
-class Patches:
-    """Replace methods of torch.
+class TorchReplaced:
+    """Replaces methods of torch.
 
     * `Tensor.record_stream`, which refuses a simulated stream.
     * `Tensor._reduce_ex_internal`, after which `torch.save` reads memory directly.
@@ -33,17 +32,19 @@ class Patches:
     def __init__(self, simulation: Simulation) -> None:
         # What torch imports meanwhile, such as its compiler, keeps the functions of today for ever.
         self._simulation = weakref.proxy(simulation)
-        self._patches = ExitStack()
+        self._patches = Patches()
 
     def __enter__(self) -> None:
-        set_in = self._patches.enter_context
-        set_in(mock.patch.object(torch.Tensor, "record_stream", self._stream_recorder()))
-        set_in(mock.patch.object(*REDUCE_INTERNAL, self._reducer()))
-        set_in(mock.patch.object(*GROUP_TENSORS, self._grouper()))
-        set_in(mock.patch("torch.cuda.is_current_stream_capturing", self._asker()))
+        put = self._patches.put
+        put(torch.Tensor, "record_stream", self._stream_recorder())
+        if REDUCE_INTERNAL.is_there:
+            put(*REDUCE_INTERNAL, self._reducer())
+        if GROUP_TENSORS.is_there:
+            put(*GROUP_TENSORS, self._grouper())
+        put(torch.cuda, "is_current_stream_capturing", self._asker())  # noqa: TID251  # torch asks it itself
 
     def __exit__(self, *_: object) -> None:
-        self._patches.close()
+        self._patches.take_out()
 
     def _stream_recorder(self) -> Any:
         before, simulation = torch.Tensor.record_stream, self._simulation

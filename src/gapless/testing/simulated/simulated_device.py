@@ -12,7 +12,7 @@ from gapless.device.waits import declared_as
 from gapless.errors import DeviceError
 from gapless.testing.simulated.dispatch import QueueOperations
 from gapless.testing.simulated.host_reads import WatchHost
-from gapless.testing.simulated.patches import Patches
+from gapless.testing.simulated.patches import TorchReplaced
 from gapless.testing.simulated.places import DEVICE
 from gapless.testing.simulated.queues import SimulatedEvent
 from gapless.testing.simulated.simulation import Simulation
@@ -100,7 +100,7 @@ class SimulatedDevice:
         self._modes = (
             WatchHost(self._simulation),
             QueueOperations(self._simulation),
-            Patches(self._simulation),
+            TorchReplaced(self._simulation),
         )
         self._shared: dict[str, SimulatedStream] = {}
         self._is_entered = False

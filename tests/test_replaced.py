@@ -1,0 +1,324 @@
+"""What is replaced in the whole process is listed, and put back."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import re
+import sys
+import threading
+import warnings
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import dataloader
+
+from gapless import scripts, unnoticed
+from gapless.cli.progress import TrainingProgress
+from gapless.device import cuda_waits
+from gapless.device.autocast_blocks import at_end_of_block, block_of_autocast
+from gapless.doctor.lines.backward_lines import BackwardLinesPass
+from gapless.doctor.lines.sites import SitesPass
+from gapless.doctor.trace.profiler import TimesPass
+from gapless.doctor.watching.step_hooks import StepHooks
+from gapless.doctor.watching.step_source import StepSource
+from gapless.nmt.run.rank_warnings import RankWarnings
+from gapless.nmt.run_folder.disk_space import DiskTroubles
+from gapless.nmt.run_folder.logs import RunLogs
+from gapless.ranks.group_of_user import note_holder
+from gapless.ranks.leaving import errors_end_all
+from gapless.testing.simulated.simulated_device import SimulatedDevice
+from gapless.trials.recorded_batches import RecordedBatches
+from test_private_names import SRC, chain_of, imports_of
+
+
+# --- the table ---
+
+# Files that replace something without the helper, and why.
+BY_THEMSELVES = {
+    "integrations/attention_masks.py": "for good",
+    "integrations/batches.py": "for good",
+    "pipeline/loader_worker.py": "in a worker process, which nothing outlives",
+    "python_private.py": "likewise",
+    "scripts.py": "what Python itself sets when an error ends a program",
+}
+
+
+def replaced_in(tree):
+    """Return the attributes of others' modules and classes that a file sets or removes."""
+    imported = imports_of(tree)
+    found = [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store | ast.Del)
+        and chain_of(node)[0] in imported
+    ]
+    found += [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("setattr", "delattr")
+        and chain_of(node.args[0])[0] in imported
+    ]
+    return found
+
+
+def files():
+    for path in sorted(SRC.rglob("*.py")):
+        yield str(path.relative_to(SRC)), path.read_text(encoding="utf-8")
+
+
+def test_what_is_replaced_goes_through_the_helper():
+    """Whoever sets an attribute of somebody else's module undoes it, or says why not."""
+    found = {name for name, text in files() if replaced_in(ast.parse(text))}
+
+    assert found == set(BY_THEMSELVES)
+
+
+def test_the_table_names_each_file_that_replaces_something():
+    """And no other."""
+    using = {name for name, text in files() if re.search(r"\bPatches\b", text)}
+    named = re.findall(r"^\* `(.*?)`", unnoticed.__doc__, flags=re.MULTILINE)
+
+    assert sorted(using) == sorted(named)
+
+
+# --- each is put back ---
+
+HOLDERS = [
+    *(torch, torch._C, torch.autograd, torch.cuda, warnings, sys, threading),
+    *(torch.Tensor, torch.cuda.Event, torch.cuda.Stream, dist.ProcessGroup, dist.Work),
+    *(dataloader._BaseDataLoaderIter, torch.autograd.profiler.profile),
+    *(dataloader._SingleProcessDataLoaderIter, dataloader._MultiProcessingDataLoaderIter),
+]
+
+
+# Torch's compiler replaces it when it is imported.
+OF_TORCH = {"manual_seed"}
+
+
+def state():
+    return [dict(vars(holder)) for holder in HOLDERS]
+
+
+def changes(before):
+    """Return what is another object than before, and what is new in a class."""
+    found = set()
+    for holder, then, now in zip(HOLDERS, before, state(), strict=True):
+        names = set(then) | (set(now) if isinstance(holder, type) else set())
+        found |= {
+            f"{holder.__name__}.{name}"
+            for name in names
+            if then.get(name, None) is not now.get(name, None) and name not in OF_TORCH
+        }
+    return found
+
+
+@contextmanager
+def kept_block():
+    block = block_of_autocast()
+    yield
+    del block
+
+
+@contextmanager
+def waits_for_the_end():
+    at_end_of_block(int)
+    yield
+    torch.clear_autocast_cache()
+
+
+@contextmanager
+def holds_graphs():
+    class Holder:
+        def drop_graphs(self):
+            pass
+
+    holder = Holder()
+    note_holder(holder)
+    yield
+    del holder
+    gc.collect()
+
+
+@contextmanager
+def hears_of_reads():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_waits, "_sync_mode", lambda _: nullcontext())
+        with cuda_waits._reads_reported_to(print):
+            yield
+
+
+@contextmanager
+def open_logs(tmp_path):
+    logs = RunLogs(tmp_path, troubles=DiskTroubles())
+    yield
+    logs.close()
+
+
+@contextmanager
+def watched(one):
+    one.start()
+    yield
+    one.stop()
+
+
+@contextmanager
+def counted_steps():
+    hooks = StepHooks(StepSource(), on_step=int)
+    hooks.install()
+    yield
+    hooks.remove()
+
+
+@contextmanager
+def recorded():
+    batches = RecordedBatches()
+    batches.start(print)
+    yield
+    batches.stop()
+
+
+@contextmanager
+def tells_nothing():
+    scripts._tell_nothing_once()
+    yield
+    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
+
+
+PULSE = SimpleNamespace(fail=None)
+TWO_RANKS = SimpleNamespace(world=2)
+
+CASES = {
+    "autocast_blocks": (kept_block, {"torch.clear_autocast_cache"}),
+    "autocast_blocks, at the end": (waits_for_the_end, {"torch.clear_autocast_cache"}),
+    "group_of_user": (holds_graphs, {"ProcessGroup.shutdown"}),
+    "cuda_waits": (hears_of_reads, {"warnings.showwarning"}),
+    "leaving": (lambda: errors_end_all(PULSE), {"sys.excepthook"}),
+    "rank_warnings": (lambda: RankWarnings(TWO_RANKS, say=print), {"warnings.showwarning"}),
+    "progress": (TrainingProgress, {"warnings.showwarning"}),
+    "scripts": (tells_nothing, {"sys.excepthook"}),
+    "step_hooks": (
+        counted_steps,
+        {"_BaseDataLoaderIter.__next__", "torch.autograd._engine_run_backward"},
+    ),
+    "sites": (
+        lambda: watched(SitesPass()),
+        {"Tensor.item", "Tensor.to", "_BaseDataLoaderIter.__next__", "warnings._showwarnmsg"},
+    ),
+    "backward_lines": (
+        lambda: watched(BackwardLinesPass()),
+        {"torch.autograd._engine_run_backward", "torch.set_anomaly_enabled"},
+    ),
+    "profiler": (lambda: watched(TimesPass(has_device=False)), {"profile._prepare_trace"}),
+    "recorded_batches": (
+        recorded,
+        {
+            "_SingleProcessDataLoaderIter._next_data",
+            "_MultiProcessingDataLoaderIter._next_data",
+        },
+    ),
+    "simulated/patches": (
+        SimulatedDevice,
+        {"Tensor.record_stream", "torch._C._group_tensors_by_device_and_dtype"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_was_replaced_is_put_back(case):
+    """The process is as before: the same objects, and no new attribute in a class."""
+    make, expected = CASES[case]
+    before = state()
+
+    with make():
+        during = changes(before)
+
+    assert expected <= during
+    assert changes(before) == set()
+
+
+def test_logs_of_a_run_put_the_hook_of_threads_back(tmp_path):
+    """Whether it could be opened or not."""
+    before = threading.excepthook
+    with open_logs(tmp_path):
+        assert threading.excepthook is not before
+    assert threading.excepthook is before
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunLogs, "_open_board", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            RunLogs(tmp_path, troubles=DiskTroubles())
+    assert threading.excepthook is before
+
+
+def test_a_hook_that_somebody_has_put_on_top_stays():
+    """And an error after the ranks have parted is told as without them."""
+    told = []
+    own, sys.excepthook = sys.excepthook, lambda *error: told.append(error)
+    try:
+        with errors_end_all(PULSE):
+            ours = sys.excepthook
+            sys.excepthook = theirs = lambda *error: ours(*error)
+
+        assert sys.excepthook is theirs
+        theirs(ValueError, ValueError("late"), None)
+    finally:
+        sys.excepthook = own
+    assert len(told) == 1
+
+
+def test_graphs_are_dropped_before_a_group_ends(monkeypatch):
+    """Of each object that lives then, and only until the last one is gone."""
+    dropped, ended = [], []
+    monkeypatch.setattr(dist.ProcessGroup, "shutdown", lambda group: ended.append(group))
+
+    class Holder:
+        def drop_graphs(self):
+            dropped.append(self)
+
+    class Group:
+        _device_types = ()
+
+    one, other = Holder(), Holder()
+    note_holder(one)
+    note_holder(other)
+    note_holder(one)
+    dist.ProcessGroup.shutdown(Group())
+    assert sorted(map(id, dropped)) == sorted(map(id, (one, other)))
+
+    dropped.clear()
+    del one
+    gc.collect()
+    dist.ProcessGroup.shutdown(Group())
+    assert dropped == [other]
+
+    dropped.clear()
+    del other
+    gc.collect()
+    dist.ProcessGroup.shutdown(Group())
+    assert dropped == []
+    assert len(ended) == 3
+
+
+def test_blocks_of_autocast_are_told_apart():
+    """Also where nobody has kept the one before, and in whatever order they are let go."""
+    with torch.autocast("cpu", torch.bfloat16):
+        one = block_of_autocast()
+        assert block_of_autocast() is one
+        called = []
+        at_end_of_block(lambda: called.append("end"))
+        assert called == []
+    assert called == ["end"]
+    with torch.autocast("cpu", torch.bfloat16):
+        other = block_of_autocast()
+        assert other is not one
+        del one
+        assert block_of_autocast() is other
+        with torch.autocast("cpu", torch.float16):
+            assert block_of_autocast() is other
+    assert block_of_autocast() is not other
