@@ -25,6 +25,7 @@ from gapless.doctor.lines.sites import SitesPass
 from gapless.doctor.trace.profiler import TimesPass
 from gapless.doctor.watching.step_hooks import StepHooks
 from gapless.doctor.watching.step_source import StepSource
+from gapless.doctor.watching.torch_import import TorchImport
 from gapless.nmt.run.rank_warnings import RankWarnings
 from gapless.nmt.run_folder.disk_space import DiskTroubles
 from gapless.nmt.run_folder.logs import RunLogs
@@ -32,6 +33,7 @@ from gapless.ranks.group_of_user import note_holder
 from gapless.ranks.leaving import errors_end_all
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from gapless.trials.recorded_batches import RecordedBatches
+from gapless.unnoticed import Patches, PatchesWhileAlive
 from test_private_names import SRC, chain_of, imports_of
 
 
@@ -44,6 +46,19 @@ BY_THEMSELVES = {
     "pipeline/loader_worker.py": "in a worker process, which nothing outlives",
     "python_private.py": "likewise",
     "scripts.py": "what Python itself sets when an error ends a program",
+}
+
+# Files that write into what `vars` returns, or set attributes by name, for another reason.
+OF_OBJECTS = {
+    "cli/parser.py": "options",
+    "cli/setting_options.py": "options",
+    "integrations/attention_masks.py": "masks that it has made",
+    "integrations/lightning_fit.py": "of Lightning's loops",
+    "integrations/lightning_report.py": "a record",
+    "integrations/lightning_waits.py": "of Lightning's loggers",
+    "pipeline/prefetch.py": "of the loader that it stands for",
+    "scripts.py": "the module that a program runs in",
+    "unnoticed.py": "the helper",
 }
 
 
@@ -67,6 +82,23 @@ def replaced_in(tree):
     return found
 
 
+def written_in(tree):
+    """Return what a file writes into objects that it has not made, by name."""
+    stores = [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.ctx, ast.Store | ast.Del)
+        and ast.unparse(node).startswith("vars(")
+    ]
+    calls = [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr")
+    ]
+    return stores + calls
+
+
 def files():
     for path in sorted(SRC.rglob("*.py")):
         yield str(path.relative_to(SRC)), path.read_text(encoding="utf-8")
@@ -79,9 +111,25 @@ def test_what_is_replaced_goes_through_the_helper():
     assert found == set(BY_THEMSELVES)
 
 
+def test_attributes_of_objects_go_through_the_helper():
+    """A method that stands in an object is put back as one in a class is; `graphs` has helpers of its own."""
+    found = {
+        name
+        for name, text in files()
+        if written_in(ast.parse(text)) and not name.startswith("graphs/")
+    }
+
+    assert found == set(OF_OBJECTS)
+    assert not [
+        name
+        for name, text in files()
+        if re.search(r"^(from|import) unittest", text, re.M) and not name.startswith("graphs/")
+    ]
+
+
 def test_the_table_names_each_file_that_replaces_something():
     """And no other."""
-    using = {name for name, text in files() if re.search(r"\bPatches\b", text)}
+    using = {name for name, text in files() if re.search(r"\bPatches(WhileAlive)?\b", text)}
     named = re.findall(r"^\* `(.*?)`", unnoticed.__doc__, flags=re.MULTILINE)
 
     assert sorted(using) == sorted(named)
@@ -121,15 +169,19 @@ def changes(before):
 @contextmanager
 def kept_block():
     block = block_of_autocast()
-    yield
-    del block
+    try:
+        yield
+    finally:
+        del block
 
 
 @contextmanager
 def waits_for_the_end():
     at_end_of_block(int)
-    yield
-    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
 
 
 @contextmanager
@@ -140,9 +192,11 @@ def holds_graphs():
 
     holder = Holder()
     note_holder(holder)
-    yield
-    del holder
-    gc.collect()
+    try:
+        yield
+    finally:
+        del holder
+        gc.collect()
 
 
 @contextmanager
@@ -156,38 +210,48 @@ def hears_of_reads():
 @contextmanager
 def open_logs(tmp_path):
     logs = RunLogs(tmp_path, troubles=DiskTroubles())
-    yield
-    logs.close()
+    try:
+        yield
+    finally:
+        logs.close()
 
 
 @contextmanager
 def watched(one):
     one.start()
-    yield
-    one.stop()
+    try:
+        yield
+    finally:
+        one.stop()
 
 
 @contextmanager
 def counted_steps():
     hooks = StepHooks(StepSource(), on_step=int)
     hooks.install()
-    yield
-    hooks.remove()
+    try:
+        yield
+    finally:
+        hooks.remove()
 
 
 @contextmanager
 def recorded():
     batches = RecordedBatches()
     batches.start(print)
-    yield
-    batches.stop()
+    try:
+        yield
+    finally:
+        batches.stop()
 
 
 @contextmanager
 def tells_nothing():
     scripts._tell_nothing_once()
-    yield
-    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
+    try:
+        yield
+    finally:
+        sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
 
 
 PULSE = SimpleNamespace(fail=None)
@@ -242,6 +306,124 @@ def test_what_was_replaced_is_put_back(case):
     assert changes(before) == set()
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_what_was_replaced_is_put_back_after_an_error(case):
+    """Whatever ends the body."""
+    make, _ = CASES[case]
+    before = state()
+
+    with pytest.raises(KeyboardInterrupt), make():
+        raise KeyboardInterrupt
+
+    assert changes(before) == set()
+
+
+@pytest.mark.parametrize(
+    ("make", "start", "stop"),
+    [
+        (SitesPass, SitesPass.start, SitesPass.stop),
+        (BackwardLinesPass, BackwardLinesPass.start, BackwardLinesPass.stop),
+        (lambda: StepHooks(StepSource(), on_step=int), StepHooks.install, StepHooks.remove),
+        (RecordedBatches, lambda one: one.start(print), RecordedBatches.stop),
+    ],
+)
+def test_what_fails_to_begin_leaves_nothing_behind(make, start, stop, monkeypatch):
+    """What it had replaced before is put back, whichever of its patches fails."""
+    before, put, num_left = state(), unnoticed.Patches.put, 0
+
+    def failing_put(*args):
+        nonlocal num_left
+        num_left -= 1
+        if num_left < 0:
+            raise AttributeError
+        put(*args)
+
+    monkeypatch.setattr(unnoticed.Patches, "put", failing_put)
+    num_failed = 0
+    while True:
+        num_left, one = num_failed, make()
+        try:
+            start(one)
+        except AttributeError:
+            assert changes(before) == set(), num_failed
+            num_failed += 1
+        else:
+            stop(one)
+            break
+    assert num_failed > 1
+    assert changes(before) == set()
+
+
+def test_patches_know_classes_objects_and_what_is_inherited():
+    """They are put back in reverse, also where a body raises or one of them cannot be put back."""
+
+    class Base:
+        def step(self):
+            return "base"
+
+    class Slow(Base):
+        def __setattr__(self, name, value):
+            raise AssertionError("the class of an object is not asked")
+
+    one = Slow()
+    vars(one)["step"] = lambda: "own"
+    with pytest.raises(ZeroDivisionError), Patches() as patches:
+        patches.put(Slow, "step", lambda _: "shadow")
+        assert one.step() == "own"
+        patches.hide(one, "step")
+        assert one.step() == "shadow"
+        patches.put(one, "step", lambda: "first")
+        patches.put(one, "step", lambda: "second")
+        assert one.step() == "second"
+        raise ZeroDivisionError
+    assert one.step() == "own"
+    assert Slow().step() == "base"
+    assert "step" not in vars(Slow)
+
+    class Once(type):
+        def __setattr__(cls, name, value):
+            if name in vars(cls):
+                raise TypeError("no more")
+            super().__setattr__(name, value)
+
+    class Kept(metaclass=Once):
+        pass
+
+    patches = Patches()
+    patches.put(one, "step", lambda: "ours")
+    patches.put(Kept, "name", 1)
+    type.__setattr__(Kept, "other", 0)
+    with pytest.raises(TypeError):
+        patches.put(Kept, "other", 2)
+    patches.take_out()
+    assert one.step() == "own"
+    assert "name" not in vars(Kept)
+
+
+def test_patches_stay_as_long_as_somebody_needs_them():
+    """The last of them may be freed in the midst of whatever; who comes later has them again."""
+    places = SimpleNamespace(name="before")
+    patches = PatchesWhileAlive(lambda patches: patches.put(places, "name", "ours"))
+
+    class Needs:
+        pass
+
+    one, other = Needs(), Needs()
+    for each in (one, other, one):
+        patches.need(each)
+    assert patches.living in ([one, other], [other, one])
+    del one, each
+    gc.collect()
+    assert places.name == "ours"
+    other = None
+    gc.collect()
+    assert places.name == "before"
+
+    last = Needs()
+    patches.need(last)
+    assert places.name == "ours"
+
+
 def test_logs_of_a_run_put_the_hook_of_threads_back(tmp_path):
     """Whether it could be opened or not."""
     before = threading.excepthook
@@ -254,6 +436,19 @@ def test_logs_of_a_run_put_the_hook_of_threads_back(tmp_path):
         with pytest.raises(ZeroDivisionError):
             RunLogs(tmp_path, troubles=DiskTroubles())
     assert threading.excepthook is before
+
+
+def test_what_loads_torch_is_put_back(monkeypatch):
+    """A script may ask whether there is a torch, and never import it."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    waiting = TorchImport(lambda: None)
+    spec = waiting.find_spec("torch")
+    assert "exec_module" in vars(spec.loader)
+
+    waiting.remove()
+
+    assert "exec_module" not in vars(spec.loader)
+    assert waiting not in sys.meta_path
 
 
 def test_a_hook_that_somebody_has_put_on_top_stays():

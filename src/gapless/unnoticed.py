@@ -11,6 +11,7 @@ What is replaced in the whole process, by whom, and until when. All go through `
 * `cli/progress.py`: `warnings.showwarning`, while a bar is drawn
 * `scripts.py`: `sys.excepthook`, until Python has told of the interrupt that ends it
 * `unnoticed.py`: what Python calls when filters of warnings change, while a filter stays in front
+* `doctor/watching/torch_import.py`: what loads torch, until it is loaded or nobody waits for it
 * `doctor/watching/step_hooks.py`: `DataLoader`'s `__next__`, backward passes, `CUDAGraph.replay`, the step that was asked for
 * `doctor/lines/tensor_reads.py`: methods of `Tensor` that wait, in a window
 * `doctor/lines/explicit_waits.py`: functions that wait, queries, `Work.wait`, in a window
@@ -19,13 +20,14 @@ What is replaced in the whole process, by whom, and until when. All go through `
 * `doctor/lines/sites.py`: torch's mode of warnings, in a window
 * `doctor/lines/backward_lines.py`: backward passes and the anomaly mode, in a window
 * `doctor/trace/profiler.py`: the start of torch's profiler, while ours runs
+* `trials/captured_parts.py`: `step` of captured optimizers, and what a capture has put in objects while they run eagerly
 * `trials/recorded_batches.py`: what iterators of `DataLoader` get batches from, while a variant runs
 * `testing/simulated/patches.py`: what no mode of torch sees, while a simulated device is entered
 
 Not through it: `pipeline/loader_worker.py` prepares a worker process, which nothing outlives;
-`integrations/attention_masks.py` and `integrations/batches.py` let other frameworks ask us, for good; `graphs`
-replaces `torch.autograd.backward`, `grad` and steps in its watched runs, with functions of its own that put
-them back.
+`integrations` lets other frameworks ask us; `graphs` replaces `torch.autograd.backward`, `grad` and steps in its
+watched runs, with functions of its own that put them back. What is no attribute is put back by whoever sets it:
+handlers of signals, `gc.callbacks`, `sys.meta_path`, hooks and modes of torch.
 """
 
 from __future__ import annotations
@@ -36,10 +38,18 @@ import re
 import signal
 import sys
 import warnings
-from contextlib import contextmanager
+import weakref
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
-from typing import TYPE_CHECKING, Any
+from threading import RLock
+from types import (
+    FunctionType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+    WrapperDescriptorType,
+)
+from typing import TYPE_CHECKING, Any, Self
 
 from gapless.python_private import FILTERS_CHANGED
 
@@ -49,7 +59,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType, TracebackType
 
 
-_INHERITED = object()
+_NOT_ITS_OWN = object()
 
 # What binds to an object as methods do. Programs also put other things in the place of methods.
 _METHODS: tuple[type, ...] = (
@@ -63,16 +73,40 @@ _STAND_IN_FILES = (__file__, *(str(_HERE / room) + os.sep for room in ("doctor",
 
 
 class Patches:
-    """Attributes that stand for others until `take_out`."""
+    """Attributes that stand for others until `take_out`, or until the end of a `with` block."""
 
     def __init__(self) -> None:
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._undo = ExitStack()
+        self.are_in = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.take_out()
 
     def put(self, holder: Any, name: str, value: Any) -> None:
-        """Replace an attribute; one that the holder inherits is shadowed."""
-        before = vars(holder).get(name, _INHERITED)
-        setattr(holder, name, value)
-        self._replaced.append((holder, name, before, vars(holder)[name]))
+        """Replace an attribute; one that the holder inherits is shadowed.
+
+        Args:
+            holder: class, module or object. Of an object it is an attribute of its own, whatever its
+                class says of writing.
+            name: of the attribute.
+            value: what stands there from now on.
+        """
+        self._note(holder, name, value)
+        _set(holder, name, value)
+
+    def hide(self, holder: Any, name: str) -> None:
+        """Take an attribute of the holder's own away, so that the one that it inherits is there."""
+        self._note(holder, name, _NOT_ITS_OWN)
+        _set(holder, name, _NOT_ITS_OWN)
+
+    def _note(self, holder: Any, name: str, ours: Any) -> None:
+        # Before anything is replaced: an interrupt may come at any line.
+        before = vars(holder).get(name, _NOT_ITS_OWN)
+        self.are_in = True
+        self._undo.callback(_put_back, holder, name, before, ours)
 
     def put_method(
         self,
@@ -101,14 +135,61 @@ class Patches:
 
     def take_out(self) -> None:
         """Put back what was there, but not over what somebody else has put there since."""
-        while self._replaced:
-            holder, name, before, ours = self._replaced.pop()
-            if vars(holder).get(name) is not ours:
-                continue
-            if before is _INHERITED:
-                delattr(holder, name)
-            else:
-                setattr(holder, name, before)
+        self.are_in = False
+        # All of it, also where one of them raises.
+        self._undo.close()
+
+
+def _put_back(holder: Any, name: str, before: Any, ours: Any) -> None:
+    if vars(holder).get(name, _NOT_ITS_OWN) is ours:
+        _set(holder, name, before)
+
+
+def _set(holder: Any, name: str, value: Any) -> None:
+    """Write an attribute that is the holder's own, or take it away."""
+    if isinstance(holder, type | ModuleType):
+        if value is _NOT_ITS_OWN:
+            delattr(holder, name)
+        else:
+            setattr(holder, name, value)
+    elif value is _NOT_ITS_OWN:
+        vars(holder).pop(name, None)
+    else:
+        vars(holder)[name] = value
+
+
+class PatchesWhileAlive:
+    """Patches that stand as long as one of the objects lives that need them.
+
+    Args:
+        put: puts them in.
+    """
+
+    def __init__(self, put: Callable[[Patches], None]) -> None:
+        self._put = put
+        self._patches = Patches()
+        self._needing: set[weakref.ref[Any]] = set()
+        # An object may be freed in any thread, and in the midst of what follows.
+        self._changing = RLock()
+
+    @property
+    def living(self) -> list[Any]:
+        """The objects that need them and are not gone."""
+        found = [reference() for reference in list(self._needing)]
+        return [one for one in found if one is not None]
+
+    def need(self, one: object) -> None:
+        """Put the patches in, if they are not, for as long as an object lives."""
+        with self._changing:
+            self._needing.add(weakref.ref(one, self._gone))
+            if not self._patches.are_in:
+                self._put(self._patches)
+
+    def _gone(self, reference: weakref.ref[Any]) -> None:
+        with self._changing:
+            self._needing.discard(reference)
+            if not self._needing:
+                self._patches.take_out()
 
 
 class StandIn:
@@ -244,13 +325,10 @@ def _then_come_first(change: Callable[[], None]) -> Callable[[], None]:
 @contextmanager
 def no_line_warns_anew() -> Iterator[None]:
     """Let changes of filters in the body, as of libraries that it imports, count for new warnings alone."""
-    patches = Patches()
-    for name in FILTERS_CHANGED:
-        patches.put(warnings, name, lambda: None)
-    try:
+    with Patches() as patches:
+        for name in FILTERS_CHANGED:
+            patches.put(warnings, name, lambda: None)
         yield
-    finally:
-        patches.take_out()
 
 
 class FilterInFront:

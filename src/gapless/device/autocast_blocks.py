@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import weakref
 from threading import local
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from gapless.unnoticed import Patches
+from gapless.unnoticed import PatchesWhileAlive
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from gapless.unnoticed import Patches
 
 
 class Block:
@@ -36,15 +38,14 @@ class _Blocks:
         self._current: weakref.ref[Block] | None = None
         # A thread has blocks of its own.
         self._of_thread = local()
-        self._kept: set[weakref.ref[Any]] = set()
-        self._patches = Patches()
+        self._heard = PatchesWhileAlive(self._hear)
 
     def block(self) -> Block:
         """Return what is the same until the next end."""
         block = None if self._current is None else self._current()
         if block is None:
             block = Block()
-            self._hear_until_gone(block)
+            self._heard.need(block)
             self._current = weakref.ref(block)
         return block
 
@@ -53,15 +54,12 @@ class _Blocks:
         waiting: _Waiting | None = getattr(self._of_thread, "waiting", None)
         if waiting is None:
             waiting = self._of_thread.waiting = _Waiting()
-            self._hear_until_gone(waiting)
+            self._heard.need(waiting)
         waiting.calls.append(call)
 
-    def _hear_until_gone(self, one: Block | _Waiting) -> None:
-        if not self._kept:
-            self._patches.put(
-                torch, "clear_autocast_cache", self._hearing(torch.clear_autocast_cache)
-            )
-        self._kept.add(weakref.ref(one, self._let_go))
+    def _hear(self, patches: Patches) -> None:
+        hearing = self._hearing(torch.clear_autocast_cache)
+        patches.put(torch, "clear_autocast_cache", hearing)
 
     def _hearing(self, clear: Callable[[], None]) -> Callable[[], None]:
         def clear_and_hear() -> None:
@@ -73,11 +71,6 @@ class _Blocks:
             clear()
 
         return clear_and_hear
-
-    def _let_go(self, one: weakref.ref[Any]) -> None:
-        self._kept.discard(one)
-        if not self._kept:
-            self._patches.take_out()
 
 
 _BLOCKS = _Blocks()

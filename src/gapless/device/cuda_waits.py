@@ -213,13 +213,10 @@ def _reads_reported_to(observer: Callable[[str], None]) -> Iterator[None]:
             else:
                 show(message, *place, **more)
 
-        patches = Patches()
-        patches.put(warnings, "showwarning", note)
-        try:
+        with Patches() as patches:
+            patches.put(warnings, "showwarning", note)
             with _sync_mode("warn"):
                 yield
-        finally:
-            patches.take_out()
 
 
 class WaitingFunction(NamedTuple):

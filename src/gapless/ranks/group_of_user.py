@@ -27,16 +27,17 @@ from gapless.device.torch_private import (
 from gapless.errors import DeviceError, PeerLostError, UserError
 from gapless.ranks.long_waits import told_if_long
 from gapless.ranks.lost_peers import first_line, is_of_a_connection
-from gapless.unnoticed import Patches
+from gapless.unnoticed import PatchesWhileAlive
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from datetime import timedelta
 
     import torch
 
     from gapless.ranks.protocol import HoldsGraphs
+    from gapless.unnoticed import Patches
 
 
 T = TypeVar("T")
@@ -48,40 +49,23 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _known: list[tuple[weakref.ref[dist.ProcessGroup], dist.ProcessGroup]] = []
 
 
-class _Holders:
-    """Objects that hold graphs: while there is one, the end of a group lets them drop these first."""
+def _let_groups_end(patches: Patches) -> None:
+    # Whoever ends a group, under whatever name they have imported that, calls this.
+    shut_down = dist.ProcessGroup.shutdown
 
-    def __init__(self) -> None:
-        self._alive: set[weakref.ref[HoldsGraphs]] = set()
-        self._patches = Patches()
+    def drop_and_shut_down(group: dist.ProcessGroup) -> None:
+        if group is dist.group.WORLD or not _is_on_the_host(group):
+            for holder in _holders.living:
+                holder.drop_graphs()
+            # A graph that is held by a circle of references is let go by the collector alone.
+            gc.collect()
+        shut_down(group)
 
-    def add(self, holder: HoldsGraphs) -> None:
-        """Let an object drop its graphs as long as it lives."""
-        if not self._alive:
-            # Whoever ends a group, under whatever name they have imported that, calls this.
-            ends = dist.ProcessGroup
-            self._patches.put(ends, "shutdown", self._dropping_before(ends.shutdown))
-        self._alive.add(weakref.ref(holder, self._let_go))
-
-    def _let_go(self, holder: weakref.ref[HoldsGraphs]) -> None:
-        self._alive.discard(holder)
-        if not self._alive:
-            self._patches.take_out()
-
-    def _dropping_before(self, shut_down: Callable[..., None]) -> Callable[..., None]:
-        def drop_and_shut_down(group: dist.ProcessGroup) -> None:
-            if group is dist.group.WORLD or not _is_on_the_host(group):
-                for holder in [reference() for reference in list(self._alive)]:
-                    if holder is not None:
-                        holder.drop_graphs()
-                # A graph that is held by a circle of references is let go by the collector alone.
-                gc.collect()
-            shut_down(group)
-
-        return drop_and_shut_down
+    patches.put(dist.ProcessGroup, "shutdown", drop_and_shut_down)
 
 
-_HOLDERS = _Holders()
+# As long as one of them lives, the end of a group lets them drop their graphs first.
+_holders = PatchesWhileAlive(_let_groups_end)
 
 
 def note_holder(holder: HoldsGraphs) -> None:
@@ -89,7 +73,7 @@ def note_holder(holder: HoldsGraphs) -> None:
 
     Sync: Does not block the host.
     """
-    _HOLDERS.add(holder)
+    _holders.need(holder)
 
 
 def _is_on_the_host(group: dist.ProcessGroup) -> bool:

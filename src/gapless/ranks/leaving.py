@@ -65,13 +65,12 @@ def errors_end_all(pulse: Pulse) -> Iterator[None]:
         code = 128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1
         pulse.fail(lambda: write(kind, error, trace), code=code)
 
-    patches = Patches()
-    patches.put(sys, "excepthook", end_all)
-    try:
-        yield
-    finally:
-        is_over = True
-        patches.take_out()
+    with Patches() as patches:
+        patches.put(sys, "excepthook", end_all)
+        try:
+            yield
+        finally:
+            is_over = True
 
 
 @contextmanager

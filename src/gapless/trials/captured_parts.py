@@ -15,6 +15,7 @@ from gapless.graphs.capture import capture
 from gapless.graphs.in_place import capture_report, release
 from gapless.graphs.step_replaced import method_in_place_of
 from gapless.trials.called_parts import CalledParts
+from gapless.unnoticed import Patches
 
 
 if TYPE_CHECKING:
@@ -173,12 +174,14 @@ class _Part:
         self._target = target
         self._as_written = _own_attributes(target)
         capture(target, device=device)
-        self._captured = _own_attributes(target)
         self._is_in = True
+        self._is_over = False
+        self._of_telling = Patches()
+        self._of_eager_calls = Patches()
         if isinstance(target, Optimizer):
-            told = method_in_place_of(target.step, _telling(target.step, step_ended), target)
-            vars(target)["step"] = told
-        self._put_in = _own_attributes(target)
+            told = method_in_place_of(target.step, self._telling(target.step, step_ended), target)
+            self._of_telling.put(target, "step", told)
+        self._captured = _own_attributes(target)
 
     @property
     def report(self) -> CaptureReport:
@@ -208,51 +211,51 @@ class _Part:
 
     def put_in(self) -> None:
         """Let its calls be graphs."""
-        _set_own_attributes(self._target, self._as_written, self._put_in)
+        self._of_eager_calls.take_out()
         self._is_in = True
 
     def take_out(self) -> None:
         """Let its calls run as written."""
         if self._is_in:
-            _set_own_attributes(self._target, self._put_in, self._as_written)
+            for name, value in self._as_written.items():
+                # The script may have put something on top of ours, which stays.
+                if vars(self._target).get(name, _MISSING) is not self._captured[name]:
+                    continue
+                if value is _MISSING:
+                    self._of_eager_calls.hide(self._target, name)
+                else:
+                    self._of_eager_calls.put(self._target, name, value)
         self._is_in = False
 
     def release(self) -> None:
         """Undo the capture."""
-        _set_own_attributes(self._target, _own_attributes(self._target), self._captured)
+        self._is_over = True
+        self._of_eager_calls.take_out()
+        self._of_telling.take_out()
         release(self._target)
+
+    def _telling(
+        self, step: Callable[..., Any], step_ended: Callable[[Any], None]
+    ) -> Callable[..., Any]:
+        """Return a step that tells of its end once, whether it is a graph or runs as written.
+
+        A graph calls no hooks, and its capture and its proof call some more often: ours are not called in
+        between.
+        """
+
+        def told_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if self._is_over:  # a scheduler that was made in the meantime has kept it
+                return step(*args, **kwargs)
+            with _without_our_hooks():
+                result = step(*args, **kwargs)
+            step_ended(optimizer)
+            return result
+
+        return told_step
 
 
 def _own_attributes(target: Any) -> dict[str, Any]:
     return {name: vars(target).get(name, _MISSING) for name in _ATTRIBUTES}
-
-
-def _set_own_attributes(target: Any, before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Give an object these attributes, where it still has the others."""
-    own = vars(target)
-    for name, value in after.items():
-        if own.get(name, _MISSING) is not before[name]:
-            continue
-        if value is _MISSING:
-            own.pop(name, None)
-        else:
-            own[name] = value
-
-
-def _telling(step: Callable[..., Any], step_ended: Callable[[Any], None]) -> Callable[..., Any]:
-    """Return a step that tells of its end once, whether it is a graph or runs as written.
-
-    A graph calls no hooks, and its capture and its proof call some more often: ours are not called in
-    between.
-    """
-
-    def told_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        with _without_our_hooks():
-            result = step(*args, **kwargs)
-        step_ended(optimizer)
-        return result
-
-    return told_step
 
 
 @contextmanager

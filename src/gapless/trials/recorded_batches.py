@@ -108,8 +108,12 @@ class RecordedBatches:
     def start(self, step_ended: Callable[[Any], None]) -> None:
         """Hand out recorded batches from now on; record some first."""
         self._is_in = True
-        for kind in _ITERATORS:
-            self._patches.put(kind, NEXT_DATA, self._next_data(getattr(kind, NEXT_DATA)))
+        try:
+            for kind in _ITERATORS:
+                self._patches.put(kind, NEXT_DATA, self._next_data(getattr(kind, NEXT_DATA)))
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Let loaders make batches from now on."""

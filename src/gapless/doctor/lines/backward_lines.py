@@ -59,7 +59,7 @@ class BackwardLinesPass:
         self._mode = _AnomalyMode()
 
     def start(self) -> None:
-        """Begin to watch; a step begins."""
+        """Begin to watch; a step begins. If that fails, nothing is left behind."""
         original = RUN_BACKWARD.value
         if original is None:
             self.notes.append(
@@ -74,8 +74,12 @@ class BackwardLinesPass:
                 self._walk(roots)
                 return original(roots, *args, **kwargs)
 
-        self._patches.put(*RUN_BACKWARD, run)
-        self._mode.start(self._patches)
+        try:
+            self._patches.put(*RUN_BACKWARD, run)
+            self._mode.start(self._patches)
+        except BaseException:
+            self.stop()
+            raise
 
     def next_step(self) -> None:
         """Note that one step has ended and the next begins."""
@@ -88,9 +92,13 @@ class BackwardLinesPass:
 
     def stop(self) -> None:
         """Take everything out again; the last step has ended."""
-        self.next_step()
-        self._mode.stop()
-        self._patches.take_out()
+        try:
+            self.next_step()
+        finally:
+            try:
+                self._mode.stop()
+            finally:
+                self._patches.take_out()
 
     def _walk(self, roots: Sequence[Any]) -> None:
         # Nodes are kept while they are walked: their wrappers are what tells them apart.

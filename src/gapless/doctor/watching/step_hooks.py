@@ -46,7 +46,14 @@ class StepHooks:
         self._is_in_optimizer_hook = False
 
     def install(self) -> None:
-        """Put the hooks in."""
+        """Put the hooks in. If that fails, nothing is left behind."""
+        try:
+            self._put_in()
+        except BaseException:
+            self.remove()
+            raise
+
+    def _put_in(self) -> None:
         self._is_in = True
         self._optimizer_hook = register_optimizer_step_post_hook(self._after_optimizer)
         if LoaderIterator is not None:

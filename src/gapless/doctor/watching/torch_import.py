@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from gapless.unnoticed import unseen
+from gapless.unnoticed import Patches, unseen
 
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class TorchImport:
 
     def __init__(self, on_import: Callable[[], None]) -> None:
         self._on_import = on_import
+        self._patches = Patches()
         if hasattr(sys.modules.get("torch"), "Tensor"):
             on_import()
         else:
@@ -30,6 +31,7 @@ class TorchImport:
 
     def remove(self) -> None:
         """Wait no longer."""
+        self._patches.take_out()
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
@@ -60,10 +62,10 @@ class TorchImport:
 
         def exec_module(module: ModuleType) -> None:
             with unseen:
-                del loader.exec_module
+                self._patches.take_out()
                 load(module)
                 if self in sys.meta_path:
                     self.remove()
                     self._on_import()
 
-        loader.exec_module = exec_module
+        self._patches.put(loader, "exec_module", exec_module)
