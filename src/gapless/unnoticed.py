@@ -16,7 +16,7 @@ What is replaced in the whole process, by whom, and until when. All go through `
 * `doctor/lines/tensor_reads.py`: methods of `Tensor` that wait, in a window
 * `doctor/lines/explicit_waits.py`: functions that wait, queries, `Work.wait`, in a window
 * `doctor/lines/host_costs.py`: `DataLoader`'s `__next__`, in a window
-* `doctor/lines/sync_warnings.py`: what shows a warning, in a window
+* `device/sync_warnings.py`: what shows a warning, in a window
 * `doctor/lines/sites.py`: torch's mode of warnings, in a window
 * `doctor/lines/backward_lines.py`: backward passes and the anomaly mode, in a window
 * `doctor/trace/profiler.py`: the start of torch's profiler, while ours runs
@@ -69,7 +69,11 @@ _METHODS: tuple[type, ...] = (
 )
 
 _HERE = Path(__file__).parent
-_STAND_IN_FILES = (__file__, *(str(_HERE / room) + os.sep for room in ("doctor", "trials")))
+_STAND_IN_FILES = (
+    __file__,
+    str(_HERE / "device" / "sync_warnings.py"),
+    *(str(_HERE / room) + os.sep for room in ("doctor", "trials")),
+)
 
 
 class Patches:

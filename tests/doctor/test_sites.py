@@ -22,9 +22,9 @@ from torch.cuda import _gpu_trace
 from torch.utils.data import DataLoader
 
 from doctor.labels import read_case, scripts
-from gapless.device import cuda_waits
+from gapless.device import cuda_waits, script_tensors
 from gapless.doctor.diagnose.done_once import split_done_once
-from gapless.doctor.lines import explicit_waits, host_costs, script_tensors, sites as sites_module
+from gapless.doctor.lines import explicit_waits, host_costs, sites as sites_module
 from gapless.doctor.lines.sites import SitesPass
 from gapless.doctor.lines.wait_cause import cause_of_index
 from gapless.doctor.seen import MARK, MARK_AFTER

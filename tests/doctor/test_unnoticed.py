@@ -25,8 +25,8 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
+from gapless.device import script_tensors
 from gapless.doctor import watch
-from gapless.doctor.lines import script_tensors
 from gapless.doctor.lines.backward_lines import BackwardLinesPass
 from gapless.doctor.lines.sites import SitesPass
 from gapless.doctor.lines.wait_notes import WaitNotes

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from gapless.device import cuda_waits
-from gapless.device.blocking_copies import MAX_INLINE_COPY_BYTES
 from gapless.device.capture_edges import capture_edges
 from gapless.device.cuda_graph import CudaCapture, CudaGraph, forget_errors
 from gapless.device.instruments.kernel_trace import trace_kernels
 from gapless.device.instruments.nvml import Nvml
 from gapless.device.torch_private import current_stream_key, empty_host_cache, sleep_on_device
+from gapless.device.waiting_operations import MAX_INLINE_COPY_BYTES
 
 
 if TYPE_CHECKING:

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from gapless.device.blocking_copies import MAX_INLINE_COPY_BYTES
 from gapless.device.torch_private import (
     ACCELERATOR_EMPTY_CACHE,
     ACCELERATOR_SYNCHRONIZE,
@@ -42,6 +41,7 @@ from gapless.device.torch_private import (
     to_copy,
 )
 from gapless.device.user_line import call_site
+from gapless.device.waiting_operations import MAX_INLINE_COPY_BYTES
 from gapless.unnoticed import FilterInFront, Patches
 
 

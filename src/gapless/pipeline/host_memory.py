@@ -11,8 +11,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from gapless.device.blocking_copies import is_dense
 from gapless.device.instruments.processor import num_cores
+from gapless.device.waiting_operations import is_dense
 
 
 if TYPE_CHECKING:

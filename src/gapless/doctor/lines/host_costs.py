@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from gapless.doctor.lines.script_tensors import BatchShapes
+    from gapless.device.script_tensors import BatchShapes
     from gapless.doctor.lines.wait_notes import WaitNotes
     from gapless.unnoticed import Patches
 

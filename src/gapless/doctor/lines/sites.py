@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gapless.device.cuda_waits import WarningsOfWaits, call_before_waits
+from gapless.device.script_tensors import BatchShapes
+from gapless.device.sync_warnings import SyncWarnings
 from gapless.device.torch_private import RUN_BACKWARD
 from gapless.device.user_line import OWN_FOLDER
 from gapless.doctor.lines.explicit_waits import (
@@ -14,8 +16,6 @@ from gapless.doctor.lines.explicit_waits import (
     watch_synchronisation,
 )
 from gapless.doctor.lines.host_costs import CollectorPauses, watch_loaders
-from gapless.doctor.lines.script_tensors import BatchShapes
-from gapless.doctor.lines.sync_warnings import SyncWarnings
 from gapless.doctor.lines.tensor_reads import watch_tensors
 from gapless.doctor.lines.wait_cause import cause_of_index
 from gapless.doctor.lines.wait_notes import WaitNotes

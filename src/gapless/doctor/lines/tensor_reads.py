@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from gapless.device.blocking_copies import MAX_INLINE_COPY_BYTES, Copy, is_dense, why_it_blocks
+from gapless.device import script_tensors
 from gapless.device.cuda_waits import is_capturing
 from gapless.device.torch_private import (
     DisableTorchDispatch,
@@ -18,7 +18,7 @@ from gapless.device.torch_private import (
     keep_from_compiler,
     parse_to,
 )
-from gapless.doctor.lines import script_tensors
+from gapless.device.waiting_operations import MAX_INLINE_COPY_BYTES, Copy, is_dense, why_it_blocks
 from gapless.doctor.lines.wait_notes import Noted, WaitNotes
 from gapless.python_private import getframe
 from gapless.unnoticed import StandIn, is_of_signal_handler, unseen

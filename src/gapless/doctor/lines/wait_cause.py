@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.device import script_tensors
 from gapless.device.torch_private import MODULE_TENSORS
 from gapless.device.user_line import TORCH_FOLDER
-from gapless.doctor.lines import script_tensors
 from gapless.doctor.lines.call_syntax import index_at, last_name
 from gapless.unnoticed import local_names
 

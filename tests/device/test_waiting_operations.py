@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from gapless.device.blocking_copies import MAX_INLINE_COPY_BYTES, Copy, is_dense, why_it_blocks
+from gapless.device.waiting_operations import MAX_INLINE_COPY_BYTES, Copy, is_dense, why_it_blocks
 
 
 BIG = MAX_INLINE_COPY_BYTES + 1
