@@ -28,7 +28,7 @@ STILL: dict[str, int] = {
     "graphs/across_ranks.py": 1,
     "graphs/addresses.py": 2,
     "graphs/batch_changes.py": 1,
-    "graphs/batch_reads.py": 3,
+    "graphs/batch_reads.py": 2,
     "graphs/captor.py": 1,
     "graphs/capture.py": 1,
     "graphs/capture_failure.py": 1,

@@ -13,8 +13,8 @@ What is replaced in the whole process, by whom, and until when. All go through `
 * `unnoticed.py`: what Python calls when filters of warnings change, while a filter stays in front
 * `doctor/watching/torch_import.py`: what loads torch, until it is loaded or nobody waits for it
 * `doctor/watching/step_hooks.py`: `DataLoader`'s `__next__`, backward passes, `CUDAGraph.replay`, the step that was asked for
-* `doctor/lines/tensor_reads.py`: methods of `Tensor` that wait, in a window
-* `doctor/lines/explicit_waits.py`: functions that wait, queries, `Work.wait`, in a window
+* `device/waiting_calls.py`: methods of `Tensor` and functions that wait, in a window of the doctor
+* `doctor/lines/explicit_waits.py`: queries, `Work.wait`, in a window
 * `doctor/lines/host_costs.py`: `DataLoader`'s `__next__`, in a window
 * `device/sync_warnings.py`: what shows a warning, in a window
 * `doctor/lines/sites.py`: torch's mode of warnings, in a window
@@ -71,7 +71,10 @@ _METHODS: tuple[type, ...] = (
 _HERE = Path(__file__).parent
 _STAND_IN_FILES = (
     __file__,
-    str(_HERE / "device" / "sync_warnings.py"),
+    *(
+        str(_HERE / "device" / file)
+        for file in ("sync_warnings.py", "waiting_calls.py", "script_tensors.py")
+    ),
     *(str(_HERE / room) + os.sep for room in ("doctor", "trials")),
 )
 

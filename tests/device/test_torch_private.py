@@ -252,6 +252,7 @@ MISSING = {
     ),
     "torch._ops.OpOverload._schema": refuses(lambda module: module.schema_of(BARE)),
     "torch.ops.aten._to_copy.default": is_none("to_copy"),
+    "torch.ops.aten._local_scalar_dense.default": is_none("local_scalar_dense"),
     "torch._foreach_copy_": copies_one_by_one,
     "torch.ops.aten._efficient_attention_forward": is_none("efficient_attention"),
     "torch.Tensor._indices": sums_places,

@@ -25,15 +25,11 @@ from __future__ import annotations
 import threading
 import warnings
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gapless.device.torch_private import (
-    ACCELERATOR_EMPTY_CACHE,
-    ACCELERATOR_SYNCHRONIZE,
-    CUDA_EMPTY_CACHE,
-    CUDA_SYNCHRONIZE,
     GET_SYNC_MODE,
     SET_SYNC_MODE,
     TorchDispatchMode,
@@ -217,39 +213,6 @@ def _reads_reported_to(observer: Callable[[str], None]) -> Iterator[None]:
             patches.put(warnings, "showwarning", note)
             with _sync_mode("warn"):
                 yield
-
-
-class WaitingFunction(NamedTuple):
-    """A function that makes the host wait.
-
-    Attributes:
-        holder: module or class that it is an attribute of.
-        name: of the attribute.
-        cause: what it waits for.
-        call: how users call it.
-    """
-
-    holder: Any
-    name: str
-    cause: Literal["device", "stream", "event", "empty_cache"]
-    call: str
-
-
-def waiting_functions() -> list[WaitingFunction]:
-    """Return those that this torch has and that can be replaced.
-
-    Private functions are what the public ones call, also where a script has bound those to names of
-    its own. `torch.Event` and `torch.Stream` cannot be changed; `torch.cuda` has classes of its own.
-    """
-    known = [
-        WaitingFunction(*CUDA_SYNCHRONIZE, "device", "torch.cuda.synchronize"),
-        WaitingFunction(*ACCELERATOR_SYNCHRONIZE, "device", "torch.accelerator.synchronize"),
-        WaitingFunction(*CUDA_EMPTY_CACHE, "empty_cache", "torch.cuda.empty_cache"),
-        WaitingFunction(*ACCELERATOR_EMPTY_CACHE, "empty_cache", "torch.accelerator.empty_cache"),
-        WaitingFunction(torch.cuda.Stream, "synchronize", "stream", "Stream.synchronize"),
-        WaitingFunction(torch.cuda.Event, "synchronize", "event", "Event.synchronize"),
-    ]
-    return [one for one in known if hasattr(one.holder, one.name)]
 
 
 def askable_classes() -> tuple[type, ...]:

@@ -67,29 +67,6 @@ def holds_values(tensor: torch.Tensor) -> bool:
     return is_plain
 
 
-class BatchShapes:
-    """Counts batches, and the shapes that they come in.
-
-    Attributes:
-        num_batches: that were seen.
-        num_shapes: different ones among them.
-    """
-
-    def __init__(self) -> None:
-        self.num_batches = 0
-        self._seen: set[Hashable] = set()
-
-    @property
-    def num_shapes(self) -> int:
-        """How many different shapes were seen."""
-        return len(self._seen)
-
-    def add(self, batch: Any) -> None:
-        """Note a batch. Values are not read."""
-        self.num_batches += 1
-        self._seen.add(shapes_of(batch))
-
-
 def shapes_of(value: Any, *, depth: int = 0) -> Hashable:
     """Return the shapes of the tensors of a batch, however they are held; None for anything else.
 

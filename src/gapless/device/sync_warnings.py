@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 # Warnings in the name of what stands in for a method of torch or of the script.
-_OWN_MODULES = r"gapless\.(doctor|trials|unnoticed|device\.sync_warnings)\b"
+_OWN_MODULES = r"gapless\.(doctor|trials|unnoticed|device\.(sync_warnings|waiting_calls))\b"
 
 
 class _ThreadState(threading.local):

@@ -161,6 +161,12 @@ to_copy: Any = _look_up(
     missing="Copies by `Tensor.to` are not seen.",
 )
 
+local_scalar_dense: Any = _look_up(
+    "torch.ops.aten._local_scalar_dense.default",
+    why="It is the operator of `Tensor.item`.",
+    missing="Reads of one value are not seen by operators; torch's warnings and a capture tell of them.",
+)
+
 foreach_copy_: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any] = _look_up(
     "torch._foreach_copy_",
     why="Losses and gradients are copied in one launch.",

@@ -1,4 +1,4 @@
-"""Whether a copy between the host and a device makes the host wait."""
+"""What makes the host wait for a device: operations that read values, and copies that block. No torch is imported."""
 
 from __future__ import annotations
 
@@ -16,6 +16,28 @@ if TYPE_CHECKING:
 MAX_INLINE_COPY_BYTES = 64 << 10
 
 CopyCause = Literal["copy", "cpu", "pageable copy", "strided copy"]
+
+Read = Literal["item", "bool", "float", "int", "index", "tolist", "cpu", "equal"]
+
+# Methods of tensors that read values on the host, which waits for them if the tensor is on a device.
+READING_METHODS: dict[str, Read] = {
+    "item": "item",
+    "__bool__": "bool",
+    "__float__": "float",
+    "__complex__": "float",
+    "__int__": "int",
+    "__index__": "index",
+    "tolist": "tolist",
+    "cpu": "cpu",
+}
+
+# Operators that return a value of a tensor to Python, as a profiler names them. Other reads are copies below.
+READING_OPERATORS: dict[str, Read] = {
+    "aten::_local_scalar_dense": "item",
+    "aten::item": "item",
+    "aten::is_nonzero": "bool",
+    "aten::equal": "equal",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

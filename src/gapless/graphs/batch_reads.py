@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from gapless.device.user_line import call_site
+from gapless.device.waiting_calls import read_by
 from gapless.pipeline.tree.tensor_layout import has_address
 
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.tree.flatten import Tree
 
-
-# Operators that return a value of a tensor to Python, beside copies to the host.
-_READING = frozenset([torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default])
 
 # Elements of the largest copy to the host that is compared.
 _MAX_ELEMENTS = 4_096
@@ -161,7 +159,7 @@ class ReadWatch:
         """
         given = list(_tensors_in((args, kwargs)))
         origin = self._origin_of(func, args, kwargs) if is_pure else None
-        if self._is_read(func, given, result):
+        if read_by(func, given, result, is_on_host=self._needs_copy) is not None:
             self._note_read(origin, result)
             return
         for tensor in written:
@@ -185,12 +183,6 @@ class ReadWatch:
         seen = Counter([read.site for read in self.found]) + Counter(self.others)
         num_unseen = max(0, len(sites) - seen.total())
         return [*self.others, *[*(Counter(sites) - seen).elements()][:num_unseen]]
-
-    def _is_read(self, func: Any, given: Sequence[torch.Tensor], result: Any) -> bool:
-        if all(map(self._needs_copy, given)):
-            return False
-        is_copied = isinstance(result, torch.Tensor) and self._needs_copy(result)
-        return func in _READING or is_copied
 
     def _note_read(self, origin: _Made | None, result: Any) -> None:
         if not self._is_counted():

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from gapless.device.waiting_operations import READING_OPERATORS
 from gapless.doctor.diagnose.watched_run import HOST_COSTS
 from gapless.doctor.replay.recording import HostInterval
 from gapless.doctor.trace.chrome_trace import find_allocations, node_around, operation_around
@@ -29,8 +30,7 @@ NAMED_KINDS: dict[str, HostKind] = {"loader": "loader", "collective": "collectiv
 _MAY_NOT_BLOCK = (*HOST_COSTS, "query", "empty_cache", "collective", "unknown")
 
 _OF_OPERATION: dict[str, Cause] = {
-    "aten::_local_scalar_dense": "item",
-    "aten::item": "item",
+    **READING_OPERATORS,
     "aten::nonzero": "shape",
     "aten::_unique2": "shape",
     "aten::unique_dim": "shape",
@@ -39,8 +39,6 @@ _OF_OPERATION: dict[str, Cause] = {
     "aten::_index_put_impl_": "shape",
     "aten::index": "shape",
     "aten::repeat_interleave": "shape",
-    "aten::equal": "equal",
-    "aten::is_nonzero": "bool",
     "aten::_to_copy": "copy",
     "aten::copy_": "copy",
 }

@@ -1,4 +1,4 @@
-"""Waits that a script asks for by name: synchronisation, queries in a loop, collectives."""
+"""Waits of which no single call tells: queries in a loop, collectives, steps of optimizers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from gapless.device.cuda_waits import WaitingFunction, askable_classes, waiting_functions
-from gapless.doctor.lines.wait_notes import Noted, WaitNotes
+from gapless.device.cuda_waits import askable_classes
+from gapless.device.waiting_calls import named_like
 from gapless.doctor.seen import MARK, MARK_AFTER
 from gapless.python_private import getframe
 from gapless.unnoticed import unseen
@@ -21,38 +21,12 @@ from gapless.unnoticed import unseen
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gapless.doctor.lines.wait_notes import Note
+    from gapless.doctor.lines.wait_notes import Note, WaitNotes
     from gapless.unnoticed import Patches
 
 
 # NCCL only tells the device to wait, which takes less.
 _MIN_COLLECTIVE_NS = 100_000
-
-
-def watch_synchronisation(notes: WaitNotes, patches: Patches) -> None:
-    """Note each call that waits for a stream, an event or the device, or gives memory back."""
-    for function in waiting_functions():
-        make = partial(_waiting, function, notes)
-        if isinstance(function.holder, type):
-            patches.put_method(function.holder, function.name, make)
-        else:
-            original = getattr(function.holder, function.name)
-            patches.put(function.holder, function.name, make(original))
-
-
-def _waiting(
-    function: WaitingFunction, notes: WaitNotes, original: Callable[..., Any]
-) -> Callable[..., Any]:
-    def wait(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling():
-            return original(*args, **kwargs)
-        with unseen:
-            if not notes.are_wanted:
-                return original(*args, **kwargs)
-            with Noted(notes, function.cause, function.call):
-                return original(*args, **kwargs)
-
-    return _like(wait, original)
 
 
 def watch_queries(notes: WaitNotes, patches: Patches) -> None:
@@ -75,7 +49,7 @@ def _asking(
             spins.asked(self, is_done, start_ns=start_ns)
             return is_done
 
-    return _like(query, original)
+    return named_like(query, original)
 
 
 class Spins:
@@ -154,12 +128,4 @@ def _collecting(notes: WaitNotes, original: Callable[..., Any]) -> Callable[...,
         with unseen:
             return collect(self, *args, **kwargs)
 
-    return _like(wait, original)
-
-
-def _like(stand_in: Callable[..., Any], original: Any) -> Callable[..., Any]:
-    stand_in.__name__ = getattr(original, "__name__", stand_in.__name__)
-    stand_in.__qualname__ = getattr(original, "__qualname__", stand_in.__name__)
-    stand_in.__module__ = getattr(original, "__module__", None) or stand_in.__module__
-    stand_in.__doc__ = getattr(original, "__doc__", None)
-    return stand_in
+    return named_like(wait, original)

@@ -7,16 +7,16 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gapless.device.script_tensors import shapes_of
 from gapless.device.torch_private import LoaderIterator, is_pinning, num_workers_of
 from gapless.python_private import getframe
 from gapless.unnoticed import unseen
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
     from types import FrameType
 
-    from gapless.device.script_tensors import BatchShapes
     from gapless.doctor.lines.wait_notes import WaitNotes
     from gapless.unnoticed import Patches
 
@@ -50,6 +50,29 @@ def _fetching(
             return batch
 
     return __next__
+
+
+class BatchShapes:
+    """Counts batches, and the shapes that they come in.
+
+    Attributes:
+        num_batches: that were seen.
+        num_shapes: different ones among them.
+    """
+
+    def __init__(self) -> None:
+        self.num_batches = 0
+        self._seen: set[Hashable] = set()
+
+    @property
+    def num_shapes(self) -> int:
+        """How many different shapes were seen."""
+        return len(self._seen)
+
+    def add(self, batch: Any) -> None:
+        """Note a batch. Values are not read."""
+        self.num_batches += 1
+        self._seen.add(shapes_of(batch))
 
 
 class CollectorPauses:

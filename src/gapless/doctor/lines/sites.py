@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gapless.device.cuda_waits import WarningsOfWaits, call_before_waits
-from gapless.device.script_tensors import BatchShapes
 from gapless.device.sync_warnings import SyncWarnings
 from gapless.device.torch_private import RUN_BACKWARD
 from gapless.device.user_line import OWN_FOLDER
+from gapless.device.waiting_calls import intercept_waits
 from gapless.doctor.lines.explicit_waits import (
     watch_collectives,
     watch_optimizers,
     watch_queries,
-    watch_synchronisation,
 )
-from gapless.doctor.lines.host_costs import CollectorPauses, watch_loaders
-from gapless.doctor.lines.tensor_reads import watch_tensors
+from gapless.doctor.lines.host_costs import BatchShapes, CollectorPauses, watch_loaders
 from gapless.doctor.lines.wait_cause import cause_of_index
 from gapless.doctor.lines.wait_notes import WaitNotes
 from gapless.errors import DeviceError
@@ -111,12 +109,7 @@ class SitesPass:
 
     def _put_in(self) -> None:
         self._waits.is_open = True
-        for watch in (
-            watch_tensors,
-            watch_synchronisation,
-            watch_queries,
-            watch_collectives,
-        ):
+        for watch in (intercept_waits, watch_queries, watch_collectives):
             watch(self._waits, self._patches)
         watch_loaders(self._waits, self._patches, self.shapes)
         self._pauses.start()

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from gapless.device.torch_private import ProfilerMark, current_node
@@ -19,6 +20,7 @@ from gapless.unnoticed import is_of_signal_handler
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     from gapless.doctor.advice.causes import Cause
@@ -61,10 +63,13 @@ class ThreadState(threading.local):
 
 
 class WaitNotes:
-    """The waits of one pass.
+    """The waits of one pass; a `gapless.device.waiting_calls.Listener`.
 
     Args:
         marks: whether to write a mark into the profiler's trace for each.
+
+    Attributes:
+        around: takes what a call waits for, its name and a detail; returns the context to make it in.
     """
 
     def __init__(self, *, marks: bool) -> None:
@@ -77,6 +82,7 @@ class WaitNotes:
         self._notes: dict[int, Note] = {}
         self._folder = os.getcwd()  # noqa: PTH109  # paths are shortened as text
         self._process = os.getpid()
+        self.around: Callable[..., Noted] = partial(Noted, self)
 
     @property
     def are_wanted(self) -> bool:

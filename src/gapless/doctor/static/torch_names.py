@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from gapless.device.waiting_operations import READING_METHODS
+
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -59,7 +61,7 @@ KEEP_MASK = _words(
 REDUCTIONS = _words("sum mean max min prod norm std var median argmax argmin amax amin")
 
 # One value, or all, are brought to the host: the cause by the name of the method.
-READS = {"item": "item", "tolist": "tolist", "cpu": "cpu"}
+READS = {name: cause for name, cause in READING_METHODS.items() if not name.startswith("__")}
 # The size of the result is counted on the device.
 SHAPES = _words(
     """
