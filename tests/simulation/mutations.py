@@ -176,7 +176,7 @@ def _null_context(node):
 _OF_A_DEVICE = ["record_event", "record_stream", "wait_event", "wait_stream", "set_current_stream"]
 _OF_A_DEVICE += ["synchronize_event", "synchronize_stream", "synchronize", "synchronize_all"]
 _OF_LOSSES = ["flush", "poll", "drain", "_drain", "make_room", "take_arrived"]
-_OF_BATCHES = ["_make_room", "leave_loader_memory", "collect", "leave", "result", "shutdown"]
+_OF_BATCHES = ["leave_loader_memory", "collect", "leave", "result", "shutdown"]
 _OF_BATCHES += [
     "_wait_for_thread",
     "_wait_for_copies",
@@ -207,14 +207,14 @@ KINDS = [
         "removed",
         written(
             (ast.Expr, ast.Assign, ast.AugAssign),
-            "self._sources.append(tensor)",
-            "self._sources += tensors_inside(value)",
+            "memory.tensors.append(tensor)",
+            "self._loader_memory.tensors += tensors_inside(value)",
             "self._last.moved.append(moved)",
             "self._last.moved.append(found)",
             "staged.reads_loader_memory = self._leaves_late",
             "staged.reads_loader_memory = False",
             "staged.num_bytes += source.nbytes",
-            "self._in_flight.append(staged)",
+            "self._in_flight.add(staged)",
             "self._writers.append(stream)",
             "history.take(self.rows.read(history.num_read, copy.end))",
             "checks.append(lambda: updates.changed() is None)",
@@ -234,7 +234,7 @@ KINDS = [
         lambda node: ast.Constant(True),
     ),
     Kind(
-        "answered False", question("_is_full", "_may_be_pinned"), lambda node: ast.Constant(False)
+        "answered False", question("_is_full", "may_be_pinned"), lambda node: ast.Constant(False)
     ),
     Kind("not detached", written(ast.Call, "target.detach()"), lambda node: node.func.value),
     Kind("without copy=True:", flagged("copy"), _without_flag("copy")),

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from gapless.errors import BatchError, noted_on
 from gapless.pipeline.host_memory import Helpers, is_plain, page_locked_copy
+from gapless.pipeline.loader_memory import LoaderMemory, may_be_pinned
+from gapless.pipeline.staged_batch import DEFAULT_MAX_IN_FLIGHT, BatchesInFlight, StagedBatch
 from gapless.pipeline.streams import EventPool
 from gapless.pipeline.transfer import Loan, Loans
 from gapless.pipeline.tree.containers import endless, tensors_inside
@@ -30,49 +31,9 @@ from gapless.pipeline.tree.move import BatchWalk, takes_non_blocking
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from gapless.device.base import Device, Event, Stream
+    from gapless.device.base import Device, Event
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.transfer import TransferLane
-
-
-# Copies that are under way hold page-locked memory. Beyond this the host waits for the oldest.
-_MAX_BYTES_IN_FLIGHT = 1 << 30
-DEFAULT_MAX_IN_FLIGHT = 128
-
-
-@dataclass(eq=False, slots=True)
-class StagedBatch:
-    """A batch on its way to the device.
-
-    Attributes:
-        stream: the stream that was current when it was staged; small tensors were moved there.
-        lane: where its large tensors are copied.
-        value: the batch on the device, to be read only after it was handed out.
-        copies: its large tensors on the device.
-        jobs: of the background thread: what to copy, as (target, source).
-        moved: tensors and objects that were moved on `stream`.
-        was_moved: marks the end of those moves, if they are to be read on another stream.
-        copied: marks the end of the copies from page-locked memory, None if there are none.
-        enqueued: done when a background thread has queued the copies.
-        reads_loader_memory: whether the copies read page-locked memory of the loader itself.
-        num_bytes: page-locked memory that its copies hold.
-        is_in_flight: whether it counts as under way until `copied` is done.
-        was_handed_out: whether streams wait for `copied` already.
-    """
-
-    stream: Stream
-    lane: TransferLane
-    value: Any = None
-    copies: list[torch.Tensor] = field(default_factory=list)
-    jobs: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    moved: list[Any] = field(default_factory=list)
-    was_moved: Event | None = None
-    copied: Event | None = None
-    enqueued: Future[None] | None = None
-    reads_loader_memory: bool = False
-    num_bytes: int = 0
-    is_in_flight: bool = False
-    was_handed_out: bool = False
 
 
 class BatchMover:
@@ -109,7 +70,6 @@ class BatchMover:
         self._looks_ahead = looks_ahead
         self._leaves_late = device.is_accelerator and not has_fresh_memory
         self._pin_memory = pin_memory
-        self._max_in_flight = max_in_flight
         self._copies_in_thread = looks_ahead and pin_memory and device.sees_all_threads
         self._walk = BatchWalk(self._move_tensor, self._move_object)
         self._takes_non_blocking: dict[type, bool] = {}
@@ -121,15 +81,13 @@ class BatchMover:
         self._max_late_bytes = -1 if self._leaves_late else self._max_queued_bytes
         self._events = EventPool(device)
         self._loans = Loans(device)
-        self._in_flight: deque[StagedBatch] = deque()
+        self._in_flight = BatchesInFlight(
+            device, host_waits=host_waits, events=self._events, most=max_in_flight
+        )
         self._thread: ThreadPoolExecutor | None = None
         self._helpers = Helpers()
         self._last: StagedBatch | None = None
-        self._sources: list[torch.Tensor] = []
-        self._sources_read = device.create_event()
-        # Once the host had to wait for small tensors in page-locked memory, they are cloned into
-        # pageable memory, from which `to` reads them at once.
-        self._clones_pinned = False
+        self._loader_memory = LoaderMemory(device, host_waits=host_waits)
 
     # --- what it does ---
 
@@ -143,18 +101,12 @@ class BatchMover:
         """
         last, self._last = self._last, None
         if last is not None:
-            self._wait_for_thread(last)
+            if last.enqueued is not None:
+                self._wait_for_thread(last.enqueued)
             if last.reads_loader_memory:
                 self._wait_for_copies(last)
-        sources, self._sources = self._sources, []
-        for source in sources:
-            # To ask the event again takes less time than to ask the next tensor.
-            if self._device.query_event(self._sources_read):
-                break
-            if _may_be_pinned(source):
-                self._host_waits.wait_event(self._sources_read, reason="loader_memory")
-                self._clones_pinned = True
-                break
+        if self._loader_memory.tensors:
+            self._loader_memory.leave()
 
     def stage(self, batch: Any) -> StagedBatch:
         """Start to move a batch.
@@ -186,7 +138,8 @@ class BatchMover:
         Sync: Does not block the host, unless the background thread has not queued its copies yet
             ("staging").
         """
-        self._wait_for_thread(staged)
+        if staged.enqueued is not None:
+            self._wait_for_thread(staged.enqueued)
         # What is handed out belongs to the loop: nothing here holds it any longer.
         value, staged.value = staged.value, None
         staged.was_handed_out = True
@@ -250,10 +203,11 @@ class BatchMover:
 
     def _move_directly(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._leaves_late:
-            if self._clones_pinned and self._is_small_and_pinned(tensor):
+            memory = self._loader_memory
+            if memory.clones_pinned and self._is_small_and_pinned(tensor):
                 tensor = tensor.clone()
             else:
-                self._sources.append(tensor)
+                memory.tensors.append(tensor)
         if not self._looks_ahead:
             return tensor.to(self._device.torch_device, non_blocking=True)
         moved = tensor.to(self._device.torch_device, non_blocking=True, copy=True)
@@ -263,7 +217,7 @@ class BatchMover:
 
     def _is_small_and_pinned(self, tensor: torch.Tensor) -> bool:
         is_small = tensor.layout is torch.strided and tensor.nbytes <= self._max_direct_bytes
-        return is_small and _may_be_pinned(tensor)
+        return is_small and may_be_pinned(tensor)
 
     def _is_large(self, tensor: torch.Tensor) -> bool:
         # Others than strided tensors cannot tell how many bytes they have.
@@ -278,7 +232,7 @@ class BatchMover:
         if kind not in self._takes_non_blocking:
             self._takes_non_blocking[kind] = takes_non_blocking(kind)
         if self._leaves_late:
-            self._sources += tensors_inside(value)
+            self._loader_memory.tensors += tensors_inside(value)
         device = self._device.torch_device
         moved = (
             value.to(device, non_blocking=True)
@@ -300,13 +254,13 @@ class BatchMover:
             return target
         if is_pinned:
             return self._move_directly(tensor)
-        self._make_room(tensor.nbytes)
+        self._in_flight.make_room(tensor.nbytes)
         staging = self._page_locked(tensor, staged)
         return staging.to(self._device.torch_device, non_blocking=True)
 
     def _copy(self, source: torch.Tensor, staged: StagedBatch) -> torch.Tensor:
         """Start to copy a large tensor beside other work; return where it goes."""
-        self._make_room(source.nbytes)
+        self._in_flight.make_room(source.nbytes)
         if self._copies_in_thread:
             target = staged.lane.allocate_like(source)
             staged.jobs.append((target, source))
@@ -326,8 +280,8 @@ class BatchMover:
 
     def _mark_ends(self, staged: StagedBatch) -> None:
         """Mark where the moves and copies of a batch end, also if one of them failed."""
-        if self._sources:
-            self._device.record_event(self._sources_read, staged.stream)
+        if self._loader_memory.tensors:
+            self._device.record_event(self._loader_memory.were_read, staged.stream)
         if self._looks_ahead:
             staged.was_moved = self._events.record(staged.stream)
         if staged.copies or staged.num_bytes:
@@ -336,8 +290,7 @@ class BatchMover:
     def _mark_copies(self, staged: StagedBatch) -> None:
         staged.copied = self._events.take()
         if staged.num_bytes or staged.jobs:
-            staged.is_in_flight = True
-            self._in_flight.append(staged)
+            self._in_flight.add(staged)
         if not staged.jobs:
             stream = staged.lane.stream if staged.copies else staged.stream
             self._device.record_event(staged.copied, stream)
@@ -356,23 +309,6 @@ class BatchMover:
         staged.jobs.clear()
         self._device.record_event(staged.copied, stream)
 
-    def _make_room(self, num_bytes: int) -> None:
-        """Wait for the oldest copies if too many are under way."""
-        while self._in_flight and self._in_flight[0].was_handed_out:
-            copied = self._in_flight[0].copied
-            if not self._device.query_event(copied):
-                if not self._is_full(num_bytes):
-                    return
-                self._host_waits.wait_event(copied, reason="staging")
-            self._events.give_back(copied)
-            self._in_flight.popleft()
-
-    def _is_full(self, num_bytes: int) -> bool:
-        held = sum([staged.num_bytes for staged in self._in_flight])
-        return (
-            len(self._in_flight) >= self._max_in_flight or held + num_bytes > _MAX_BYTES_IN_FLIGHT
-        )
-
     def _wait_for_copies(self, staged: StagedBatch) -> None:
         if not self._device.query_event(staged.copied):
             self._host_waits.wait_event(staged.copied, reason="loader_memory")
@@ -380,19 +316,9 @@ class BatchMover:
         if staged.was_handed_out and not staged.is_in_flight:
             self._events.give_back(staged.copied)
 
-    def _wait_for_thread(self, staged: StagedBatch) -> None:
-        enqueued = staged.enqueued
-        if enqueued is None:
-            return
+    def _wait_for_thread(self, enqueued: Future[None]) -> None:
         if enqueued.done():
             enqueued.result()
         else:
             with self._host_waits.blocking("staging"):
                 enqueued.result()
-
-
-def _may_be_pinned(tensor: torch.Tensor) -> bool:
-    try:
-        return tensor.is_cpu and tensor.is_pinned()
-    except (RuntimeError, NotImplementedError):  # not every kind of tensor can tell
-        return True
