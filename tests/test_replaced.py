@@ -261,7 +261,7 @@ CASES = {
     "autocast_blocks": (kept_block, {"torch.clear_autocast_cache"}),
     "autocast_blocks, at the end": (waits_for_the_end, {"torch.clear_autocast_cache"}),
     "group_of_user": (holds_graphs, {"ProcessGroup.shutdown"}),
-    "cuda_waits": (hears_of_reads, {"warnings.showwarning"}),
+    "sync_warnings": (hears_of_reads, {"warnings._showwarnmsg"}),
     "leaving": (lambda: errors_end_all(PULSE), {"sys.excepthook"}),
     "rank_warnings": (lambda: RankWarnings(TWO_RANKS, say=print), {"warnings.showwarning"}),
     "progress": (TrainingProgress, {"warnings.showwarning"}),

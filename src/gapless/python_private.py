@@ -203,7 +203,7 @@ NAMES.append(
     PrivateName(
         "warnings._showwarnmsg",
         why="Torch's warnings of waits are heard whatever the script does with warnings.",
-        missing="Waits that only such a warning tells of are not heard.",
+        missing="`warnings.showwarning` is replaced, which is not called where a script gathers warnings.",
     )
 )
 

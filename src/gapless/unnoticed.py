@@ -3,7 +3,6 @@
 What is replaced in the whole process, by whom, and until when. All go through `Patches`, which undoes itself:
 
 * `device/autocast_blocks.py`: `torch.clear_autocast_cache`, until nobody keeps a block or waits for its end
-* `device/cuda_waits.py`: `warnings.showwarning`, in a `with` body that hears of reads
 * `ranks/group_of_user.py`: `ProcessGroup.shutdown`, until the last object that holds graphs is gone
 * `ranks/leaving.py`: `sys.excepthook`, while the ranks are joined
 * `nmt/run/rank_warnings.py`: `warnings.showwarning`, for a run on several ranks
@@ -13,10 +12,10 @@ What is replaced in the whole process, by whom, and until when. All go through `
 * `unnoticed.py`: what Python calls when filters of warnings change, while a filter stays in front
 * `doctor/watching/torch_import.py`: what loads torch, until it is loaded or nobody waits for it
 * `doctor/watching/step_hooks.py`: `DataLoader`'s `__next__`, backward passes, `CUDAGraph.replay`, the step that was asked for
+* `device/sync_warnings.py`: what shows a warning, while somebody hears torch's warnings of waits
 * `device/waiting_calls.py`: methods of `Tensor` and functions that wait, in a window of the doctor
 * `doctor/lines/explicit_waits.py`: queries, `Work.wait`, in a window
 * `doctor/lines/host_costs.py`: `DataLoader`'s `__next__`, in a window
-* `device/sync_warnings.py`: what shows a warning, in a window
 * `doctor/lines/sites.py`: torch's mode of warnings, in a window
 * `doctor/lines/backward_lines.py`: backward passes and the anomaly mode, in a window
 * `doctor/trace/profiler.py`: the start of torch's profiler, while ours runs

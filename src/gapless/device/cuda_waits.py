@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.device.sync_warnings import SyncWarnings
 from gapless.device.torch_private import (
     GET_SYNC_MODE,
     SET_SYNC_MODE,
@@ -38,7 +39,7 @@ from gapless.device.torch_private import (
 )
 from gapless.device.user_line import call_site
 from gapless.device.waiting_operations import MAX_INLINE_COPY_BYTES
-from gapless.unnoticed import FilterInFront, Patches
+from gapless.unnoticed import FilterInFront
 
 
 if TYPE_CHECKING:
@@ -56,9 +57,6 @@ _DEFAULT, _WARN, _RAISES = 0, 1, 2
 # One thread may begin to count while another ends. A thread may also end one count while it begins
 # another, where the garbage collector closes a generator that counted.
 _registering = threading.RLock()
-
-# What torch says of a wait. Other text follows.
-SYNC_WARNING = "called a synchronizing CUDA operation"
 
 
 @contextmanager
@@ -199,20 +197,13 @@ def set_sync_mode(mode: str | int) -> None:
 @contextmanager
 def _reads_reported_to(observer: Callable[[str], None]) -> Iterator[None]:
     """Turn torch's warnings about synchronisations into calls of an observer."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("always", message=SYNC_WARNING)
-        show = warnings.showwarning
-
-        def note(message: Warning | str, *place: Any, **more: Any) -> None:
-            if str(message).startswith(SYNC_WARNING):
-                observer(call_site())
-            else:
-                show(message, *place, **more)
-
-        with Patches() as patches:
-            patches.put(warnings, "showwarning", note)
-            with _sync_mode("warn"):
-                yield
+    reads = SyncWarnings(lambda _: observer(call_site()), are_wanted=lambda: False)
+    reads.start()
+    try:
+        with _sync_mode("warn"):
+            yield
+    finally:
+        reads.stop()
 
 
 def askable_classes() -> tuple[type, ...]:

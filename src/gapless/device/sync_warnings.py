@@ -6,17 +6,17 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from gapless.device.cuda_waits import SYNC_WARNING
 from gapless.python_private import SHOW_WARNING, getframe
-from gapless.unnoticed import FilterInFront, below_stand_ins, is_stand_in_file, unseen
+from gapless.unnoticed import FilterInFront, Patches, below_stand_ins, is_stand_in_file, unseen
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from gapless.unnoticed import Patches
 
+# What torch says of a wait. Other text follows.
+SYNC_WARNING = "called a synchronizing CUDA operation"
 
 # Warnings in the name of what stands in for a method of torch or of the script.
 _OWN_MODULES = r"gapless\.(doctor|trials|unnoticed|device\.(sync_warnings|waiting_calls))\b"
@@ -28,6 +28,23 @@ class _ThreadState(threading.local):
     asks = False
 
 
+_thread = _ThreadState()
+
+
+def _are_ours() -> bool:
+    return not _thread.asks
+
+
+# What hears, what is replaced for it, and the filters: one of each for all that hear.
+_hearing: list[SyncWarnings] = []
+_patches = Patches()
+_filters = (
+    FilterInFront("always", module=_OWN_MODULES, applies=_are_ours),
+    FilterInFront("always", message=SYNC_WARNING, applies=_are_ours),
+)
+_changing = threading.RLock()
+
+
 class SyncWarnings:
     """Calls `hear(frame)` for each of torch's warnings of a wait, on the thread that waited.
 
@@ -36,76 +53,100 @@ class SyncWarnings:
     these warnings stays in front of all others, so that none mutes them, and none makes them an error.
     What the script is to see is asked of its own filters then, at the line where it would be without us.
 
+    Several may hear at a time, such as the doctor and a step that is watched before its capture: each
+    hears of every wait.
+
     Args:
-        hear: takes the frame that made the call.
+        hear: takes the frame that made the call; None on a thread that runs no Python.
         are_wanted: whether the script has asked for these warnings itself, and is to see them too.
     """
 
-    def __init__(self, hear: Callable[[FrameType], None], are_wanted: Callable[[], bool]) -> None:
-        self._hear = hear
-        self._are_wanted = are_wanted
-        self._thread = _ThreadState()
-        self._filters = (
-            FilterInFront("always", module=_OWN_MODULES, applies=self._are_ours),
-            FilterInFront("always", message=SYNC_WARNING, applies=self._are_ours),
-        )
+    def __init__(
+        self, hear: Callable[[FrameType | None], None], are_wanted: Callable[[], bool]
+    ) -> None:
+        self.hear = hear
+        self.are_wanted = are_wanted
 
-    def start(self, patches: Patches) -> None:
+    def start(self) -> None:
         """Begin to hear."""
-        show: Any = None if SHOW_WARNING is None else getattr(warnings, SHOW_WARNING)
-
-        def show_others(message: Any) -> None:
-            with unseen:
-                if self._thread.asks:
-                    self._thread.asks = False
-                    show(message)
-                    return
-                frame = getframe(1)
-                is_of_wait = str(message.message).startswith(SYNC_WARNING)
-                if is_of_wait:
-                    self._hear(frame)
-                if is_of_wait and not self._are_wanted():
-                    return
-                if is_stand_in_file(message.filename):
-                    self._warn_at(below_stand_ins(frame), message)
-                elif is_of_wait:
-                    self._warn_at(frame, message)
-                else:
-                    show(message)
-
-        if SHOW_WARNING is not None:
-            patches.put(warnings, SHOW_WARNING, show_others)
-        for one in self._filters:
-            one.put_in()
+        with _changing:
+            _hearing.append(self)
+            if not _patches.are_in:
+                _replace()
+                for one in _filters:
+                    one.put_in()
 
     def come_first(self) -> None:
         """Put the filters back in front, where the script has put other ones in their place."""
-        for one in self._filters:
+        for one in _filters:
             one.come_first()
 
     def stop(self) -> None:
-        """Take the filters out of every list that holds them; `catch_warnings` makes new ones."""
-        for one in self._filters:
-            one.take_out()
+        """Hear no more; nothing happens to who does not. Filters go out of every list that holds them."""
+        with _changing:
+            if self in _hearing:
+                _hearing.remove(self)
+            if not _hearing:
+                for one in _filters:
+                    one.take_out()
+                _patches.take_out()
 
-    def _are_ours(self) -> bool:
-        return not self._thread.asks
 
-    def _warn_at(self, frame: FrameType | None, message: Any) -> None:
-        """Let the script's own filters decide about a warning of a frame."""
-        if frame is None:
+def _replace() -> None:
+    if SHOW_WARNING is not None:
+        show_message: Callable[[Any], None] = getattr(warnings, SHOW_WARNING)
+
+        def show_others(message: Any) -> None:
+            with unseen:
+                _hear_or_show(message, getframe().f_back, show_message)
+
+        _patches.put(warnings, SHOW_WARNING, show_others)
+        return
+    show = warnings.showwarning
+
+    def show_others_in_public(*parts: Any, **more: Any) -> None:
+        with unseen:
+            message = warnings.WarningMessage(*parts, **more)
+            _hear_or_show(message, getframe().f_back, lambda _: show(*parts, **more))
+
+    _patches.put(warnings, "showwarning", show_others_in_public)
+
+
+def _hear_or_show(message: Any, frame: FrameType | None, show: Callable[[Any], None]) -> None:
+    if _thread.asks:
+        _thread.asks = False
+        show(message)
+        return
+    is_of_wait = str(message.message).startswith(SYNC_WARNING)
+    if is_of_wait:
+        hearing = tuple(_hearing)
+        for one in hearing:
+            one.hear(frame)
+        if not all(one.are_wanted() for one in hearing):
             return
-        names = frame.f_globals
-        self._thread.asks = True
-        try:
-            warnings.warn_explicit(
-                message.message,
-                message.category,
-                frame.f_code.co_filename,
-                frame.f_lineno,
-                module=names.get("__name__") or "<string>",
-                registry=names.setdefault("__warningregistry__", {}),
-                source=message.source,
-            )
-        finally:
-            self._thread.asks = False
+    if is_stand_in_file(message.filename):
+        _warn_at(below_stand_ins(frame), message)
+    elif is_of_wait:
+        _warn_at(frame, message)
+    else:
+        show(message)
+
+
+def _warn_at(frame: FrameType | None, message: Any) -> None:
+    """Let the script's own filters decide about a warning of a frame."""
+    if frame is None:
+        return
+    names = frame.f_globals
+    _thread.asks = True
+    try:
+        warnings.warn_explicit(
+            message.message,
+            message.category,
+            frame.f_code.co_filename,
+            frame.f_lineno,
+            module=names.get("__name__") or "<string>",
+            registry=names.setdefault("__warningregistry__", {}),
+            source=message.source,
+        )
+    finally:
+        _thread.asks = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from gapless.device.cuda_waits import WarningsOfWaits, call_before_waits
@@ -93,19 +94,12 @@ class SitesPass:
     def stop(self) -> None:
         """Take everything out again; the last step has ended."""
         self._waits.is_open = False
-        try:
-            self._mode.stop()
-            if self._forget is None:
-                self._warnings.stop()
-            else:
-                self._forget()
-        finally:
-            self._forget = None
-            self._patches.take_out()
-            self._pauses.stop()
-            if self._forget_optimizers is not None:
-                self._forget_optimizers()
-                self._forget_optimizers = None
+        with ExitStack() as ends:  # each of them, the last first, whatever happens to the others
+            for end in (self._forget_optimizers, self._pauses.stop, self._patches.take_out):
+                ends.callback(end or _nothing)
+            ends.callback(self._forget or self._warnings.stop)
+            ends.callback(self._mode.stop)
+            self._forget = self._forget_optimizers = None
 
     def _put_in(self) -> None:
         self._waits.is_open = True
@@ -118,7 +112,7 @@ class SitesPass:
         if self._exact:
             self._call_back()
         if self._forget is None:
-            self._warnings.start(self._patches)
+            self._warnings.start()
             self._mode.start(self._patches.put)
 
     def _call_back(self) -> None:
@@ -144,13 +138,19 @@ class SitesPass:
             cause = cause_of_index(frame)
         self._waits.begin(cause, "", frame=frame, detail=what)
 
-    def _heard(self, frame: FrameType) -> None:
+    def _heard(self, frame: FrameType | None) -> None:
         """Note a wait that torch has warned of, unless a wrapper has."""
         state = self._waits.thread
         state.heard = True
         if state.in_wait:
             return
-        if frame.f_code.co_name == RUN_BACKWARD.name:
+        if frame is None:
+            self._waits.after(frame=None)
+        elif frame.f_code.co_name == RUN_BACKWARD.name:
             self._waits.replayed()
-            return
-        self._waits.after(frame=frame, cause=cause_of_index(frame))
+        else:
+            self._waits.after(frame=frame, cause=cause_of_index(frame))
+
+
+def _nothing() -> None:
+    pass

@@ -98,7 +98,7 @@ class WaitNotes:
         note.start_ns = time.perf_counter_ns()
         return note
 
-    def after(self, *, frame: FrameType, cause: Cause | None = None) -> None:
+    def after(self, *, frame: FrameType | None, cause: Cause | None = None) -> None:
         """Note a wait that is over, made by a frame, of which nothing else is known; mark it."""
         self._keep(self._note(cause, "", frame=frame), mark=MARK_AFTER)
 
