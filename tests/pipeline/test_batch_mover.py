@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import gapless
-from gapless.pipeline import staged_batch
+from gapless.pipeline import in_flight
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.prefetch import Prefetcher
 from gapless.pipeline.streams import EventPool
@@ -348,7 +348,7 @@ def test_too_many_copies_are_waited_for():
 
 def test_too_many_bytes_under_way_are_waited_for(monkeypatch):
     """What is under way holds page-locked memory, so its bytes are bounded as well."""
-    monkeypatch.setattr(staged_batch, "_MAX_BYTES", 4000)
+    monkeypatch.setattr(in_flight, "_MAX_BYTES", 4000)
     device = LateDevice(eagerness=0.0)
     prefetcher, stats = make_prefetcher(numbered([250] * 10), device)
     with device:

@@ -20,8 +20,13 @@ import torch
 
 from gapless.errors import BatchError, noted_on
 from gapless.pipeline.host_memory import Helpers, is_plain, page_locked_copy
-from gapless.pipeline.loader_memory import LoaderMemory, may_be_pinned
-from gapless.pipeline.staged_batch import DEFAULT_MAX_IN_FLIGHT, BatchesInFlight, StagedBatch
+from gapless.pipeline.in_flight import (
+    DEFAULT_MAX_IN_FLIGHT,
+    BatchesInFlight,
+    LoaderMemory,
+    StagedBatch,
+    may_be_pinned,
+)
 from gapless.pipeline.streams import EventPool
 from gapless.pipeline.transfer import Loan, Loans
 from gapless.pipeline.tree.containers import endless, tensors_inside

@@ -15,8 +15,8 @@ from gapless.device.find import find_device
 from gapless.errors import UserError, noted_on
 from gapless.pipeline.batch_mover import BatchMover
 from gapless.pipeline.host_waits import HostWaits
+from gapless.pipeline.in_flight import DEFAULT_MAX_IN_FLIGHT
 from gapless.pipeline.loaders import end_loader, expect_no_signal, has_fresh_memory
-from gapless.pipeline.staged_batch import DEFAULT_MAX_IN_FLIGHT
 from gapless.pipeline.transfer import shared_lane
 from gapless.pipeline.tree.flatten import flatten
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from gapless.device.base import Device
-    from gapless.pipeline.staged_batch import StagedBatch
+    from gapless.pipeline.in_flight import StagedBatch
     from gapless.pipeline.transfer import TransferLane
     from gapless.pipeline.tree.flatten import Tree
     from gapless.records.wait_stats import WaitStats
