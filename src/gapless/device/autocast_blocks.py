@@ -17,17 +17,25 @@ if TYPE_CHECKING:
     from gapless.unnoticed import Patches
 
 
+class _Needed:
+    """As long as one lives, ends of blocks are heard: who needs that keeps it."""
+
+
 class Block:
     """An outermost block of autocast, or the time between two of them."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "_needed")
+
+    def __init__(self, needed: _Needed) -> None:
+        self._needed = needed
 
 
 class _Waiting:
     """What a thread has to call at the end of its block."""
 
-    def __init__(self) -> None:
+    def __init__(self, needed: _Needed) -> None:
         self.calls: list[Callable[[], None]] = []
+        self._needed = needed
 
 
 class _Blocks:
@@ -36,6 +44,8 @@ class _Blocks:
     def __init__(self) -> None:
         # Of those who keep it: whoever kept none has none to compare.
         self._current: weakref.ref[Block] | None = None
+        # One for all blocks: there is a new block in each step.
+        self._needed: weakref.ref[_Needed] | None = None
         # A thread has blocks of its own.
         self._of_thread = local()
         self._heard = PatchesWhileAlive(self._hear)
@@ -44,17 +54,23 @@ class _Blocks:
         """Return what is the same until the next end."""
         block = None if self._current is None else self._current()
         if block is None:
-            block = Block()
-            self._heard.need(block)
+            block = Block(self._need())
             self._current = weakref.ref(block)
         return block
+
+    def _need(self) -> _Needed:
+        needed = None if self._needed is None else self._needed()
+        if needed is None:
+            needed = _Needed()
+            self._heard.need(needed)
+            self._needed = weakref.ref(needed)
+        return needed
 
     def call_at_end(self, call: Callable[[], None]) -> None:
         """Call a function at this thread's next end."""
         waiting: _Waiting | None = getattr(self._of_thread, "waiting", None)
         if waiting is None:
-            waiting = self._of_thread.waiting = _Waiting()
-            self._heard.need(waiting)
+            waiting = self._of_thread.waiting = _Waiting(self._need())
         waiting.calls.append(call)
 
     def _hear(self, patches: Patches) -> None:
