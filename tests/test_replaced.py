@@ -400,6 +400,30 @@ def test_patches_know_classes_objects_and_what_is_inherited():
     assert "name" not in vars(Kept)
 
 
+@pytest.mark.parametrize("keeps_others", [True, False])
+def test_what_somebody_else_has_put_over_ours(keeps_others):
+    """It stays, or all is as it was before; so too for entries of a table and what has been deleted."""
+    module, table = torch.nn.Linear(2, 2), {"weight": "own"}
+
+    class Kind:
+        gone = "own"
+
+    with Patches(keeps_others=keeps_others) as patches:
+        patches.put(module, "step", "ours")
+        patches.put(table, "weight", "ours")
+        patches.put(table, "new", "ours")
+        patches.put(Kind, "gone", "ours")
+        patches.put(Kind, "new", "ours")
+        assert (module.step, table["weight"], Kind.new) == ("ours", "ours", "ours")
+        module.step = table["weight"] = Kind.gone = "theirs"
+        del Kind.new
+
+    found = vars(module).get("step"), table["weight"], Kind.gone
+    assert found == (("theirs",) * 3 if keeps_others else (None, "own", "own"))
+    assert "new" not in table
+    assert not hasattr(Kind, "new")
+
+
 def test_patches_stay_as_long_as_somebody_needs_them():
     """The last of them may be freed in the midst of whatever; who comes later has them again."""
     places = SimpleNamespace(name="before")

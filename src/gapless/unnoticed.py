@@ -54,7 +54,7 @@ from gapless.python_private import FILTERS_CHANGED
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import CodeType, FrameType, TracebackType
 
 
@@ -79,9 +79,18 @@ _STAND_IN_FILES = (
 
 
 class Patches:
-    """Attributes that stand for others until `take_out`, or until the end of a `with` block."""
+    """Attributes that stand for others until `take_out`, or until the end of a `with` block.
 
-    def __init__(self) -> None:
+    Args:
+        keeps_others: whether what somebody else has put over ours stays. Else all is as it was before,
+            as after a try of which nothing is to be left.
+
+    Attributes:
+        are_in: whether something stands for something.
+    """
+
+    def __init__(self, *, keeps_others: bool = True) -> None:
+        self._keeps_others = keeps_others
         self._undo = ExitStack()
         self.are_in = False
 
@@ -96,8 +105,8 @@ class Patches:
 
         Args:
             holder: class, module or object. Of an object it is an attribute of its own, whatever its
-                class says of writing.
-            name: of the attribute.
+                class says of writing. Or a dict, such as that of a module's parameters.
+            name: of the attribute or entry.
             value: what stands there from now on.
         """
         self._note(holder, name, value)
@@ -110,9 +119,13 @@ class Patches:
 
     def _note(self, holder: Any, name: str, ours: Any) -> None:
         # Before anything is replaced: an interrupt may come at any line.
-        before = vars(holder).get(name, _NOT_ITS_OWN)
+        before = _own(holder).get(name, _NOT_ITS_OWN)
         self.are_in = True
-        self._undo.callback(_put_back, holder, name, before, ours)
+        self._undo.callback(self._put_back, holder, name, before, ours)
+
+    def _put_back(self, holder: Any, name: str, before: Any, ours: Any) -> None:
+        if not self._keeps_others or _own(holder).get(name, _NOT_ITS_OWN) is ours:
+            _set(holder, name, before)
 
     def put_method(
         self,
@@ -140,28 +153,28 @@ class Patches:
             self.put(kind, name, StandIn(held, shown, method, is_for))
 
     def take_out(self) -> None:
-        """Put back what was there, but not over what somebody else has put there since."""
+        """Put back what was there."""
         self.are_in = False
         # All of it, also where one of them raises.
         self._undo.close()
 
 
-def _put_back(holder: Any, name: str, before: Any, ours: Any) -> None:
-    if vars(holder).get(name, _NOT_ITS_OWN) is ours:
-        _set(holder, name, before)
+def _own(holder: Any) -> Mapping[str, Any]:
+    return holder if type(holder) is dict else vars(holder)
 
 
 def _set(holder: Any, name: str, value: Any) -> None:
     """Write an attribute that is the holder's own, or take it away."""
-    if isinstance(holder, type | ModuleType):
+    own: Any = _own(holder)
+    if not isinstance(holder, type | ModuleType):
         if value is _NOT_ITS_OWN:
-            delattr(holder, name)
+            own.pop(name, None)
         else:
-            setattr(holder, name, value)
-    elif value is _NOT_ITS_OWN:
-        vars(holder).pop(name, None)
-    else:
-        vars(holder)[name] = value
+            own[name] = value
+    elif value is not _NOT_ITS_OWN:
+        setattr(holder, name, value)
+    elif name in own:
+        delattr(holder, name)
 
 
 class PatchesWhileAlive:
