@@ -180,7 +180,7 @@ class MicrobatchSampler(Sampler[Microbatch]):
     def _own(self, update: Update) -> list[Microbatch]:
         """Return this rank's batches of an update."""
         tokens = sum(int(self._tgt_lengths[pairs].sum()) for pairs, _ in update)
-        own = part_of(update, rank=self._rank, world=self._world)
+        own = part_of_rank(update, rank=self._rank, world=self._world)
         return [
             Microbatch(
                 pairs=pairs, shape=shape, update_tokens=tokens, ends_update=number == len(own)
@@ -233,7 +233,7 @@ def filled(update: Update, world: int) -> Update:
     return update + [BatchPlan(_NO_PAIRS, update[-1].shape)] * missing
 
 
-def part_of(update: Update, *, rank: int, world: int) -> Update:
+def part_of_rank(update: Update, *, rank: int, world: int) -> Update:
     """Return a rank's batches of a filled update: neighbours, in their order.
 
     Args:
