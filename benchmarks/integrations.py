@@ -92,7 +92,7 @@ class Run:
             self.seconds = self._time() - self._start
 
     def finish(self, model: torch.nn.Module, optimizer: Any, log: list[Any]) -> None:
-        """Note what the training has led to."""
+        """Note what the training has led to; without an optimizer its report is the model's."""
         self.log = log
         digest = hashlib.sha256()
         for value in model.state_dict().values():
@@ -101,7 +101,9 @@ class Run:
             )
         self.weights = digest.hexdigest()
         if self.is_captured:
-            self.reports = [str(gapless.capture_report(one)) for one in (model, optimizer)]
+            self.reports = [
+                str(gapless.capture_report(one)) for one in (model, optimizer) if one is not None
+            ]
 
     def _time(self) -> float:
         if self.args.device == "cuda":

@@ -107,4 +107,4 @@ def _train(run: Run, *, has_bar: bool) -> None:
         enable_model_summary=False,
     )
     trainer.fit(module, make_loader())
-    run.finish(module, trainer.optimizers[0], rows.rows)
+    run.finish(module, None, rows.rows)

@@ -20,6 +20,7 @@ SRC = Path(gapless.__file__).parent
 LOOKED_UP_IN = {
     "device/torch_private.py",  # those of torch
     "python_private.py",  # those of CPython
+    "integrations/framework_private.py",  # those of transformers, Accelerate and Lightning
 }
 
 # How many uses other files still have. They may only become fewer: write the lower number, or take
@@ -71,7 +72,7 @@ STILL: dict[str, int] = {
 }
 
 # Those of loops of frameworks.
-STILL_IN_ROOMS = {"integrations": 46}
+STILL_IN_ROOMS = {"integrations": 13}
 
 # What is no name that anything is looked up by.
 TEXTS = {
@@ -81,6 +82,7 @@ TEXTS = {
     "doctor/static/torch_names.py": r"torch\._dynamo",  # a module, as scripts name it
     "doctor/trace/chrome_trace.py": "_ptds|_ptsz",  # ends of names of CUDA
     "doctor/lines/wait_cause.py": r"_nll_loss|_tensor(_str)?\.py",  # what tracebacks name
+    "integrations/lightning_logs.py": "_step|_epoch",  # ends of names of metrics
     "report/difference_text.py": "_ms",  # end of a key
     "report/html/difference_page.py": "_ms",
     "testing/simulated/operator_call.py": "_like",  # end of an operator's name

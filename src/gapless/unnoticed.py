@@ -19,6 +19,7 @@ What is replaced in the whole process, by whom, and until when. All go through `
 * `doctor/lines/sites.py`: torch's mode of warnings, in a window
 * `doctor/lines/backward_lines.py`: backward passes and the anomaly mode, in a window
 * `doctor/trace/profiler.py`: the start of torch's profiler, while ours runs
+* `integrations/lightning.py`: methods of a trainer's strategy, while a fit runs
 * `trials/captured_parts.py`: `step` of captured optimizers, and what a capture has put in objects while they run eagerly
 * `trials/recorded_batches.py`: what iterators of `DataLoader` get batches from, while a variant runs
 * `testing/simulated/patches.py`: what no mode of torch sees, while a simulated device is entered

@@ -21,9 +21,9 @@ from lightning.pytorch import callbacks, plugins
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from gapless.integrations import lightning_rules
+from gapless.integrations import lightning_step
 from gapless.integrations.lightning import GaplessCallback
-from gapless.integrations.lightning_rules import reads_argument
+from gapless.integrations.lightning_step import reads_argument
 
 
 # Warnings are Lightning's own.
@@ -228,10 +228,28 @@ class ReturnsNone(Net):
         return None if len(batch[0]) == 5 else loss
 
 
-class GradientLogger(L.Callback):
+class OptimizerStep(Net):
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / (1 + self.global_step)
+        optimizer.step(closure=optimizer_closure)
+
+
+class ClosureFirst(Net):
+    """Calls the closure by itself, and updates at every second batch."""
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+        optimizer_closure()
+        if batch_idx % 2 == 0:
+            optimizer.step()
+
+
+class LogsBefore(L.Callback):
     def on_before_zero_grad(self, trainer, pl_module, optimizer):
         pl_module.log("before", pl_module.net[0].weight.sum())
 
+
+class GradientLogger(L.Callback):
     def on_after_backward(self, trainer, pl_module):
         pl_module.log("after", pl_module.net[0].weight.grad.sum())
 
@@ -272,6 +290,8 @@ CAPTURED = {
     "bfloat16": {"make_plugin": lambda: plugins.MixedPrecision("bf16-mixed", "cpu")},
     "a_weight_is_logged": {"kind": LogsParameter},
     "many_ways_to_log": {"kind": LogsMuch},
+    "optimizer_step_of_the_module": {"kind": OptimizerStep},
+    "closure_before_the_update": {"kind": ClosureFirst},
     "none_of_some_sizes": {"kind": ReturnsNone, "sizes": (4, 5, 4, 4, 5, 5, 4)},
 }
 
@@ -326,13 +346,6 @@ class Manual(Net):
         return loss
 
 
-class OptimizerStep(Net):
-    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
-        for group in optimizer.param_groups:
-            group["lr"] = 0.1 / (1 + self.global_step)
-        optimizer.step(closure=optimizer_closure)
-
-
 class LogsHostTensor(Net):
     def training_step(self, batch, batch_idx):
         self.log("two", torch.tensor(2.0))
@@ -348,10 +361,10 @@ IN_PARTS = {
     "reads batch_idx": (ReadsIndex, {}),
     "self.number": (Counts, {}),
     "changes on the host": (CountsInHook, {}),
-    "it overrides optimizer_step": (OptimizerStep, {}),
     "LBFGS.step()": (Lbfgs, {"max_epochs": 1}),
     "not on the device": (LogsHostTensor, {}),
-    "makes the host wait": (Net, {"make_callbacks": lambda: [ReadsMetrics()]}),
+    "reads the trainer's metrics": (Net, {"make_callbacks": lambda: [ReadsMetrics()]}),
+    "overrides on_before_zero_grad": (Net, {"make_callbacks": lambda: [LogsBefore()]}),
 }
 
 AS_WRITTEN = {
@@ -493,7 +506,7 @@ def test_the_loop_has_its_own_step_again_after_a_fit_that_raises():
         with pytest.raises(ValueError, match="enough"):
             trainer.fit(module, batches([4] * NUM_BATCHES))
 
-    assert "run" not in vars(trainer.fit_loop.epoch_loop.automatic_optimization)
+    assert not {"training_step", "backward", "optimizer_step"} & set(vars(trainer.strategy))
     assert "log" not in vars(module)
 
 
@@ -530,18 +543,6 @@ def test_a_cpu_is_left_alone(capsys):
 
     assert "a CPU runs its work itself" in capsys.readouterr().err
     assert callback.report.num_replays == 0
-
-
-def test_an_unknown_version_of_lightning_is_left_alone(monkeypatch, capsys):
-    """Where a part is missing that the integration stands in, the fit is Lightning's, and it is said."""
-    monkeypatch.setattr(lightning_rules, "_NEEDED", ("fit_loop.another_loop",))
-    device = SimulatedDevice(scheduler="asap")
-    with device:
-        trainer = trainer_of(device, GaplessCallback(device=device), max_epochs=1)
-        with pytest.warns(CaptureWarning, match=r"no Trainer\.fit_loop\.another_loop"):
-            trainer.fit(Net(), batches([4] * 3))
-
-    assert "no Trainer.fit_loop.another_loop" in capsys.readouterr().err
 
 
 def test_a_callback_for_another_device_leaves_the_fit_alone():
@@ -609,7 +610,7 @@ class OwnLog(Net):
     [
         (Net, None),
         (Lbfgs, "LBFGS.step() may call its closure more than once"),
-        (OptimizerStep, "it overrides optimizer_step"),
+        (OptimizerStep, None),
         (ClipsItself, "it overrides clip_gradients"),
         (TakesLoader, "training_step takes dataloader_iter"),
         (ReadsIndex, "training_step reads batch_idx"),
@@ -621,7 +622,7 @@ def test_what_a_step_must_not_do_is_named(kind, said):
     """A graph would keep it, pass over it, or do it at another time."""
     module = kind()
     optimizer = module.configure_optimizers()
-    found = lightning_rules.objection_to_step(module, optimizer, L.pytorch)
+    found = lightning_step.objection_to_step(trainer_of(None), module, optimizer, L.pytorch)
 
     assert found is None if said is None else found.startswith(said)
 
@@ -632,7 +633,7 @@ def test_hooks_of_an_optimizer_are_named():
     optimizer = module.configure_optimizers()
     optimizer.register_step_post_hook(lambda *_: None)
 
-    found = lightning_rules.objection_to_step(module, optimizer, L.pytorch)
+    found = lightning_step.objection_to_step(trainer_of(None), module, optimizer, L.pytorch)
     assert found == "SGD.step() has hooks, which a replay would skip"
 
 
@@ -651,6 +652,6 @@ class Precision(plugins.Precision):
 )
 def test_what_a_trainer_must_be_is_named(make, said):
     """What a step does is known of Lightning's own parts on one device."""
-    found = lightning_rules.objection_to_fit(make(), Net(), L.pytorch)
+    found = lightning_step.objection_to_fit(make(), Net(), L.pytorch)
 
     assert found is None if said is None else found.startswith(said)

@@ -11,11 +11,7 @@ Each imports its framework, and nothing else here does so when it is imported. W
     batches             batches of Accelerate's loaders go to the device without a wait
     packed_positions    whether positions are of several sequences, which models of transformers read
     losses              the losses that a Trainer logs are filtered without a wait
-    lightning_fit       one fit of Lightning: where each of its steps runs
+    framework_private   private names of the frameworks that are used, once each
     lightning_logs      what a step of Lightning logs is noted, and logged after the step
-    lightning_parts     modules and optimizers in place, where a step is not captured as a whole
-    lightning_report    what became of the steps of a fit
-    lightning_rules     which fits and steps of Lightning can be captured
-    lightning_step      a step of Lightning's automatic optimization as one function
-    lightning_waits     the progress bar's numbers and the batches of Lightning without a wait
+    lightning_step      a step of Lightning's automatic optimization as one function, and which can be captured
 """

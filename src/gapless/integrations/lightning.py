@@ -5,29 +5,49 @@
     trainer = L.Trainer(callbacks=[GaplessCallback()], ...)
     trainer.fit(module, loader)
 
-The loop is Lightning's. What `_AutomaticOptimization.run` does for a batch is one captured step here
-(`gapless.integrations.lightning_step`); everything before and after it, such as hooks of batches and epochs,
-loggers, checkpoints and validation, is Lightning's own.
+The loop is Lightning's, which asks its strategy for the parts of a step. For the time of a fit three public
+methods of the strategy are others: `training_step` does the whole step as one captured function
+(`gapless.integrations.lightning_step`), so that `backward` and `optimizer_step` have nothing left to do.
+A fourth, `batch_to_device`, copies batches without a wait.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+
 from gapless.device.find import find_device
 from gapless.errors import CaptureWarning, DeviceError
+from gapless.graphs.captor import captor_of, left_out, set_captor
+from gapless.graphs.capture import capture
 from gapless.graphs.capture_report import CaptureReport
+from gapless.graphs.capture_settings import is_switched_off
+from gapless.graphs.in_place import release
+from gapless.graphs.refusal import Refusal
 from gapless.integrations.announcement import announce
-from gapless.integrations.lightning_fit import LightningFit
-from gapless.integrations.lightning_rules import objection_to_version
+from gapless.integrations.lightning_logs import LateLogs
+from gapless.integrations.lightning_step import (
+    LightningStep,
+    framework_of,
+    objection_to_fit,
+    objection_to_step,
+    overrides,
+)
+from gapless.pipeline.batch_mover import BatchMover
+from gapless.pipeline.host_waits import HostWaits
+from gapless.pipeline.transfer import shared_lane
+from gapless.unnoticed import Patches
 
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Hashable, Iterator
 
     from gapless.device.base import Device
 
@@ -40,8 +60,8 @@ _DOES = (
     "self.log in them: the same values at the same steps, made after each step",
 )
 _DOES_NOT = (
-    "steps that read batch_idx, print, count or read values: their forward pass, backward pass and update "
-    "are graphs each, and a CaptureWarning says why",
+    "steps that read batch_idx, print, count or read values: their modules and their update are graphs "
+    "each, and a CaptureWarning says why",
     "manual optimization, several devices, profilers: as written, and a CaptureWarning says why",
     "validation, testing, prediction, callbacks, loggers and checkpoints: they are Lightning's own",
 )
@@ -65,8 +85,8 @@ class GaplessCallback(_Callback):
     A step is `training_step`, `zero_grad`, the backward pass, clipping and the optimizer's step, with the
     hooks between them. It is captured as `gapless.capture` captures a step, with the same warm-up, guards
     and proof. What it logs by `self.log` is logged after each step as Lightning would have. A step that
-    cannot be captured as a whole runs as Lightning runs it, with the modules that it calls and its
-    optimizer captured in place.
+    cannot be captured as a whole runs as Lightning runs it, with the module's children and its optimizer
+    captured in place.
 
     `gapless.capture_report(module)` says what was captured, and what was not, and why.
     Nothing of it is in checkpoints.
@@ -82,69 +102,337 @@ class GaplessCallback(_Callback):
         super().__init__()
         self._device = device
         self._quiet = quiet
-        self._fit: LightningFit | None = None
-        self._report = CaptureReport()
+        self._fit: _Fit | None = None
+        self._kept = FitReport(None)
 
     @property
     def report(self) -> CaptureReport:
         """What was captured of the last module, what was not and why."""
-        return self._report if self._fit is None else self._fit.report
+        return self._kept.report
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Take the place of the loop's own step."""
-        self._end()
-        device, reason = self._device_of(trainer)
+        """Take the place of the strategy's own step."""
+        self._end(has_failed=True)
+        self._kept = FitReport.of(pl_module)
+        device, refusal = self._device_of(trainer, pl_module)
         if device is not None:
-            self._fit = LightningFit(trainer, pl_module, device)
-            reason = self._fit.attach()
-        else:
-            warnings.warn(CaptureWarning(f"a fit runs as written: {reason}"), stacklevel=2)
+            self._fit = _Fit(trainer, pl_module, device, self._kept)
+            self._fit.attach()
+        elif refusal is not None:
+            self._kept.own.refuse(refusal)
+            if refusal.kind == "framework":
+                _warn(pl_module, f"runs as written: {refusal.text}")
         if not self._quiet and trainer.is_global_zero:
             self._quiet = True
-            self._announce(reason)
+            none = () if refusal is None else (f"anything in this fit: {refusal.text}",)
+            announce("Lightning's Trainer", does=() if none else _DOES, does_not=none or _DOES_NOT)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-        """Count a step that ran as written because no step of the fit is captured."""
-        if self._fit is not None and not self._fit.is_attached:
-            self._fit.count_as_written()
+        """Send on the newest numbers for the progress bar."""
+        if self._fit is None:
+            self._kept.own.num_eager += 1
+        else:
+            self._fit.logs.show()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Show the progress bar the numbers of the last batch."""
+        if self._fit is not None:
+            self._fit.logs.show_all(of_epoch=True)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Give the loop its own step back."""
+        """Give the strategy its own step back."""
         self._end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Give the loop its own step back."""
+        """Give the strategy its own step back."""
         self._end(has_failed=True)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Give the loop its own step back."""
-        self._end()
+        """Give the strategy its own step back."""
+        self._end(has_failed=True)
 
-    def _device_of(self, trainer: Any) -> tuple[Device | None, str | None]:
-        """Return where a trainer trains, or why nothing can be captured there."""
-        reason = objection_to_version(trainer)
-        if reason is not None:
-            return None, reason
+    def _device_of(self, trainer: Any, module: Any) -> tuple[Device | None, Refusal | None]:
+        """Return where a trainer trains, or why nothing is captured there."""
+        if is_switched_off():
+            text = "GAPLESS_CAPTURE=off in the environment: everything runs as written"
+            return None, Refusal("off", text)
         here = trainer.strategy.root_device
         try:
             device = find_device(here if self._device == "auto" else self._device)
         except DeviceError as error:
-            return None, str(error)
-        if device.is_accelerator and device.torch_device != here:
-            return (
-                None,
-                f"the trainer trains on {here}, and the callback was given {device.torch_device}",
+            return None, Refusal("framework", str(error))
+        if not device.is_accelerator:
+            return None, Refusal("cpu", "a CPU runs its work itself, there is nothing to launch")
+        reason: str | None
+        if device.torch_device != here:
+            reason = (
+                f"the trainer trains on {here}, and the callback was given {device.torch_device}"
             )
-        return device, None
-
-    def _announce(self, reason: str | None) -> None:
-        if reason is None:
-            announce("Lightning's Trainer", does=_DOES, does_not=_DOES_NOT)
         else:
-            announce("Lightning's Trainer", does=(), does_not=(f"anything in this fit: {reason}",))
+            reason = objection_to_fit(trainer, module, framework_of(trainer))
+        return (device, None) if reason is None else (None, Refusal("framework", reason))
 
     def _end(self, *, has_failed: bool = False) -> None:
-        if self._fit is not None:
-            self._fit.detach(has_failed=has_failed)
-            self._report = self._fit.report
-            self._fit = None
+        fit, self._fit = self._fit, None
+        if fit is not None:
+            fit.detach(has_failed=has_failed)
+
+
+class _Fit:
+    """Stands in the strategy of a trainer for one fit.
+
+    Args:
+        trainer: that fits.
+        module: that it trains.
+        device: where it does.
+        report: says what became of the steps.
+    """
+
+    def __init__(self, trainer: Any, module: Any, device: Device, report: FitReport) -> None:
+        self._trainer, self._module, self._device = trainer, module, device
+        self._report = report
+        self._framework = framework_of(trainer)
+        self.logs = LateLogs(trainer, module, device, self._framework.LightningModule.log)
+        self._strategy = trainer.strategy
+        self._patches = Patches()
+        self._mover = BatchMover(
+            device,
+            host_waits=HostWaits(device),
+            lanes=[shared_lane(device)],
+            # Copies of pinned memory that a loader fills again are Lightning's hazard as well.
+            has_fresh_memory=True,
+        )
+        # By what a step reads of its trainer; None where it is not captured as a whole.
+        self._steps: dict[Hashable, LightningStep | None] = {}
+        # So that no other callback gets the number of one that has gone.
+        self._held: list[Any] = []
+        self._parts: list[Any] = []
+        # Of the batch of now: the captured step, whether it has run, and whether it updates.
+        self._step: LightningStep | None = None
+        self._has_run = False
+        self._updates = False
+
+    def attach(self) -> None:
+        """Let the strategy's steps come here."""
+        strategy = self._strategy
+        self._own_training_step = strategy.training_step
+        self._own_backward = strategy.backward
+        self._own_optimizer_step = strategy.optimizer_step
+        self._own_batch_to_device = strategy.batch_to_device
+        self._patches.put(strategy, "training_step", self._training_step)
+        self._patches.put(strategy, "backward", self._backward)
+        self._patches.put(strategy, "optimizer_step", self._optimizer_step)
+        # One that moves batches itself decides how.
+        hook = "transfer_batch_to_device"
+        data, framework = getattr(self._trainer, "datamodule", None), self._framework
+        if not overrides(self._module, hook, framework.LightningModule) and (
+            data is None or not overrides(data, hook, framework.LightningDataModule)
+        ):
+            self._patches.put(strategy, "batch_to_device", self._batch_to_device)
+
+    def detach(self, *, has_failed: bool) -> None:
+        """Let the strategy's steps be its own.
+
+        Args:
+            has_failed: whether the fit has raised, so that no number is waited for.
+
+        Sync: Blocks the host, unless it has failed, until the numbers of the last step are there.
+        """
+        self._patches.take_out()
+        vars(self._module).pop("optimizer_zero_grad", None)
+        self._mover.close()
+        for part in self._parts:
+            captor = captor_of(part)
+            if captor is not None:
+                self._report.parts.append(captor.report)
+                release(part)
+        self._parts = []
+        if not has_failed:
+            self.logs.show_all()
+
+    # --- what the loop asks the strategy for, in this order ---
+
+    def _batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
+        if device is None and _is_plain(batch):
+            batch = self._mover.hand_out(self._mover.stage(batch))
+        # It leaves what is on the device already as it is, and calls the hooks.
+        return self._own_batch_to_device(batch, device, dataloader_idx)
+
+    def _optimizer_step(
+        self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any
+    ) -> Any:
+        """Do `Strategy.optimizer_step`, whose closure calls `training_step` and `backward`."""
+        self._step, self._has_run, self._updates = self._step_of(optimizer), False, True
+        try:
+            if self._step is not None:
+                out = closure()
+                if self._has_run:
+                    return out
+            # The module's own `optimizer_step` may have called the closure before: an update is left.
+            with self.logs.late():
+                return self._own_optimizer_step(optimizer, closure, model, **kwargs)
+        finally:
+            self._updates = False
+
+    def _training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Do the whole step for `Strategy.training_step`."""
+        trainer, step = self._trainer, self._step
+        if not self._updates:
+            # Called without an update around it: batches are accumulated.
+            step = self._step = self._step_of(trainer.optimizers[0])
+        if step is None:
+            with self.logs.late():
+                return self._own_training_step(*args, **kwargs)
+        is_first = trainer.fit_loop.batch_idx % trainer.accumulate_grad_batches == 0
+        batch, *step.rest = args
+        with self.logs.noted():
+            found, numbers, values = step.captured(batch, is_first=is_first, updates=self._updates)
+        self._has_run = True
+        self.logs.make(numbers, values)
+        if is_first:
+            # Lightning calls it next, after the step that has done it.
+            vars(self._module)["optimizer_zero_grad"] = self._has_zeroed
+        return found
+
+    def _has_zeroed(self, *_: Any) -> None:
+        del vars(self._module)["optimizer_zero_grad"]
+
+    def _backward(self, closure_loss: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._step is not None:
+            return closure_loss
+        with self.logs.late():
+            return self._own_backward(closure_loss, *args, **kwargs)
+
+    # --- which step ---
+
+    def _step_of(self, optimizer: Any) -> LightningStep | None:
+        """Return the step as the trainer has it now, None if it is not captured as a whole."""
+        trainer = self._trainer
+        clip = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+        callbacks = tuple(map(id, trainer.callbacks))
+        key = (trainer.accumulate_grad_batches, clip, id(optimizer), callbacks)
+        if key not in self._steps:
+            self._held.append(list(trainer.callbacks))
+            self._steps[key] = self._new_step(optimizer)
+        step = self._steps[key]
+        if step is not None and not step.is_given_up():
+            return step
+        self._capture_parts(optimizer)
+        return None
+
+    def _new_step(self, optimizer: Any) -> LightningStep | None:
+        trainer, module = self._trainer, self._module
+        reason = objection_to_step(trainer, module, optimizer, self._framework)
+        if reason is not None:
+            _warn(module, f"is not captured as a whole: {reason}")
+            self._report.own.refuse(Refusal("framework", reason, is_of_call=True))
+            return None
+        step = LightningStep(trainer, module, optimizer, self._framework, self.logs)
+        step.captured = capture(step, device=self._device)
+        self._report.parts.append(step.captured.report)
+        return step
+
+    def _capture_parts(self, optimizer: Any) -> None:
+        """Capture the module's children and its optimizer in place, where Lightning's own step runs."""
+        if self._parts:
+            return
+        self._parts = [
+            part
+            for part in (optimizer, *_children_with_weights(self._module))
+            if captor_of(part) is None
+        ]
+        for part in self._parts:
+            capture(part, device=self._device)
+
+
+def _children_with_weights(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from _children_with_weights(child)
+        elif next(child.parameters(), None) is not None:
+            yield child
+
+
+_PLAIN = (str, bytes, int, float, bool, type(None))
+
+
+def _is_plain(batch: Any) -> bool:
+    """Return whether Lightning would move a batch as `gapless.prefetch` does."""
+    kind = type(batch)
+    if kind is torch.Tensor or kind in _PLAIN:
+        return True
+    if kind is dict:
+        return all(map(_is_plain, batch.values()))
+    return kind in (list, tuple) and all(map(_is_plain, batch))
+
+
+def _warn(module: Any, text: str) -> None:
+    name = f"{type(module).__name__}.training_step"
+    warnings.warn(CaptureWarning(f"{name} {text}"), stacklevel=2)
+
+
+class FitReport:
+    """What became of the steps of a module in all its fits, for `gapless.capture_report(module)`.
+
+    It stands where a captor stands that captures an object in place, and captures nothing itself.
+
+    Args:
+        target: the module.
+
+    Attributes:
+        target: as given.
+        settings: those of no captor: `gapless.capture` of the object takes its place.
+        parts: reports of whatever ran for it; the first has the reasons of the trainer's.
+    """
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        self.settings: Any = None
+        self.parts: list[CaptureReport] = [CaptureReport()]
+
+    @classmethod
+    def of(cls, target: Any) -> FitReport:
+        """Return that of a module, made at its first fit.
+
+        A module that the user has captured in place has a report already, which stays there.
+        """
+        known: Any = captor_of(target)
+        if isinstance(known, cls):
+            return known
+        found = cls(target)
+        if known is None:
+            set_captor(target, found)
+        return found
+
+    @property
+    def own(self) -> CaptureReport:
+        """What no captured function has written."""
+        return self.parts[0]
+
+    @property
+    def report(self) -> CaptureReport:
+        """One report that says what all say."""
+        found = CaptureReport()
+        for report in self.parts:
+            for field in fields(CaptureReport):
+                value = getattr(report, field.name)
+                if not field.name.startswith("_") and type(value) in (int, float):
+                    setattr(found, field.name, getattr(found, field.name) + value)
+            for refusal in report.refusals:
+                found.refuse(refusal)
+            for change in report.changes:
+                found.note_change(change)
+            found.note_batch_reads(report.batch_reads)
+            found.note_updates_as_written(report.updates_as_written)
+            found.note = report.note or found.note
+        return found
+
+    def attach(self) -> None:
+        """Do nothing: calls of the object go where they went."""
+
+    def detach(self) -> None:
+        """Do nothing."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave reports out of copies and files of the object."""
+        return left_out()
