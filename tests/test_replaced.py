@@ -29,8 +29,8 @@ from gapless.doctor.watching.torch_import import TorchImport
 from gapless.nmt.run.rank_warnings import RankWarnings
 from gapless.nmt.run_folder.disk_space import DiskTroubles
 from gapless.nmt.run_folder.logs import RunLogs
-from gapless.ranks.group_of_user import note_holder
 from gapless.ranks.leaving import errors_end_all
+from gapless.ranks.user_process_group import note_holder
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from gapless.trials.recorded_batches import RecordedBatches
 from gapless.unnoticed import Patches, PatchesWhileAlive
@@ -259,7 +259,7 @@ TWO_RANKS = SimpleNamespace(world=2)
 CASES = {
     "autocast_blocks": (kept_block, {"torch.clear_autocast_cache"}),
     "autocast_blocks, at the end": (waits_for_the_end, {"torch.clear_autocast_cache"}),
-    "group_of_user": (holds_graphs, {"ProcessGroup.shutdown"}),
+    "user_process_group": (holds_graphs, {"ProcessGroup.shutdown"}),
     "sync_warnings": (hears_of_reads, {"warnings._showwarnmsg"}),
     "leaving": (lambda: errors_end_all(PULSE), {"sys.excepthook"}),
     "rank_warnings": (lambda: RankWarnings(TWO_RANKS, say=print), {"warnings.showwarning"}),

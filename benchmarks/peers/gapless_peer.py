@@ -14,7 +14,7 @@ from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.data.sampler import Microbatch, PairBatches, make_loader
 from gapless.nmt.run.build import build_step, training_sampler
 from gapless.nmt.settings.effective_settings import resolve
-from gapless.ranks import OneRank
+from gapless.ranks import SingleRank
 
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class GaplessPeer:
             TAKE_AWAY[without]()
         config = replace(case.config, plan=plan, **(layout or {}))
         self._config = config
-        self._ranks = OneRank() if ranks is None else ranks
+        self._ranks = SingleRank() if ranks is None else ranks
         world = self._ranks.world
         self._resolved = resolve(config, is_accelerator=device.is_accelerator, world=world)
         self._case = case

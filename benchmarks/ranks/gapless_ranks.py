@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers.gapless_peer import GaplessPeer
-from gapless.ranks import OneRank, find_ranks
+from gapless.ranks import SingleRank, find_ranks
 from gapless.ranks.launch import read_launch
 
 
@@ -95,4 +95,4 @@ class _SumsNothing:
         weights = list(params)
         # Connects the ranks, which a capture must not.
         self._ranks.sum_gradients(weights).close()
-        return OneRank().sum_gradients(weights)
+        return SingleRank().sum_gradients(weights)

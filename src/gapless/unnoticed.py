@@ -3,7 +3,7 @@
 What is replaced in the whole process, by whom, and until when. All go through `Patches`, which undoes itself:
 
 * `device/autocast_blocks.py`: `torch.clear_autocast_cache`, until nobody keeps a block or waits for its end
-* `ranks/group_of_user.py`: `ProcessGroup.shutdown`, until the last object that holds graphs is gone
+* `ranks/user_process_group.py`: `ProcessGroup.shutdown`, until the last object that holds graphs is gone
 * `ranks/leaving.py`: `sys.excepthook`, while the ranks are joined
 * `nmt/run/rank_warnings.py`: `warnings.showwarning`, for a run on several ranks
 * `nmt/run_folder/logs.py`: `threading.excepthook`, while the logs of a run are open

@@ -96,14 +96,14 @@ def test_one_of_several_ranks_spares_the_end_of_python(parts, said):
     code = f"""
 import atexit
 from gapless.cli import ranks
-from gapless.ranks import OneRank
+from gapless.ranks import SingleRank
 class Large:
     def __del__(self):
         print("taken down")
 large = Large()
 atexit.register(print, "handler")
 if {parts}:
-    ranks.part(OneRank())
+    ranks.part(SingleRank())
 ranks.leave_process(3)
 """
     done = subprocess.run(

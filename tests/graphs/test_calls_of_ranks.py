@@ -66,7 +66,7 @@ def users(monkeypatch):
 
     def call(**other):
         ranks = Users(**other)
-        monkeypatch.setattr(calls_of_ranks, "ranks_of_user", lambda device: ranks)
+        monkeypatch.setattr(calls_of_ranks, "user_ranks", lambda device: ranks)
         monkeypatch.setattr(calls_of_ranks, "collectives_so_far", ranks.counts)
         monkeypatch.setattr(calls_of_ranks, "_CALLS_OPEN", 8)
         monkeypatch.setattr(calls_of_ranks, "_CALLS_BETWEEN", 4)

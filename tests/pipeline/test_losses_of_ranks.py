@@ -102,7 +102,7 @@ def users(monkeypatch):
 
     def call(**other):
         ranks = Users(**other)
-        monkeypatch.setattr(loss_agreement, "ranks_of_user", lambda device: ranks)
+        monkeypatch.setattr(loss_agreement, "user_ranks", lambda device: ranks)
         return ranks
 
     return call

@@ -19,8 +19,8 @@ import torch
 from gapless.device.find import find_device, num_gpus
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.step import StepLoss
-from gapless.ranks.group import join_ranks
 from gapless.ranks.launch import device_of, read_launch
+from gapless.ranks.torch_ranks import join_ranks
 
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.errors import RanksError
 from gapless.ranks.gradient_sum import FlatSum
-from gapless.ranks.group import _group_on
+from gapless.ranks.torch_ranks import _group_on
 from ranks import nccl_program, sum_program as program
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import gapless.ranks.group as group_room
+import gapless.ranks.torch_ranks as group_room
 from gapless.errors import EXIT_PEER_LOST, PeerLostError
 from gapless.ranks.gradient_sum import FlatSum
-from gapless.ranks.group import TorchRanks
+from gapless.ranks.torch_ranks import TorchRanks
 from ranks.groups import torchrun
 
 
@@ -128,7 +128,7 @@ def test_a_rank_that_never_comes_is_named(fork):
         "cpu",
         "values",
         before=[
-            "import gapless.ranks.meeting as meeting; meeting.SECONDS_TO_ARRIVE = 0.5",
+            "import gapless.ranks.rendezvous as rendezvous; rendezvous.SECONDS_TO_ARRIVE = 0.5",
             "raise SystemExit",
         ],
     ).end()

@@ -12,11 +12,11 @@ import gapless
 from gapless.errors import UserError
 from gapless.ranks import find_ranks
 from gapless.ranks.launch import Launch, check_address, copies_of_a_run, device_of, read_launch
-from gapless.ranks.one_rank import OneRank
+from gapless.ranks.single_rank import SingleRank
 
 
 # What a process alone may load of the room.
-ALLOWED = ["choice", "flags", "launch", "of_user", "one_rank", "protocol"]
+ALLOWED = ["flags", "launch", "membership", "of_user", "protocol", "single_rank"]
 
 TORCHRUN = {
     "RANK": "5",
@@ -150,7 +150,7 @@ def test_one_rank_a_host_may_choose_its_gpu():
 
 def test_a_process_alone_is_one_rank():
     """Also if torchrun started it."""
-    assert isinstance(find_ranks("cpu", launch=Launch()), OneRank)
+    assert isinstance(find_ranks("cpu", launch=Launch()), SingleRank)
 
 
 def test_one_rank_loads_nothing_that_talks_to_others():

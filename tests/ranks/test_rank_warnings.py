@@ -35,7 +35,7 @@ class TwoRanks:
         return [self._sent.get(rank, []) for rank in range(2)]
 
 
-class OneRank:
+class SingleRank:
     rank, world, is_first = 0, 1, True
 
     def agree(self, value):
@@ -118,7 +118,7 @@ def test_the_next_run_shows_warnings_as_before(shown):
 
 def test_one_rank_changes_nothing(shown):
     show = warnings.showwarning
-    with RankWarnings(OneRank(), say=print) as alone:
+    with RankWarnings(SingleRank(), say=print) as alone:
         assert warnings.showwarning is show
         warn("at once")
         alone.gather()

@@ -30,13 +30,13 @@ main.run_command = lambda arguments: run([*arguments, "--bogus"])
 
 NEVER_COMES = """
 import time
-import gapless.ranks.group as group
+import gapless.ranks.torch_ranks as group
 group.store_of = lambda launch: time.sleep(100_000)
 """
 
 # Says when it begins to wait for the others.
 SAYS_THAT_IT_WAITS = """
-import gapless.ranks.group as group
+import gapless.ranks.torch_ranks as group
 def told(*place):
     open("waits", "w").close()
     wait(*place)
@@ -46,7 +46,7 @@ wait, group.wait_for_all = group.wait_for_all, told
 # The ranks have met, and one dies before they connect.
 DIES_WHEN_MET = """
 import os
-import gapless.ranks.group as group
+import gapless.ranks.torch_ranks as group
 def met(*place):
     wait(*place)
     os._exit(7)
@@ -55,7 +55,7 @@ wait, group.wait_for_all = group.wait_for_all, met
 
 CONNECTS_IN_A_SECOND = """
 from datetime import timedelta
-import gapless.ranks.group as group
+import gapless.ranks.torch_ranks as group
 group._TO_CONNECT = timedelta(seconds=1)
 """
 

@@ -312,7 +312,7 @@ def ranks_of_a_user():
     """Let each run as written of a step talk to another rank, which does the same."""
     collectives = itertools.count()
     with (
-        patch.object(calls_of_ranks, "ranks_of_user", lambda device: TwoRanks()),
+        patch.object(calls_of_ranks, "user_ranks", lambda device: TwoRanks()),
         patch.object(calls_of_ranks, "collectives_so_far", lambda: {1: (2, next(collectives))}),
     ):
         yield

@@ -63,7 +63,7 @@ def losses_of_ranks_that_a_user_made(device):
             on.append(device.current_stream())
             return super().gather_rows(rows)
 
-    with patch.object(loss_agreement, "ranks_of_user", lambda _: Ranks()):
+    with patch.object(loss_agreement, "user_ranks", lambda _: Ranks()):
         losses = DeferredLoss(device, ranks=True, every=2)
     for count in range(6):
         losses.add(number(device, float(count)))
@@ -93,7 +93,7 @@ def losses_of_several_ranks(device):
 @scenario(only="asap")
 def losses_of_the_ranks_of_a_user(device):
     """They agree at the first step, and before each read."""
-    with patch.object(loss_agreement, "ranks_of_user", lambda device: TwoRanks()):
+    with patch.object(loss_agreement, "user_ranks", lambda device: TwoRanks()):
         losses = DeferredLoss(device, ranks=True)
     for count in range(4):
         losses.add(number(device, float(count)))

@@ -94,10 +94,10 @@ def is_told_by_first() -> bool:
 
     def look() -> None:
         with suppress(Exception):
-            from gapless.ranks import meeting
+            from gapless.ranks import rendezvous
             from gapless.ranks.launch import read_launch
 
-            if meeting.another_has_failed(read_launch(os.environ), seconds=seconds):
+            if rendezvous.another_has_failed(read_launch(os.environ), seconds=seconds):
                 is_told.set()
             is_over.set()
 
@@ -145,11 +145,11 @@ def tell_of_leaving(*, code: int, why: str = "") -> bool:
     if _world() == "1" or _joined or _parted:
         return is_first
     with suppress(Exception):
-        from gapless.ranks import meeting
+        from gapless.ranks import rendezvous
         from gapless.ranks.launch import read_launch
 
         launch = read_launch(os.environ)
-        is_first = meeting.tell_of_leaving(launch, code=code, why=why)
+        is_first = rendezvous.tell_of_leaving(launch, code=code, why=why)
         if code:
             _is_ended_within(_SECONDS_AHEAD)
     return is_first
@@ -177,7 +177,7 @@ def join_ranks(device: str) -> tuple[Ranks, Device | None]:
 
     Sync: With several ranks, blocks the host until all are here.
     """
-    from gapless.ranks import OneRank, find_ranks
+    from gapless.ranks import SingleRank, find_ranks
     from gapless.ranks.launch import check_address, copies_of_a_run, device_of, read_launch
 
     launch = read_launch(os.environ)
@@ -185,7 +185,7 @@ def join_ranks(device: str) -> tuple[Ranks, Device | None]:
         copies = copies_of_a_run(os.environ)
         if copies is not None:
             warn(copies)
-        return OneRank(), None
+        return SingleRank(), None
     check_address(os.environ)
     from gapless.device.find import find_device, num_gpus
 

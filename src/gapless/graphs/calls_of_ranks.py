@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gapless.graphs.consent import Readiness
 from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal
-from gapless.ranks import collectives_so_far, is_distributed, ranks_of_user
+from gapless.ranks import collectives_so_far, is_distributed, user_ranks
 
 
 if TYPE_CHECKING:
@@ -226,5 +226,5 @@ class CallsOfRanks:
     def _told_by_all(self, value: T) -> list[T]:
         with self._host_waits.blocking("agreement"):
             if self._ranks is None:
-                self._ranks = ranks_of_user(self._host_waits.device.torch_device)
+                self._ranks = user_ranks(self._host_waits.device.torch_device)
             return self._ranks.agree(value)

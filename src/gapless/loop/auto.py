@@ -23,7 +23,7 @@ from gapless.device.instruments.processor import num_cores
 from gapless.graphs.refusal import host_read
 from gapless.pipeline.loaders import num_workers
 from gapless.pipeline.step import call_host_part
-from gapless.ranks import OneRank
+from gapless.ranks import SingleRank
 from gapless.records.bottleneck import (
     Diagnosis,
     Launch,
@@ -98,7 +98,7 @@ class AutoSteps:
         ranks: Ranks | None = None,
     ) -> None:
         self.captured = captured
-        self._ranks = OneRank() if ranks is None else ranks
+        self._ranks = SingleRank() if ranks is None else ranks
         self._is_alone = self._ranks.world == 1
         self._host_waits = host_waits
         self.diagnosis: Diagnosis | None = None

@@ -11,7 +11,7 @@ from gapless.pipeline.meter import GapMeter
 from gapless.pipeline.prefetch import Prefetcher
 from gapless.pipeline.streams import EventPool, PlanStreams
 from gapless.pipeline.transfer import TransferLane
-from gapless.ranks import OneRank
+from gapless.ranks import SingleRank
 
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Engine:
         self, plan: Plan, device: str | torch.device | Device, *, ranks: Ranks | None = None
     ) -> None:
         self.plan = plan
-        self.ranks = OneRank() if ranks is None else ranks
+        self.ranks = SingleRank() if ranks is None else ranks
         self.device = find_device(device)
         self.streams = PlanStreams(self.device, plan.streams)
         self.host_waits = HostWaits(self.device)

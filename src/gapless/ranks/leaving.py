@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-    from gapless.ranks.pulse import Pulse
+    from gapless.ranks.heartbeat import Heartbeat
 
 
 # NCCL waits for ever for a graph that still holds its communicator.
@@ -24,7 +24,10 @@ LEAVING_SECONDS = 20.0
 
 
 def leave(
-    pulse: Pulse, destroy_groups: Callable[[], None], *, limit_seconds: float = LEAVING_SECONDS
+    heartbeat: Heartbeat,
+    destroy_groups: Callable[[], None],
+    *,
+    limit_seconds: float = LEAVING_SECONDS,
 ) -> None:
     """Leave the other ranks, when no work is queued on the device and no graph is used any more.
 
@@ -32,14 +35,14 @@ def leave(
     its last graphs go and destroys its groups, in this order; but not groups of which a rank is lost.
 
     Args:
-        pulse: heartbeat of this rank.
+        heartbeat: heartbeat of this rank.
         destroy_groups: of all kinds.
         limit_seconds: for all that follows the agreement. After it the process writes the stacks of
             its threads and exits with 1.
 
     Sync: Blocks the host until all ranks are here.
     """
-    if not pulse.end():
+    if not heartbeat.end():
         return
     with _limited(limit_seconds):
         # A graph that is held by a circle of references is let go by the collector alone.
@@ -48,11 +51,11 @@ def leave(
 
 
 @contextmanager
-def errors_end_all(pulse: Pulse) -> Iterator[None]:
+def errors_end_all(heartbeat: Heartbeat) -> Iterator[None]:
     """Let an error that nobody catches end all ranks, and be written once; inside a `with` block.
 
     Args:
-        pulse: heartbeat of this rank.
+        heartbeat: heartbeat of this rank.
     """
     write, is_over = sys.excepthook, False
 
@@ -63,7 +66,7 @@ def errors_end_all(pulse: Pulse) -> Iterator[None]:
             write(kind, error, trace)
             return
         code = 128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1
-        pulse.fail(lambda: write(kind, error, trace), code=code)
+        heartbeat.fail(lambda: write(kind, error, trace), code=code)
 
     with Patches() as patches:
         patches.put(sys, "excepthook", end_all)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gapless.errors import UserError
 from gapless.ranks.launch import read_launch
-from gapless.ranks.one_rank import OneRank
+from gapless.ranks.single_rank import SingleRank
 
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def is_distributed() -> bool:
     return bool(group.is_available() and group.is_initialized() and group.get_world_size() > 1)
 
 
-def ranks_of_user(device: torch.device) -> Peers:
+def user_ranks(device: torch.device) -> Peers:
     """Return the ranks of the process group that the user's program has made.
 
     To be called by all ranks. Without a group, or with a group of one, the process is alone.
@@ -44,10 +44,10 @@ def ranks_of_user(device: torch.device) -> Peers:
     """
     if not is_distributed():
         _check_alone()
-        return OneRank()
-    from gapless.ranks.group_of_user import join_ranks_of_user
+        return SingleRank()
+    from gapless.ranks.user_process_group import join_user_ranks
 
-    return join_ranks_of_user(device)
+    return join_user_ranks(device)
 
 
 def collectives_so_far() -> dict[int, tuple[int, int]]:
@@ -59,7 +59,7 @@ def collectives_so_far() -> dict[int, tuple[int, int]]:
     """
     if not is_distributed():
         return {}
-    from gapless.ranks.group_of_user import count_collectives
+    from gapless.ranks.user_process_group import count_collectives
 
     return count_collectives()
 
@@ -76,7 +76,7 @@ def drop_before_groups_end(holder: HoldsGraphs) -> None:
 
     group = torch.distributed
     if group.is_available() and group.is_initialized():
-        from gapless.ranks.group_of_user import note_holder
+        from gapless.ranks.user_process_group import note_holder
 
         note_holder(holder)
 

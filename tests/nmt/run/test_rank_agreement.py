@@ -11,10 +11,10 @@ import pytest
 from gapless.errors import DataError, FirstRankError
 from gapless.nmt.run.rank_agreement import decisions_of, first_difference, made_by_first
 from gapless.nmt.run.stopping import AgreedClock, StopRequest, WallClock
-from gapless.ranks import OneRank
+from gapless.ranks import SingleRank
 
 
-class Ranks(OneRank):
+class Ranks(SingleRank):
     """One of two ranks, which hears what it is told to hear."""
 
     world = 2
@@ -115,7 +115,7 @@ def test_a_failure_is_of_all(run):
 
 def test_a_process_alone_fails_at_once(run):
     """It has nobody to wait for."""
-    run.ranks = OneRank()
+    run.ranks = SingleRank()
     decisions = decide(run)
     decisions.ask_to_fail()
 

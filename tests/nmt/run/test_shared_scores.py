@@ -16,14 +16,14 @@ from gapless.nmt.run.task import prepare
 from gapless.nmt.run.translator import translate_lines
 from gapless.nmt.settings.config import make_config
 from gapless.pipeline.host_waits import HostWaits
-from gapless.ranks import OneRank
+from gapless.ranks import SingleRank
 
 
 class AloneError(Exception):
     """A rank waits for the others."""
 
 
-class TakingTurns(OneRank):
+class TakingTurns(SingleRank):
     """Ranks that run one after the other: what the earlier ones said is known.
 
     A rank that says something the later ones have not answered yet is cut off there, and runs again
@@ -149,7 +149,7 @@ def test_the_validation_is_that_of_one_rank(trained, world, monkeypatch):
             )
             return validation.validate(run, on_batch=lambda: None)
 
-    alone = work(OneRank())
+    alone = work(SingleRank())
 
     assert on_ranks(world, work) == [alone] * world
     assert alone["val_loss"] > 0

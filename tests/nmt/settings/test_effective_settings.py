@@ -23,7 +23,7 @@ from gapless.nmt.settings.effective_settings import (
     settings_to_keep,
     worlds_of,
 )
-from gapless.ranks import OneRank
+from gapless.ranks import SingleRank
 
 
 TOKENS = {"batch_tokens": 512}
@@ -323,7 +323,7 @@ def test_several_gpus_capture_updates_of_one_shape_alone(options, is_refused):
 def test_a_run_says_which_update_it_makes(accumulate, lines, tmp_path):
     """That of more ranks is larger, or was held."""
 
-    class TwoRanks(OneRank):
+    class TwoRanks(SingleRank):
         rank, world, is_first = 0, 2, True
 
     given = {"device": "cpu", "run_dir": str(tmp_path / "run"), "accumulate": accumulate}

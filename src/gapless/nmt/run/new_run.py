@@ -44,7 +44,7 @@ from gapless.nmt.settings.defaults import (
     chosen_settings,
 )
 from gapless.nmt.settings.effective_settings import grown_update, resolve
-from gapless.ranks import OneRank
+from gapless.ranks import SingleRank
 from gapless.report.text import shell_name
 
 
@@ -345,7 +345,7 @@ def new_run(
         UserError: anything about settings, data, device or run folder that cannot be used; it is
             raised before anything is written.
     """
-    ranks = OneRank() if ranks is None else ranks
+    ranks = SingleRank() if ranks is None else ranks
     clock = WallClock() if chosen is None else chosen.clock
     device = device_of(config, device)
     effective = resolve(config, is_accelerator=device.is_accelerator, world=ranks.world)

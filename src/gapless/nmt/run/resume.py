@@ -41,7 +41,7 @@ from gapless.nmt.settings.effective_settings import (
     changed_world,
     resolve_resumed,
 )
-from gapless.ranks import OneRank
+from gapless.ranks import SingleRank
 
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def resumed_run(
         UserError: anything about settings, data, device or run folder that cannot be used; it is
             raised before anything is written.
     """
-    ranks = OneRank() if ranks is None else ranks
+    ranks = SingleRank() if ranks is None else ranks
     clock = WallClock()
     device = device_of(config, device)
     lock = RunLock(run_dir / LOCK)

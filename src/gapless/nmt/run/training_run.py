@@ -25,7 +25,7 @@ from gapless.nmt.run_folder.training_progress import TrainingProgress
 from gapless.nmt.settings.effective_settings import check_shapes, settings_to_keep
 from gapless.nmt.settings.interval import DueClock
 from gapless.pipeline.host_waits import HostWaits
-from gapless.ranks import OneRank
+from gapless.ranks import SingleRank
 
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class TrainingRun:
     step: TranslationStep
     host_waits: HostWaits
     clock: WallClock | AgreedClock
-    ranks: Ranks = field(default_factory=OneRank)
+    ranks: Ranks = field(default_factory=SingleRank)
     progress: TrainingProgress = field(default_factory=TrainingProgress)
     choices: list[Choice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

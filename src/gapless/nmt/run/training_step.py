@@ -15,7 +15,7 @@ from gapless.nmt.data.batch import AnyBatch, Batch, PackedBatch
 from gapless.nmt.model.loss import LabelSmoothing, LossCompute
 from gapless.nmt.run.nonfinite import SkippedUpdates
 from gapless.pipeline.step import StepLoss
-from gapless.ranks import OneRank
+from gapless.ranks import SingleRank
 
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class TranslationStep:
         self._config = config
         self._device = device
         self._total_updates = total_updates
-        self._ranks = OneRank() if ranks is None else ranks
+        self._ranks = SingleRank() if ranks is None else ranks
         self._is_alone = self._ranks.world == 1
         self._gradients = self._ranks.sum_gradients(model.parameters())
         # A graph that adds to the gradients of earlier batches needs them at the same addresses.

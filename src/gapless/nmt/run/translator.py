@@ -20,7 +20,7 @@ from gapless.nmt.run.stopping import StopNow
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.settings.setting_groups import MOST_BEAM, MOST_PENALTY
 from gapless.pipeline.host_waits import HostWaits
-from gapless.ranks import OneRank
+from gapless.ranks import SingleRank
 
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ def translate_lines(
                 on_long(full[at], len(source))
             sources[at] = source[:max_source]
     results = [[Translation(text="", score=0.0)] for _ in lines]
-    ranks = OneRank() if ranks is None else ranks
+    ranks = SingleRank() if ranks is None else ranks
     found = _search_together(decoder, sources, settings, on_done=on_done, ranks=ranks)
     for number, hypotheses in zip(full, found, strict=True):
         if hypotheses:

@@ -15,7 +15,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from gapless.errors import LossError, RanksDifferError
-from gapless.ranks import ranks_of_user
+from gapless.ranks import user_ranks
 
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def ranks_of_losses(
     if ranks is None or ranks is False:
         return None, None
     if ranks is True:
-        peers = ranks_of_user(host_waits.device.torch_device)
+        peers = user_ranks(host_waits.device.torch_device)
         if peers.world == 1:
             return None, None
         return peers, LossAgreement(peers, host_waits=host_waits, every=every)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class OneRank:
+class SingleRank:
     """Implements `Ranks` for a process that trains alone."""
 
     rank = 0

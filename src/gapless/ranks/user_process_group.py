@@ -82,7 +82,7 @@ def _is_on_the_host(group: dist.ProcessGroup) -> bool:
     return bool(backends) and all(backend.name() == "gloo" for backend in backends)
 
 
-def join_ranks_of_user(device: torch.device) -> RanksOfUser:
+def join_user_ranks(device: torch.device) -> UserRanks:
     """Return the ranks of the user's group; all of them call this.
 
     Args:
@@ -97,7 +97,7 @@ def join_ranks_of_user(device: torch.device) -> RanksOfUser:
     main = dist.group.WORLD
     assert main is not None
     limit = timeout_of(_backend_on(main, device))
-    return RanksOfUser(main, _group_beside(main, limit=limit), limit=limit)
+    return UserRanks(main, _group_beside(main, limit=limit), limit=limit)
 
 
 def count_collectives() -> dict[int, tuple[int, int]]:
@@ -136,7 +136,7 @@ def _backends_of(group: dist.ProcessGroup) -> list[Any]:
     return found
 
 
-class RanksOfUser:
+class UserRanks:
     """Implements `Peers` over the user's group.
 
     Args:

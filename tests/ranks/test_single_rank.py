@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gapless.ranks.one_rank import OneRank
+from gapless.ranks.single_rank import SingleRank
 
 
 def test_values_come_back():
     """There is nobody else to hear."""
-    ranks = OneRank()
+    ranks = SingleRank()
 
     assert (ranks.rank, ranks.world, ranks.is_first) == (0, 1, True)
     assert ranks.agree("mine") == ["mine"]
@@ -21,7 +21,7 @@ def test_rows_get_a_dimension_of_ranks():
     """The values are the rows themselves."""
     rows = torch.arange(6.0).view(3, 2)
 
-    gathered = OneRank().gather_rows(rows)
+    gathered = SingleRank().gather_rows(rows)
 
     assert gathered.tolist() == [rows.tolist()]
     assert gathered.data_ptr() == rows.data_ptr()
@@ -30,7 +30,7 @@ def test_rows_get_a_dimension_of_ranks():
 def test_gradients_stay_as_they_are():
     """The sum over one rank is the gradient, in its own memory."""
     weight = torch.nn.Parameter(torch.ones(3))
-    summed = OneRank().sum_gradients([weight])
+    summed = SingleRank().sum_gradients([weight])
 
     weight.square().sum().backward()
     before = weight.grad
@@ -43,7 +43,7 @@ def test_gradients_stay_as_they_are():
 
 def test_a_flag_is_agreed_on_at_once_and_only_once():
     """A process alone stops after the update in which it was asked to, whatever `every` is."""
-    agreement = OneRank().agreement(("stop", "failed"), blocking=None, every=10)
+    agreement = SingleRank().agreement(("stop", "failed"), blocking=None, every=10)
     agreement.ask("stop")
     agreement.ask("stop", 3)
     agreement.ask("stop", 2)
@@ -57,4 +57,4 @@ def test_a_flag_is_agreed_on_at_once_and_only_once():
 def test_a_flag_that_does_not_exist():
     """A misspelt name is an error where it is raised."""
     with pytest.raises(KeyError, match="halt"):
-        OneRank().agreement(("stop",), blocking=None).ask("halt")
+        SingleRank().agreement(("stop",), blocking=None).ask("halt")

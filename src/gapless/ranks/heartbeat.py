@@ -150,7 +150,7 @@ class _End(NamedTuple):
     about: int
 
 
-class Pulse:
+class Heartbeat:
     """Tells the other ranks that this one lives, and ends this process when one of them does not.
 
     A rank that is gone or silent, one that failed, and ranks that all stand still end every rank,
@@ -196,10 +196,10 @@ class Pulse:
         self._slowest_seconds = 0.0
         self._is_stop_asked = self._has_failed = self._is_ending = False
         self._talks = [
-            threading.Thread(target=self._talk, args=(peer,), name=f"gapless-pulse-{peer}")
+            threading.Thread(target=self._talk, args=(peer,), name=f"gapless-heartbeat-{peer}")
             for peer in self._peers
         ]
-        self._watcher = threading.Thread(target=self._watch, name="gapless-pulse")
+        self._watcher = threading.Thread(target=self._watch, name="gapless-heartbeat")
 
     def start(self) -> Self:
         """Begin to beat; every rank has to.

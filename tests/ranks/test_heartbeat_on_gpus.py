@@ -11,7 +11,7 @@ from gapless.errors import EXIT_PEER_LOST
 from ranks.groups import torchrun
 
 
-pytestmark = [pytest.mark.multi_gpu, pytest.mark.xdist_group("processes: pulse on gpus")]
+pytestmark = [pytest.mark.multi_gpu, pytest.mark.xdist_group("processes: heartbeat on gpus")]
 
 PROGRAM = Path(__file__).with_name("replay_program.py")
 

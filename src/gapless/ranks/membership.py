@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from gapless.ranks.launch import Launch, read_launch
-from gapless.ranks.one_rank import OneRank
+from gapless.ranks.single_rank import SingleRank
 
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def find_ranks(
     """
     place = launch if launch is not None else read_launch(os.environ)
     if place.world == 1:
-        return OneRank()
-    from gapless.ranks.group import join_ranks
+        return SingleRank()
+    from gapless.ranks.torch_ranks import join_ranks
 
     return join_ranks(place, device, uuid=uuid)

@@ -2,9 +2,9 @@
 
 There are three groups, since the collectives of a group are matched by their order:
 
-    main    gradients and losses, on the device: NCCL on GPUs, gloo on a CPU
-    side    what ranks agree on and share, on the host: gloo
-    pulse   the heartbeat, in threads of its own: gloo
+    main        gradients and losses, on the device: NCCL on GPUs, gloo on a CPU
+    side        what ranks agree on and share, on the host: gloo
+    heartbeat   in threads of its own: gloo
 
 `side` comes first, as the process's default group: over it two ranks on one GPU are found out, with
 which NCCL would not start. `main` comes last, with the first sum of gradients, and connects at once,
@@ -30,10 +30,10 @@ from gapless.device.torch_private import set_timeout, set_timeout_of_options
 from gapless.errors import RanksError, UserError
 from gapless.ranks.agreement import GroupAgreement
 from gapless.ranks.gradient_sum import FlatSum
+from gapless.ranks.heartbeat import Heartbeat
 from gapless.ranks.leaving import errors_end_all, leave
 from gapless.ranks.lost_peers import first_line, heartbeat_tells, named_as_lost
-from gapless.ranks.meeting import SECONDS_TO_ARRIVE, store_of, wait_for_all
-from gapless.ranks.pulse import Pulse
+from gapless.ranks.rendezvous import SECONDS_TO_ARRIVE, store_of, wait_for_all
 
 
 if TYPE_CHECKING:
@@ -110,10 +110,12 @@ class TorchRanks:
         self._device = device
         with named_as_lost("start"):
             parent = os.getppid() if launch.has_agent else None
-            self._pulse = Pulse(_gloo(), rank=self.rank, world=self.world, parent=parent).start()
+            self._heartbeat = Heartbeat(
+                _gloo(), rank=self.rank, world=self.world, parent=parent
+            ).start()
             self._until_end = ExitStack()
-            self._until_end.enter_context(errors_end_all(self._pulse))
-            self._until_end.enter_context(heartbeat_tells(self._pulse.let_tell))
+            self._until_end.enter_context(errors_end_all(self._heartbeat))
+            self._until_end.enter_context(heartbeat_tells(self._heartbeat.let_tell))
 
     @cached_property
     def main(self) -> dist.ProcessGroup:
@@ -121,7 +123,7 @@ class TorchRanks:
 
         Sync: The first time, blocks the host until all ranks are here.
         """
-        with named_as_lost("start"), self._pulse.pause():
+        with named_as_lost("start"), self._heartbeat.pause():
             return _group_on(self._device)
 
     def sum_gradients(self, params: Iterable[torch.nn.Parameter]) -> GradientSum:
@@ -183,32 +185,32 @@ class TorchRanks:
 
         Sync: Does not block the host.
         """
-        self._pulse.note_updates(updates)
+        self._heartbeat.note_updates(updates)
 
     def pause(self, reason: str, *, may_be_silent: bool = True) -> AbstractContextManager[None]:
         """Tell the others that this rank does no updates in the body, and is alive."""
         del reason
-        return self._pulse.pause(may_be_silent=may_be_silent)
+        return self._heartbeat.pause(may_be_silent=may_be_silent)
 
     def note_stop(self) -> None:
         """Take a rank for lost if it is silent, even in a pause: this one is asked to stop."""
-        self._pulse.note_stop()
+        self._heartbeat.note_stop()
 
     def note_done(self) -> None:
         """Let nobody need another any more; what rank 0 says counts."""
         if self.is_first:
-            self._pulse.note_done()
+            self._heartbeat.note_done()
 
     def fail(self, tell: Callable[[], None] | None, *, code: int) -> NoReturn:
         """End all ranks because of an error on this one."""
-        self._pulse.fail(tell, code=code)
+        self._heartbeat.fail(tell, code=code)
 
     def end(self) -> None:
         """Leave together with all ranks, once no work is queued and no graph is left.
 
         Sync: Blocks the host until all ranks are here.
         """
-        leave(self._pulse, dist.destroy_process_group)
+        leave(self._heartbeat, dist.destroy_process_group)
         self._until_end.close()
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from gapless.errors import EXIT_PEER_LOST
 from gapless.ranks.leaving import leave
-from ranks.pulse_program import AT_UPDATE
+from ranks.heartbeat_program import AT_UPDATE
 
 
-pytestmark = pytest.mark.xdist_group("processes: pulse")
+pytestmark = pytest.mark.xdist_group("processes: heartbeat")
 
-PROGRAM = Path(__file__).with_name("pulse_program.py")
+PROGRAM = Path(__file__).with_name("heartbeat_program.py")
 
 # Nothing is timed; a group that is left after so many seconds hangs.
 LIMIT = 60

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from gapless.cli.signals import Signals
 from gapless.nmt.run.stopping import StopRequest
+from gapless.ranks.heartbeat import Heartbeat
 from gapless.ranks.leaving import leave
-from gapless.ranks.pulse import Pulse
 
 
 UPDATES = 30
@@ -31,49 +31,51 @@ def main():
     dist.init_process_group("gloo")
     limits = {name: float(value) for name, value in (one.split("=") for one in options)}
     rank = dist.get_rank()
-    pulse = Pulse(dist.new_group(), rank=rank, world=dist.get_world_size(), **limits).start()
+    heartbeat = Heartbeat(
+        dist.new_group(), rank=rank, world=dist.get_world_size(), **limits
+    ).start()
     with Signals() as signals, StopRequest(second_raises=False):
         signals.may_raise()
-        signals.on_stop = pulse.note_stop
-        train(pulse, harm, harmed)
+        signals.on_stop = heartbeat.note_stop
+        train(heartbeat, harm, harmed)
     if harm.endswith("_when_done"):
-        harm_when_done(pulse, harm, harmed)
-    end(pulse, harm)
+        harm_when_done(heartbeat, harm, harmed)
+    end(heartbeat, harm)
 
 
-def harm_when_done(pulse, harm, harmed):
+def harm_when_done(heartbeat, harm, harmed):
     rank = dist.get_rank()
     # Nobody is harmed before all have come so far, and know that all is done.
     dist.barrier()
     if rank == 0:
-        pulse.note_done()
-    while not pulse._is_all_done():
+        heartbeat.note_done()
+    while not heartbeat._is_all_done():
         time.sleep(0.01)
     dist.barrier()
     if harmed == str(rank):
-        HARMS[harm.removesuffix("_when_done")](pulse)
+        HARMS[harm.removesuffix("_when_done")](heartbeat)
 
 
-def train(pulse, harm, harmed):
+def train(heartbeat, harm, harmed):
     rank = dist.get_rank()
     if harm == "begins_with_the_lock" and harmed == str(rank):
         hold_the_lock()
     try:
         for number in range(1, UPDATES + 1):
             add(fails=harm == "sees_the_error")
-            pulse.note_updates(number)
+            heartbeat.note_updates(number)
             if number == AT_UPDATE and harmed in (str(rank), "all") and harm in HARMS:
-                HARMS[harm](pulse)
+                HARMS[harm](heartbeat)
             time.sleep(0.01)
     except Exception:
-        pulse.fail(traceback.print_exc, code=1)
+        heartbeat.fail(traceback.print_exc, code=1)
 
 
-def end(pulse, harm):
+def end(heartbeat, harm):
     if harm == "hangs_at_the_end":
-        leave(pulse, hang, limit_seconds=0.5)
+        leave(heartbeat, hang, limit_seconds=0.5)
     else:
-        leave(pulse, dist.destroy_process_group)
+        leave(heartbeat, dist.destroy_process_group)
     print("done")
 
 
@@ -91,52 +93,52 @@ def hang():
         time.sleep(1.0)
 
 
-def is_killed(pulse):
-    del pulse
+def is_killed(heartbeat):
+    del heartbeat
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def is_stopped(pulse):
-    del pulse
+def is_stopped(heartbeat):
+    del heartbeat
     time.sleep(1.0)  # until the others have heard of updates
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def is_stopped_soon(pulse):
+def is_stopped_soon(heartbeat):
     """A tenth of a second after its first update: before the next beat would be due."""
-    del pulse
+    del heartbeat
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def is_stopped_in_a_pause(pulse):
-    with pulse.pause():
+def is_stopped_in_a_pause(heartbeat):
+    with heartbeat.pause():
         time.sleep(1.0)
         Path("harmed").touch()
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def raises(pulse):
-    del pulse
+def raises(heartbeat):
+    del heartbeat
     raise RuntimeError("planted in one rank")
 
 
-def waits(pulse):
-    del pulse
+def waits(heartbeat):
+    del heartbeat
     hang()
 
 
-def is_stopped_in_a_short_pause(pulse):
-    with pulse.pause(may_be_silent=False):
-        is_stopped(pulse)
+def is_stopped_in_a_short_pause(heartbeat):
+    with heartbeat.pause(may_be_silent=False):
+        is_stopped(heartbeat)
 
 
-def pauses(pulse):
-    with pulse.pause():
+def pauses(heartbeat):
+    with heartbeat.pause():
         time.sleep(3.0)
 
 
-def pauses_with_the_lock(pulse):
-    with pulse.pause():
+def pauses_with_the_lock(heartbeat):
+    with heartbeat.pause():
         hold_the_lock()
 
 
@@ -145,8 +147,8 @@ def hold_the_lock():
     ctypes.PyDLL(None).sleep(3)
 
 
-def nothing(pulse):
-    del pulse
+def nothing(heartbeat):
+    del heartbeat
 
 
 HARMS = {
