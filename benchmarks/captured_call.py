@@ -25,8 +25,7 @@ import torch
 
 import gapless
 from benchmarks.facts import place_and_time
-from gapless.device.capture_edges import call
-from gapless.device.cpu import CpuDevice
+from gapless.device.cpu import CpuDevice, call
 from gapless.device.find import find_device
 from gapless.graphs import trial
 from gapless.graphs.proof import NotProved

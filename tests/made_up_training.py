@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from gapless.records.run_history import RunHistory
+from gapless.records.training import RunHistory
 
 
 def made_up_epoch(number, **changed):

@@ -38,7 +38,7 @@ _PUBLIC = {
     "gapless.pipeline.step": ("SplitStep", "StepLoss"),
     "gapless.plans": ("PLANS", "Plan"),
     "gapless.records.epoch_record": ("EpochRecord",),
-    "gapless.records.step_values": ("StepValues",),
+    "gapless.pipeline.losses.loss_history": ("StepValues",),
     "gapless.records.wait_stats": ("WaitStats",),
 }
 

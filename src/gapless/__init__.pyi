@@ -27,11 +27,11 @@ from gapless.graphs.capture import capture as capture
 from gapless.graphs.in_place import capture_report as capture_report, release as release
 from gapless.loop.train_loop import TrainLoop as TrainLoop, run_epoch as run_epoch
 from gapless.pipeline.losses.deferred_loss import DeferredLoss as DeferredLoss
+from gapless.pipeline.losses.loss_history import StepValues as StepValues
 from gapless.pipeline.prefetch import prefetch as prefetch
 from gapless.pipeline.step import SplitStep as SplitStep, StepLoss as StepLoss
 from gapless.plans import PLANS as PLANS, Plan as Plan
 from gapless.records.epoch_record import EpochRecord as EpochRecord
-from gapless.records.step_values import StepValues as StepValues
 from gapless.records.wait_stats import WaitStats as WaitStats
 
 __version__: str

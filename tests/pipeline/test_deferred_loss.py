@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 import gapless
 from gapless.device.cpu import CpuDevice
 from gapless.pipeline.losses.deferred_loss import DeferredLoss
-from gapless.records.step_values import NonFinite
+from gapless.pipeline.losses.loss_history import NonFinite
 from late_device import LateDevice
 
 

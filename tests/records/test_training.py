@@ -1,8 +1,13 @@
-"""Totals of a training run."""
+"""What a training run and its epochs did."""
 
 from __future__ import annotations
 
-from gapless.records.training import steady_tokens_per_second, total_gap_share, total_waits
+from gapless.records.training import (
+    RunHistory,
+    steady_tokens_per_second,
+    total_gap_share,
+    total_waits,
+)
 from toys import made_up_epoch
 
 
@@ -51,3 +56,17 @@ def test_two_parts_of_an_epoch_make_one_record():
     ) == (4.5, 200, 24_000, 8000.0)
     assert both.work.gap_ms == 100.0
     assert both.work.waits.by_reason["interval"].count == 20
+
+
+def test_lines_are_told_apart_by_kind_and_damaged_ones_are_left_out():
+    """A cut line, a number and a line without a kind are no figures."""
+    lines = [
+        '{"kind": "train", "loss": 2.5}',
+        '{"kind": "tra',
+        "7",
+        "{}",
+        '{"kind": "epoch", "step": 1}',
+    ]
+    found = RunHistory.of_lines(lines)
+
+    assert (found.losses, [row["step"] for row in found.epochs], found.test) == ((2.5,), [1], None)

@@ -14,9 +14,9 @@ from gapless.doctor.session.notebook import Watched
 from gapless.errors import UserError
 from gapless.records.comparison import Spread
 from gapless.records.finding import Session, Trial
-from gapless.records.run_history import RunHistory
 from gapless.records.session_difference import SessionDifference
 from gapless.records.timeline import Gap
+from gapless.records.training import RunHistory
 from gapless.report.html.bars import Bar, Part, bars
 from gapless.report.html.charts import Curve, chart, thinned
 from gapless.report.html.comparison_page import comparison_page

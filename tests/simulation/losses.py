@@ -9,7 +9,7 @@ import torch
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.losses import loss_agreement
 from gapless.pipeline.losses.deferred_loss import DeferredLoss
-from gapless.records.step_values import NonFinite, StepValues
+from gapless.pipeline.losses.loss_history import NonFinite, StepValues
 from gapless.testing.simulated import queues
 from simulation.capturing import TwoRanks
 from simulation.registry import scenario

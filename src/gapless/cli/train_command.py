@@ -239,7 +239,7 @@ def _run_to_resume(options: Namespace) -> Path | None:
 def _write_report(path: Path, trainer: Trainer) -> None:
     from gapless.nmt.run.run_report import describe_run
     from gapless.nmt.run_folder.logs import METRICS
-    from gapless.records.run_history import RunHistory
+    from gapless.records.training import RunHistory
     from gapless.report.html.training_page import training_page
 
     about = describe_run(trainer.run)

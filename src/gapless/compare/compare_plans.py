@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +13,6 @@ import torch
 from gapless.compare.bench import run_bench
 from gapless.compare.ranking import make_weights, recommend
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings, VerifySettings
-from gapless.compare.source_commit import source_commit
 from gapless.compare.verify_plan import run_verification
 from gapless.compare.workload import checked_workload_function, require_float32
 from gapless.device.find import find_device
@@ -158,7 +159,7 @@ def run_comparison(
         hardware=device.describe(),
         is_accelerator=device.is_accelerator,
         torch=str(torch.__version__),
-        commit=source_commit(),
+        commit=_source_commit(),
         unit=result.unit or STEPS,
         settings={**_settings(settings), "training": training},
         rows=rows,
@@ -243,3 +244,19 @@ def _settings(settings: CompareSettings) -> dict[str, Any]:
         "tolerance": run.tolerance,
         "device_memory_bytes": run.device.total_memory_bytes(),
     }
+
+
+def _source_commit() -> str | None:
+    """Return the commit of gapless's source tree, with a + if it was changed; None outside one."""
+    # Of this file: ROOT/src/gapless/compare/compare_plans.py.
+    package = Path(__file__).resolve().parents[1]
+    root = package.parents[1]
+    # An installed package may lie in somebody else's repository, whose commit says nothing here.
+    if package != root / "src" / "gapless" or not (root / ".git").exists():
+        return None
+    git = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        done = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

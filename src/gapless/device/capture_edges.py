@@ -12,12 +12,7 @@ from gapless.device.torch_private import current_graph_task
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-
-def call(function: Callable[[], object]) -> None:
-    """Cut where nothing is captured: call the function at once."""
-    function()
+    from collections.abc import Iterator
 
 
 def check_may_cut() -> None:

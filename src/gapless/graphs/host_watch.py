@@ -31,8 +31,7 @@ import torch
 from torch import nn
 from torch.utils.weak import TensorWeakRef
 
-from gapless.device.backward_thread import call_on_backward_thread, has_kernels_of_its_own
-from gapless.device.torch_gpu import STREAM_TYPES
+from gapless.device.torch_gpu import STREAM_TYPES, call_on_backward_thread, has_kernels_of_its_own
 from gapless.graphs.c_calls import SUSPECTS, effect_of, is_in_memory
 from gapless.graphs.code_kinds import (
     CodeKind,

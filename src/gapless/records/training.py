@@ -1,16 +1,17 @@
-"""What the epochs of a training run did, as they are printed and kept in its files."""
+"""What a training run and its epochs did, as they are printed and kept in its files."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from gapless.records.epoch_record import EpochRecord, gap_share
 from gapless.records.wait_stats import WaitStats
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +99,37 @@ class TrainingEpoch:
             work=work,
             peak_memory_bytes=state["peak_memory_bytes"],
             validation=dict(state["validation"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunHistory:
+    """What `metrics.jsonl` tells of a run, under the names that the figures have there.
+
+    Attributes:
+        losses: of every batch in order; None where one was not finite.
+        epochs: figures of each epoch; `step` is its number.
+        test: figures of the final model; None before it was scored.
+    """
+
+    losses: tuple[float | None, ...] = ()
+    epochs: tuple[dict[str, Any], ...] = ()
+    test: dict[str, Any] | None = None
+
+    @classmethod
+    def of_lines(cls, lines: Iterable[str]) -> Self:
+        """Return what the lines of the file say; damaged lines are left out."""
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for line in lines:
+            try:
+                row = json.loads(line)
+                rows.setdefault(row["kind"], []).append(row)
+            except (ValueError, TypeError, KeyError, RecursionError):
+                continue
+        return cls(
+            losses=tuple(row.get("loss") for row in rows.get("train", [])),
+            epochs=tuple(rows.get("epoch", [])),
+            test=rows["test"][-1] if "test" in rows else None,
         )
 
 

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     import torch
 
     from gapless.device.base import Device, Stream
+    from gapless.pipeline.losses.loss_history import NonFinite, StepValues
     from gapless.pipeline.losses.loss_numbers import Number
     from gapless.ranks import Peers
-    from gapless.records.step_values import NonFinite, StepValues
     from gapless.records.wait_stats import WaitStats
 
 

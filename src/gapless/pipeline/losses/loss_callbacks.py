@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from gapless.pipeline.losses.loss_history import LossHistory
-    from gapless.records.step_values import NonFinite, StepValues
+    from gapless.pipeline.losses.loss_history import LossHistory, NonFinite, StepValues
 
 
 class LossCallbacks:

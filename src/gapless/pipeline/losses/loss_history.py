@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from gapless.errors import LossError
-from gapless.records.step_values import NonFinite, StepValues
 
 
 if TYPE_CHECKING:
@@ -16,6 +16,35 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOSS = "loss"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepValues:
+    """The values of one step.
+
+    Attributes:
+        step: number of the `add` that gave them, from 0, since the last `reset`; each `DeferredLoss`
+            has numbers of its own.
+        values: by name; a value that was given by position is named `loss`.
+    """
+
+    step: int
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonFinite:
+    """A value that is NaN or infinite.
+
+    Attributes:
+        step: number of the `add` that gave it, from 0, since the last `reset`.
+        name: of the value; `loss` if it was given by position.
+        value: itself.
+    """
+
+    step: int
+    name: str
+    value: float
 
 
 class LossHistory:

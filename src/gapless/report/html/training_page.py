@@ -15,7 +15,7 @@ from gapless.report.text import MISSING, count, known, megabytes, milliseconds, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gapless.records.run_history import RunHistory
+    from gapless.records.training import RunHistory
 
     # Figures of an epoch.
     _Figures: TypeAlias = Mapping[str, Any]

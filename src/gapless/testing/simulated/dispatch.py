@@ -16,12 +16,13 @@ from gapless.device.torch_private import (
     DispatchKey,
     TorchDispatchMode,
     is_zero_tensor,
+    pack_padded_sequence,
+    pack_padded_sequence_backward,
     pin_memory,
     schema_of,
     to_copy,
 )
 from gapless.testing.simulated.allocator import alias, spans_of
-from gapless.testing.simulated.decompositions import DECOMPOSITIONS
 from gapless.testing.simulated.operator_call import (
     Call,
     UnpredictableError,
@@ -156,7 +157,7 @@ class QueueOperations(TorchDispatchMode):
         return target
 
     def _on_device(self, call: Call) -> Any:
-        if call.func in DECOMPOSITIONS:
+        if call.func in _DECOMPOSITIONS:
             return self._decompose(call)
         call = self._with_indices(call)
         if call.waits:
@@ -180,7 +181,7 @@ class QueueOperations(TorchDispatchMode):
         self._simulation.is_quiet = False
         try:
             with self:
-                return DECOMPOSITIONS[call.func](*call.args, **call.kwargs)
+                return _DECOMPOSITIONS[call.func](*call.args, **call.kwargs)
         finally:
             self._simulation.is_quiet = True
 
@@ -410,3 +411,35 @@ def _written_results(call: Call) -> Any:
     if not returns:
         return None
     return found[0] if len(returns) == 1 else tuple(found[: len(returns)])
+
+
+# --- operators that take some of their arguments on the host, as a GPU's do: packed sequences ---
+
+
+def _pack(
+    padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Join the sequences step by step; the sizes of the steps stay on the host."""
+    on_host = torch.zeros(padded.shape, device=HOST)
+    sizes = pack_padded_sequence(on_host, lengths, batch_first)[1]
+    steps = padded.transpose(0, 1) if batch_first else padded
+    parts = [steps[number, :size] for number, size in enumerate(sizes.tolist())]
+    return torch.cat(parts), sizes
+
+
+def _pack_backward(
+    grad: torch.Tensor, shape: list[int], sizes: torch.Tensor, batch_first: bool
+) -> torch.Tensor:
+    first, second, *rest = shape
+    padded = grad.new_zeros([second, first, *rest] if batch_first else shape)
+    start = 0
+    for number, size in enumerate(sizes.tolist()):
+        padded[number, :size].copy_(grad[start : start + size])
+        start += size
+    return padded.transpose(0, 1) if batch_first else padded
+
+
+_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    pack_padded_sequence: _pack,
+    pack_padded_sequence_backward: _pack_backward,
+}
