@@ -11,7 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 import gapless
-from gapless.ranks import long_waits
+from gapless.ranks import peer_errors
 
 
 TOLD = Path("told")
@@ -22,22 +22,22 @@ def main():
     losses = gapless.DeferredLoss("cpu", ranks=True)
     losses.add(float(dist.get_rank()))
     print(losses.mean())
-    long_waits.SECONDS_UNTOLD = 0.2
+    peer_errors.SECONDS_UNTOLD = 0.2
     if dist.get_rank() == 1:
         while not TOLD.exists():
             time.sleep(0.01)
-        long_waits.SECONDS_UNTOLD = 100.0
+        peer_errors.SECONDS_UNTOLD = 100.0
     print(losses.mean())  # all ranks
     dist.destroy_process_group()
 
 
-def written(text, write=long_waits._write):
-    long_waits.SECONDS_UNTOLD = 100.0
+def written(text, write=peer_errors._write):
+    peer_errors.SECONDS_UNTOLD = 100.0
     write(text)
     TOLD.touch()
 
 
-long_waits._write = written
+peer_errors._write = written
 
 if __name__ == "__main__":
     main()

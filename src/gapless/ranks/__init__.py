@@ -6,10 +6,10 @@ its own process group (`user_process_group.py`). Only this room names `torch.dis
 nothing that imports it is loaded.
 """
 
-from gapless.ranks.membership import find_ranks
-from gapless.ranks.of_user import (
+from gapless.ranks.membership import (
     collectives_so_far,
     drop_before_groups_end,
+    find_ranks,
     is_distributed,
     user_ranks,
 )

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from gapless.ranks.flags import RaisedFlags
-from gapless.ranks.lost_peers import named_as_lost
+from gapless.ranks.peer_errors import named_as_lost
 from gapless.ranks.protocol import MOST_UPDATES_BETWEEN_AGREEMENTS
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class RaisedFlags:
@@ -40,3 +40,27 @@ class RaisedFlags:
             flag, value = self._raised.popleft()
             taken[flag] = max(value, taken.get(flag, 0))
         return taken
+
+
+class OwnFlags:
+    """Implements `Agreement` for a rank that is alone: it answers at once.
+
+    Args:
+        flags: names of what can be asked.
+    """
+
+    def __init__(self, flags: Sequence[str]) -> None:
+        self._raised = RaisedFlags(flags)
+
+    def ask(self, flag: str, value: int = 1) -> None:
+        """Raise a flag."""
+        self._raised.ask(flag, value)
+
+    def after_update(self, updates: int) -> Mapping[str, int]:
+        """Return the flags that were raised."""
+        del updates
+        return self._raised.take()
+
+    def finish(self) -> Mapping[str, int]:
+        """Return the flags that were raised."""
+        return self._raised.take()

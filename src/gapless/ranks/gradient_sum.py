@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from gapless.device.torch_private import foreach_copy_
 from gapless.errors import RanksDifferError, RanksError
-from gapless.ranks.lost_peers import named_as_lost
+from gapless.ranks.peer_errors import named_as_lost
 
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
-from gapless.ranks.flags import RaisedFlags
+from gapless.ranks.flags import OwnFlags
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     import torch
@@ -53,7 +53,7 @@ class SingleRank:
     ) -> Agreement:
         """Return an agreement with nobody, which answers at once."""
         del blocking, every
-        return _OwnFlags(flags)
+        return OwnFlags(flags)
 
     def note_updates(self, updates: int) -> None:
         """Tell nobody."""
@@ -85,18 +85,3 @@ class _NoSum:
 
     def close(self) -> None:
         pass
-
-
-class _OwnFlags:
-    def __init__(self, flags: Sequence[str]) -> None:
-        self._raised = RaisedFlags(flags)
-
-    def ask(self, flag: str, value: int = 1) -> None:
-        self._raised.ask(flag, value)
-
-    def after_update(self, updates: int) -> Mapping[str, int]:
-        del updates
-        return self._raised.take()
-
-    def finish(self) -> Mapping[str, int]:
-        return self._raised.take()

@@ -32,7 +32,7 @@ from gapless.ranks.agreement import GroupAgreement
 from gapless.ranks.gradient_sum import FlatSum
 from gapless.ranks.heartbeat import Heartbeat
 from gapless.ranks.leaving import errors_end_all, leave
-from gapless.ranks.lost_peers import first_line, heartbeat_tells, named_as_lost
+from gapless.ranks.peer_errors import first_line, heartbeat_tells, named_as_lost
 from gapless.ranks.rendezvous import SECONDS_TO_ARRIVE, store_of, wait_for_all
 
 

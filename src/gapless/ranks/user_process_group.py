@@ -25,8 +25,7 @@ from gapless.device.torch_private import (
     timeout_of,
 )
 from gapless.errors import DeviceError, PeerLostError, UserError
-from gapless.ranks.long_waits import told_if_long
-from gapless.ranks.lost_peers import first_line, is_of_a_connection
+from gapless.ranks.peer_errors import first_line, is_of_a_connection, told_if_long
 from gapless.unnoticed import PatchesWhileAlive
 
 

@@ -1,4 +1,4 @@
-"""Tell of a wait for other ranks of a user's loop that takes long: one of them may never come."""
+"""What is said where other ranks are waited for: of one that is gone, and of a wait that takes long."""
 
 from __future__ import annotations
 
@@ -9,18 +9,69 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
+
+from gapless.errors import PeerLostError
 from gapless.python_private import current_frames
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from datetime import timedelta
 
+
+# Of the ranks that this process has joined: waits a little, and does not return if a rank is lost.
+_heartbeats: list[Callable[[], None]] = []
 
 # Before it is told. Ranks of one loop are seldom as far apart, but where one of them writes a checkpoint.
 SECONDS_UNTOLD = 10.0
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+
+
+@contextmanager
+def heartbeat_tells(let_tell: Callable[[], None]) -> Iterator[None]:
+    """Let the heartbeat tell of a lost rank, by its number, where a connection fails in the body.
+
+    Args:
+        let_tell: waits a little, and does not return if a rank is lost.
+    """
+    _heartbeats.append(let_tell)
+    try:
+        yield
+    finally:
+        _heartbeats.remove(let_tell)
+
+
+@contextmanager
+def named_as_lost(what: str) -> Iterator[None]:
+    """Raise PeerLostError for what torch raises where a connection is closed.
+
+    Args:
+        what: is done together with the other ranks.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_of_a_connection(error):
+            raise
+        for let_tell in _heartbeats:
+            let_tell()
+        raise PeerLostError(
+            f"another rank is gone: the {what} of all ranks failed ({first_line(error)}); its own "
+            "output says why"
+        ) from error
+
+
+def is_of_a_connection(error: RuntimeError) -> bool:
+    """Return whether gloo or the store raised an error; gloo's are told from others by text alone."""
+    of_store = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
+    return of_store or "gloo" in str(error)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text."""
+    return str(error).partition("\n")[0]
 
 
 @contextmanager
