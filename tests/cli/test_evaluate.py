@@ -16,7 +16,7 @@ from cli.conftest import ONE_EPOCH, make_pairs, write_table
 from gapless.cli import evaluate_command
 from gapless.cli.main import run_command
 from gapless.device.numerics import numerics_restored
-from gapless.nmt.run import scoring
+from gapless.nmt.run import scores
 
 
 # --- where it writes ---
@@ -29,7 +29,7 @@ def no_search(monkeypatch):
     def fail(*_, **__):
         pytest.fail("translated")
 
-    monkeypatch.setattr(scoring, "evaluate", fail)
+    monkeypatch.setattr(scores, "evaluate", fail)
 
 
 @pytest.mark.parametrize(

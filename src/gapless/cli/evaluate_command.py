@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
     from gapless.cli.parser import Parser
     from gapless.nmt.data.corpus import Corpus, Pairs
-    from gapless.nmt.run.scoring import Evaluation, Scoring
+    from gapless.nmt.run.scores import Evaluation
     from gapless.nmt.run.translator import Translator
     from gapless.nmt.settings.config import TrainConfig
+    from gapless.nmt.settings.score_tokenizer import Scoring
 
 
 DETAILS = ""
@@ -86,9 +87,10 @@ def run(options: Namespace) -> int:
     require_extra("nmt", "gapless evaluate")
     from gapless.nmt.data.corpus import notes_of_empty
     from gapless.nmt.run.out_of_memory import naming_phase
-    from gapless.nmt.run.scoring import decide_scoring, evaluate
+    from gapless.nmt.run.scores import evaluate
     from gapless.nmt.run.translator import longest_source
     from gapless.nmt.run_folder.seen_text import find_trained_on
+    from gapless.nmt.settings.score_tokenizer import decide_scoring
 
     translator = make_translator(options)
     config = _with_options(translator.config, options)
@@ -280,7 +282,7 @@ def _note_trained_on(found: list[int] | None, options: Namespace, *, of: int) ->
 
 def _without_width(result: Evaluation, scoring: Scoring) -> dict[str, Any]:
     """Return BLEU of Chinese with full-width marks made plain on both sides, labelled as such."""
-    from gapless.nmt.run.scoring import score
+    from gapless.nmt.run.scores import score
 
     if scoring.tokenizer != "zh":
         return {}

@@ -308,8 +308,8 @@ def _dry_run(options: Namespace) -> int:
     from gapless.nmt.run.dry_run import estimate_run
     from gapless.nmt.run.out_of_memory import naming_phase
     from gapless.nmt.run.run_report import describe_data, describe_scoring
-    from gapless.nmt.run.scoring import decide_scoring
     from gapless.nmt.run.validation import short_line
+    from gapless.nmt.settings.score_tokenizer import decide_scoring
     from gapless.ranks.launch import read_launch
 
     warn_of_removed(options.config)

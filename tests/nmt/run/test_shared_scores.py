@@ -125,7 +125,7 @@ def test_a_rank_that_stops_stops_all(trained):
 def test_the_validation_is_that_of_one_rank(trained, world, monkeypatch):
     """Loss and scores have the same digits, whatever the number of batches that a rank gets."""
     from gapless.loop.train_loop import TrainLoop
-    from gapless.nmt.run.scoring import decide_scoring
+    from gapless.nmt.settings.score_tokenizer import decide_scoring
 
     pairs = trained.task.corpus.val.take(range(40))
     corpus = SimpleNamespace(val=Pairs(src=pairs.src, tgt=pairs.tgt))

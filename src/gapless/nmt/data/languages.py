@@ -1,4 +1,4 @@
-"""What language a name means: for columns, keys and endings of files, and for scores.
+"""What language a name means: for columns, keys and endings of files, and for the tokenizer of scores.
 
 A plain code such as en or zh-CN is read here. Names such as Chinese or 中文, and codes such as zho_Hans, are
 read by `langcodes`, where it is installed.
@@ -18,12 +18,6 @@ from gapless.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
-# Languages whose words 13a, sacrebleu's own tokenizer, does not find.
-_TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
-# Files often end in the code of the country.
-_TOKENIZERS |= {"cn": "zh", "jp": "ja-mecab", "kr": "ko-mecab"}
-_ANY_OTHER = "13a"
 
 # Two letters, then a script, a country or both.
 _PLAIN_CODE = re.compile(r"([a-z]{2})((?:-(?:[a-z]{4}|[a-z]{2}|\d{3}))*)")
@@ -93,9 +87,3 @@ def matching_names(wanted: str, names: Sequence[str]) -> list[int]:
             "found; give a code such as en, or one of these names"
         )
     return [n for n, name in enumerate(names) if is_same_language(wanted, name)]
-
-
-def tokenizer_of(side: str) -> str:
-    """Return sacrebleu's tokenizer for text in the language that a side is named by."""
-    language = find_language(side.rpartition(".")[2])
-    return _ANY_OTHER if language is None else _TOKENIZERS.get(language.code, _ANY_OTHER)

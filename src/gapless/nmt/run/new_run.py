@@ -16,7 +16,6 @@ from gapless.errors import RunFolderError, RunLockedError, UserError
 from gapless.nmt.data.languages import is_same_language
 from gapless.nmt.data.vocab import Vocabs
 from gapless.nmt.run.rank_agreement import made_by_first
-from gapless.nmt.run.scoring import decide_scoring
 from gapless.nmt.run.stopping import WallClock
 from gapless.nmt.run.task import Task, make_vocabs, may_be_learned, prepare, read_corpus
 from gapless.nmt.run.training_run import TrainingRun, assemble, device_of
@@ -44,6 +43,7 @@ from gapless.nmt.settings.defaults import (
     chosen_settings,
 )
 from gapless.nmt.settings.effective_settings import grown_update, resolve
+from gapless.nmt.settings.score_tokenizer import decide_scoring
 from gapless.ranks import SingleRank
 from gapless.report.text import shell_name
 

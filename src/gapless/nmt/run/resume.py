@@ -10,7 +10,6 @@ from gapless.checkpoint.lock import RunLock
 from gapless.errors import RunFolderError, UserError
 from gapless.nmt.data.vocab import VOCAB_FILES, Vocabs
 from gapless.nmt.run.rank_agreement import made_by_first
-from gapless.nmt.run.scoring import decide_scoring, has_same_scoring
 from gapless.nmt.run.stopping import WallClock
 from gapless.nmt.run.task import check_pairs, prepare, read_corpus, read_recorded
 from gapless.nmt.run.training_run import TrainingRun, assemble, changed_numerics, device_of
@@ -41,6 +40,7 @@ from gapless.nmt.settings.effective_settings import (
     changed_world,
     resolve_resumed,
 )
+from gapless.nmt.settings.score_tokenizer import decide_scoring, has_same_scoring
 from gapless.ranks import SingleRank
 
 
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gapless.device.base import Device
-    from gapless.nmt.run.scoring import Scoring
     from gapless.nmt.run.task import Task
     from gapless.nmt.settings.config import TrainConfig
     from gapless.nmt.settings.effective_settings import EffectiveSettings
+    from gapless.nmt.settings.score_tokenizer import Scoring
     from gapless.ranks import Ranks
 
 

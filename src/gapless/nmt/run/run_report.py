@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gapless.device.base import Device
-    from gapless.nmt.run.scoring import Scores, Scoring
+    from gapless.nmt.run.scores import Scores
     from gapless.nmt.run.task import Task
     from gapless.nmt.run.training_run import TrainingRun
     from gapless.nmt.settings.config import TrainConfig
     from gapless.nmt.settings.effective_settings import EffectiveSettings
+    from gapless.nmt.settings.score_tokenizer import Scoring
     from gapless.plans import Plan
     from gapless.records.epoch_record import Progress
     from gapless.records.training import TrainingEpoch

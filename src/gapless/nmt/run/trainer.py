@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.new_run import ChosenRun
     from gapless.nmt.run.rank_agreement import Decisions
     from gapless.nmt.run.run_report import Observer
-    from gapless.nmt.run.scoring import Scores
+    from gapless.nmt.run.scores import Scores
     from gapless.nmt.run.training_run import TrainingRun
     from gapless.nmt.settings.config import TrainConfig
     from gapless.ranks import Ranks

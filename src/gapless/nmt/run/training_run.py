@@ -16,7 +16,7 @@ from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run.build import build_step, num_workers, training_sampler
 from gapless.nmt.run.out_of_memory import naming_phase
 from gapless.nmt.run.rank_agreement import made_by_first
-from gapless.nmt.run.scoring import num_compared, num_translated
+from gapless.nmt.run.scores import num_compared, num_translated
 from gapless.nmt.run.stopping import AgreedClock, TimeLimit, WallClock
 from gapless.nmt.run_folder.checkpoints import set_weights
 from gapless.nmt.run_folder.folder import LOCK
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
     from gapless.nmt.data.sampler import MicrobatchSampler
     from gapless.nmt.model.transformer import Transformer
-    from gapless.nmt.run.scoring import Scoring
     from gapless.nmt.run.task import Task
     from gapless.nmt.run.training_step import TranslationStep
     from gapless.nmt.settings.config import TrainConfig
     from gapless.nmt.settings.defaults import Choice
     from gapless.nmt.settings.effective_settings import EffectiveSettings
     from gapless.nmt.settings.interval import Interval
+    from gapless.nmt.settings.score_tokenizer import Scoring
     from gapless.ranks import Ranks
 
 

@@ -12,7 +12,7 @@ from gapless.nmt.model.compiling import eager_layers
 from gapless.nmt.model.decode import Decoder, DecodeSettings
 from gapless.nmt.run.build import training_sampler, validation_sampler
 from gapless.nmt.run.out_of_memory import OF_BATCHES
-from gapless.nmt.run.scoring import evaluate, num_translated
+from gapless.nmt.run.scores import evaluate, num_translated
 from gapless.nmt.run_folder.training_progress import weighted_mean
 from gapless.pipeline.losses.deferred_loss import DeferredLoss
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.rank_agreement import Decisions
     from gapless.nmt.run.rank_warnings import RankWarnings
     from gapless.nmt.run.run_report import Messages
-    from gapless.nmt.run.scoring import Scores
+    from gapless.nmt.run.scores import Scores
     from gapless.nmt.run.training_run import TrainingRun
     from gapless.records.training import TrainingEpoch
 

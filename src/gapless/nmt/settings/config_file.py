@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from gapless.errors import UserError
-from gapless.nmt.data.languages import tokenizer_of
+from gapless.nmt.settings.score_tokenizer import tokenizer_of
 
 
 if TYPE_CHECKING:

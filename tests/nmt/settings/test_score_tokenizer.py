@@ -7,9 +7,10 @@ from importlib.util import find_spec
 import pytest
 
 from gapless.errors import UserError
-from gapless.nmt.run import scoring
-from gapless.nmt.run.scoring import Scoring, decide_scoring, has_same_scoring, score
+from gapless.nmt.run.scores import score
+from gapless.nmt.settings import score_tokenizer
 from gapless.nmt.settings.config import make_config, settings_given, settings_of_new_run
+from gapless.nmt.settings.score_tokenizer import Scoring, decide_scoring, has_same_scoring
 
 
 CHINESE = ["火车又晚点了。", "你把我的钥匙放哪儿了？"]
@@ -22,7 +23,7 @@ def make(**settings):
 @pytest.fixture(params=[True, False], ids=["with mecab", "without mecab"])
 def has_mecab(request, monkeypatch):
     """The packages that two tokenizers need are there, or are not."""
-    monkeypatch.setattr(scoring, "_is_missing", lambda tokenizer: not request.param)
+    monkeypatch.setattr(score_tokenizer, "_is_missing", lambda tokenizer: not request.param)
     return request.param
 
 
