@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.scores import Evaluation
     from gapless.nmt.run.translator import Translator
     from gapless.nmt.settings.config import TrainConfig
-    from gapless.nmt.settings.score_tokenizer import Scoring
+    from gapless.nmt.settings.score_tokenizer import ScoreTokenizer
 
 
 DETAILS = ""
@@ -90,7 +90,7 @@ def run(options: Namespace) -> int:
     from gapless.nmt.run.scores import evaluate
     from gapless.nmt.run.translator import longest_source
     from gapless.nmt.run_folder.seen_text import find_trained_on
-    from gapless.nmt.settings.score_tokenizer import decide_scoring
+    from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer
 
     translator = make_translator(options)
     config = _with_options(translator.config, options)
@@ -107,7 +107,7 @@ def run(options: Namespace) -> int:
         *_note_trained_on(trained_on, options, of=len(pairs)),
     ):
         warn(note)
-    scoring = decide_scoring(config)
+    score_tokenizer = choose_score_tokenizer(config)
     folder = options.out or options.run
     if options.out is None and options.data is not None:
         # Not over those of the run's own text.
@@ -121,12 +121,12 @@ def run(options: Namespace) -> int:
             pairs,
             settings,
             config=config,
-            scoring=scoring,
+            score_tokenizer=score_tokenizer,
             on_done=shown.add,
         )
     figures = {
         **asdict(result.scores),
-        **_without_width(result, scoring),
+        **_without_width(result, score_tokenizer),
         "cut": [number + 1 for number in result.cut],
         "long": [number + 1 for number in result.long],
         "trained_on": None if trained_on is None else len(trained_on),
@@ -280,16 +280,16 @@ def _note_trained_on(found: list[int] | None, options: Namespace, *, of: int) ->
     ]
 
 
-def _without_width(result: Evaluation, scoring: Scoring) -> dict[str, Any]:
+def _without_width(result: Evaluation, score_tokenizer: ScoreTokenizer) -> dict[str, Any]:
     """Return BLEU of Chinese with full-width marks made plain on both sides, labelled as such."""
     from gapless.nmt.run.scores import score
 
-    if scoring.tokenizer != "zh":
+    if score_tokenizer.name != "zh":
         return {}
     scores = score(
         [unicodedata.normalize("NFKC", line) for line in result.hypotheses],
         [unicodedata.normalize("NFKC", line) for line in result.references],
-        scoring=scoring,
+        score_tokenizer=score_tokenizer,
     )
     return {"bleu_nfkc_both_sides": scores.bleu}
 

@@ -307,9 +307,9 @@ def _dry_run(options: Namespace) -> int:
     """Print what a new run would do, and write nothing else."""
     from gapless.nmt.run.dry_run import estimate_run
     from gapless.nmt.run.out_of_memory import naming_phase
-    from gapless.nmt.run.run_report import describe_data, describe_scoring
+    from gapless.nmt.run.run_report import describe_data, describe_score_tokenizer
     from gapless.nmt.run.validation import short_line
-    from gapless.nmt.settings.score_tokenizer import decide_scoring
+    from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer
     from gapless.ranks.launch import read_launch
 
     warn_of_removed(options.config)
@@ -319,7 +319,7 @@ def _dry_run(options: Namespace) -> int:
     for note in corpus.notes:
         warn(note)
     print_wrapped(f"data: {describe_data(config, chosen.task)}")
-    print_wrapped(f"scores: {describe_scoring(decide_scoring(config))}")
+    print_wrapped(f"scores: {describe_score_tokenizer(choose_score_tokenizer(config))}")
     choices = [choice.line for choice in chosen.choices]
     print_wrapped(
         "\n".join(choices or ["all settings are given, or those of the embedded corpus"])

@@ -125,13 +125,13 @@ def test_a_rank_that_stops_stops_all(trained):
 def test_the_validation_is_that_of_one_rank(trained, world, monkeypatch):
     """Loss and scores have the same digits, whatever the number of batches that a rank gets."""
     from gapless.loop.train_loop import TrainLoop
-    from gapless.nmt.settings.score_tokenizer import decide_scoring
+    from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer
 
     pairs = trained.task.corpus.val.take(range(40))
     corpus = SimpleNamespace(val=Pairs(src=pairs.src, tgt=pairs.tgt))
     val = prepare(trained.config, vocabs=trained.task.vocabs).val
     monkeypatch.setattr(validation, "num_translated", lambda _: 6)
-    scoring = decide_scoring(trained.config)
+    score_tokenizer = choose_score_tokenizer(trained.config)
 
     def work(ranks):
         plan = trained.config.resolved_plan()
@@ -143,7 +143,7 @@ def test_the_validation_is_that_of_one_rank(trained, world, monkeypatch):
                 step=trained.step,
                 model=trained.step.model,
                 host_waits=HostWaits(trained.device),
-                scoring=scoring,
+                score_tokenizer=score_tokenizer,
                 loop=loop,
                 ranks=ranks,
             )

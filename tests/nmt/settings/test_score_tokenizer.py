@@ -10,7 +10,11 @@ from gapless.errors import UserError
 from gapless.nmt.run.scores import score
 from gapless.nmt.settings import score_tokenizer
 from gapless.nmt.settings.config import make_config, settings_given, settings_of_new_run
-from gapless.nmt.settings.score_tokenizer import Scoring, decide_scoring, has_same_scoring
+from gapless.nmt.settings.score_tokenizer import (
+    ScoreTokenizer,
+    choose_score_tokenizer,
+    has_same_score_tokenizer,
+)
 
 
 CHINESE = ["火车又晚点了。", "你把我的钥匙放哪儿了？"]
@@ -45,10 +49,10 @@ def has_mecab(request, monkeypatch):
 )
 def test_the_name_of_the_target_decides(has_mecab, name, tokenizer):
     """Where a package is missing characters are counted, and a note names it."""
-    found = decide_scoring(make(tgt=name))
+    found = choose_score_tokenizer(make(tgt=name))
 
     is_without = tokenizer.endswith("mecab") and not has_mecab
-    assert found.tokenizer == ("char" if is_without else tokenizer)
+    assert found.name == ("char" if is_without else tokenizer)
     assert ("pip install" in found.note) == is_without
 
 
@@ -63,19 +67,19 @@ def test_the_name_of_the_target_decides(has_mecab, name, tokenizer):
 )
 def test_a_tokenizer_that_is_set_wins(settings, tokenizer):
     """And text that is tokenised already is not tokenised again."""
-    assert decide_scoring(make(**settings)).tokenizer == tokenizer
+    assert choose_score_tokenizer(make(**settings)).name == tokenizer
 
 
 def test_a_target_of_no_known_language_says_what_sets_the_tokenizer():
     """It is scored with 13a, and a user of another language reads how to change that."""
-    assert "score_tokenizer" in decide_scoring(make(tgt="target")).because
+    assert "score_tokenizer" in choose_score_tokenizer(make(tgt="target")).because
 
 
 def test_scores_of_one_tokenizer_can_be_compared():
     """Whatever the target is called."""
-    assert has_same_scoring(make(tgt="zh"), make(tgt="Chinese"))
-    assert not has_same_scoring(make(tgt="zh"), make(tgt="de"))
-    assert has_same_scoring(make(tgt="target", score_tokenizer="zh"), make(tgt="zh"))
+    assert has_same_score_tokenizer(make(tgt="zh"), make(tgt="Chinese"))
+    assert not has_same_score_tokenizer(make(tgt="zh"), make(tgt="de"))
+    assert has_same_score_tokenizer(make(tgt="target", score_tokenizer="zh"), make(tgt="zh"))
 
 
 def test_a_target_that_is_named_anew_drops_the_tokenizer_of_the_file(tmp_path):
@@ -96,14 +100,16 @@ def test_a_target_that_is_named_anew_drops_the_tokenizer_of_the_file(tmp_path):
 def test_a_tokenizer_without_its_package_is_refused():
     """What was asked for by name is not replaced."""
     with pytest.raises(UserError, match=r'needs pip install "sacrebleu\[ja\]", or take'):
-        decide_scoring(make(tgt="ja", score_tokenizer="ja-mecab"))
+        choose_score_tokenizer(make(tgt="ja", score_tokenizer="ja-mecab"))
 
 
 @pytest.mark.parametrize("tokenizer", ["zh", "char", "13a", "intl"])
 def test_the_signature_says_the_tokenizer(tokenizer):
     """Chinese is scored by characters under zh, and not at all by words."""
     found = score(
-        CHINESE, [*CHINESE[:1], "别的。"], scoring=Scoring(tokenizer=tokenizer, because="set")
+        CHINESE,
+        [*CHINESE[:1], "别的。"],
+        score_tokenizer=ScoreTokenizer(name=tokenizer, because="set"),
     )
 
     assert f"tok:{tokenizer}" in found.bleu_signature

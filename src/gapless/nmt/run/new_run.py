@@ -43,7 +43,7 @@ from gapless.nmt.settings.defaults import (
     chosen_settings,
 )
 from gapless.nmt.settings.effective_settings import grown_update, resolve
-from gapless.nmt.settings.score_tokenizer import decide_scoring
+from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer
 from gapless.ranks import SingleRank
 from gapless.report.text import shell_name
 
@@ -123,7 +123,7 @@ def choose_run(
     device = find_device(draft.device)
     corpus = read_corpus(draft)
     # Refuses a tokenizer that is missing before the work on the vocabulary.
-    decide_scoring(draft)
+    choose_score_tokenizer(draft)
     note = None if first is None else first.note_of_direction(draft)
     if note is not None:
         corpus = replace(corpus, notes=(*corpus.notes, note))
@@ -350,7 +350,7 @@ def new_run(
     device = device_of(config, device)
     effective = resolve(config, is_accelerator=device.is_accelerator, world=ranks.world)
     corpus = read_corpus(config) if chosen is None else chosen.task.corpus
-    scoring = decide_scoring(config)
+    score_tokenizer = choose_score_tokenizer(config)
     first = made_by_first(ranks, lambda: _first_weights(config))
     vocabs = None if first is None else first.vocabs
     task = prepare(config, corpus=corpus, vocabs=vocabs) if chosen is None else chosen.task
@@ -359,7 +359,7 @@ def new_run(
         effective,
         device=device,
         task=task,
-        scoring=scoring,
+        score_tokenizer=score_tokenizer,
         run_dir=made_by_first(ranks, lambda: _free_folder(config)),
         clock=clock,
         ranks=ranks,

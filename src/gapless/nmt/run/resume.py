@@ -40,7 +40,7 @@ from gapless.nmt.settings.effective_settings import (
     changed_world,
     resolve_resumed,
 )
-from gapless.nmt.settings.score_tokenizer import decide_scoring, has_same_scoring
+from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer, has_same_score_tokenizer
 from gapless.ranks import SingleRank
 
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.task import Task
     from gapless.nmt.settings.config import TrainConfig
     from gapless.nmt.settings.effective_settings import EffectiveSettings
-    from gapless.nmt.settings.score_tokenizer import Scoring
+    from gapless.nmt.settings.score_tokenizer import ScoreTokenizer
     from gapless.ranks import Ranks
 
 
@@ -142,7 +142,7 @@ class _Saved:
         config: its settings.
         effective: what they mean.
         task: what it learns.
-        scoring: how its translations are scored.
+        score_tokenizer: cuts its translations and references into tokens for BLEU.
         state: its newest whole state.
         path: of the checkpoint that the state is in.
         begun: settings as the run had them before.
@@ -153,7 +153,7 @@ class _Saved:
     config: TrainConfig
     effective: EffectiveSettings
     task: Task
-    scoring: Scoring
+    score_tokenizer: ScoreTokenizer
     state: dict[str, Any]
     path: Path
     begun: TrainConfig
@@ -170,7 +170,7 @@ def _read_run(
         saved.effective,
         device=device,
         task=saved.task,
-        scoring=saved.scoring,
+        score_tokenizer=saved.score_tokenizer,
         run_dir=run_dir,
         clock=clock,
         ranks=ranks,
@@ -205,7 +205,7 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
     is_recorded = config.data == begun.data
     corpus = read_recorded(config, run_dir=run_dir) if is_recorded else read_corpus(config)
     notes += corpus.notes
-    scoring = decide_scoring(config)
+    score_tokenizer = choose_score_tokenizer(config)
     config = replace(config, accumulate=effective.accumulate)
     task = prepare(config, corpus=corpus, vocabs=vocabs)
     if not config.allow_changed_data:
@@ -220,7 +220,7 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
         config=config,
         effective=effective,
         task=task,
-        scoring=scoring,
+        score_tokenizer=score_tokenizer,
         state=state,
         path=saved.path,
         begun=begun,
@@ -234,7 +234,7 @@ def _validates_anew(
 ) -> bool:
     """Return whether the scores of validations cannot be compared with those of the state."""
     now = task.fingerprint["validation"]
-    return not has_same_scoring(config, begun) or now != dict(pairs.get("validation", now))
+    return not has_same_score_tokenizer(config, begun) or now != dict(pairs.get("validation", now))
 
 
 def _check_state(state: dict[str, Any], *, path: Path) -> None:

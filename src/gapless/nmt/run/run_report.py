@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.training_run import TrainingRun
     from gapless.nmt.settings.config import TrainConfig
     from gapless.nmt.settings.effective_settings import EffectiveSettings
-    from gapless.nmt.settings.score_tokenizer import Scoring
+    from gapless.nmt.settings.score_tokenizer import ScoreTokenizer
     from gapless.plans import Plan
     from gapless.records.epoch_record import Progress
     from gapless.records.training import TrainingEpoch
@@ -239,7 +239,7 @@ def describe_run(run: TrainingRun) -> dict[str, str]:
         f"torch {torch.__version__}, {run.config.precision}",
         "plan": describe_plan(run.effective, device=run.device, workers=run.workers),
         "data": describe_data(run.config, run.task),
-        "scores": describe_scoring(run.scoring),
+        "scores": describe_score_tokenizer(run.score_tokenizer),
         "model": f"{run.num_parameters:,} parameters, vocabulary {len(vocabs.src)} to "
         f"{len(vocabs.tgt)}",
         "batches": f"{len(run.sampler)} an epoch, {run.sampler.describe()}",
@@ -294,10 +294,10 @@ def describe_data(config: TrainConfig, task: Task) -> str:
     )
 
 
-def describe_scoring(scoring: Scoring) -> str:
+def describe_score_tokenizer(score_tokenizer: ScoreTokenizer) -> str:
     """Return how translations are scored, with what to know before scores are compared."""
-    note = f"; {scoring.note}" if scoring.note else ""
-    return f"BLEU with tokenizer {scoring.tokenizer}, as {scoring.because}{note}"
+    note = f"; {score_tokenizer.note}" if score_tokenizer.note else ""
+    return f"BLEU with tokenizer {score_tokenizer.name}, as {score_tokenizer.because}{note}"
 
 
 def plan_settings(plan: Plan) -> dict[str, Any]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gapless.nmt.data.vocab import Vocabs
     from gapless.nmt.model.decode import Decoder, DecodeSettings
     from gapless.nmt.settings.config import TrainConfig
-    from gapless.nmt.settings.score_tokenizer import Scoring
+    from gapless.nmt.settings.score_tokenizer import ScoreTokenizer
     from gapless.ranks import Ranks
 
 
@@ -53,15 +53,17 @@ class Scores:
     num_long: int = 0
 
 
-def score(hypotheses: Sequence[str], references: Sequence[str], *, scoring: Scoring) -> Scores:
+def score(
+    hypotheses: Sequence[str], references: Sequence[str], *, score_tokenizer: ScoreTokenizer
+) -> Scores:
     """Score translations against one reference each.
 
     Args:
         hypotheses: one translation for each sentence.
         references: as many; used as they are.
-        scoring: says which tokenizer cuts both sides into words.
+        score_tokenizer: cuts both sides into the words that BLEU counts.
     """
-    bleu = BLEU(tokenize=scoring.tokenizer, force=scoring.is_tokenised)
+    bleu = BLEU(tokenize=score_tokenizer.name, force=score_tokenizer.is_tokenised)
     chrf = CHRF()
     bleu_score = bleu.corpus_score(list(hypotheses), [list(references)])
     chrf_score = chrf.corpus_score(list(hypotheses), [list(references)])
@@ -74,7 +76,7 @@ def score(hypotheses: Sequence[str], references: Sequence[str], *, scoring: Scor
         chrf_signature=str(chrf.get_signature()),
         exact_match=sum(a.strip() == b.strip() for a, b in pairs) / max(1, len(pairs)),
         count=len(pairs),
-        note=scoring.note,
+        note=score_tokenizer.note,
     )
 
 
@@ -104,7 +106,7 @@ def evaluate(
     settings: DecodeSettings,
     *,
     config: TrainConfig,
-    scoring: Scoring,
+    score_tokenizer: ScoreTokenizer,
     on_done: Callable[[int], None] | None = None,
     ranks: Ranks | None = None,
 ) -> Evaluation:
@@ -116,7 +118,7 @@ def evaluate(
         pairs: source sentences and references.
         settings: of the search.
         config: of the run.
-        scoring: how to score.
+        score_tokenizer: cuts both sides into the words that BLEU counts.
         on_done: called with the number of sentences finished after each batch.
         ranks: that translate together; all return the same. None: this process does so alone.
 
@@ -137,11 +139,13 @@ def evaluate(
         ranks=ranks,
     )
     hypotheses = [best[0].text for best in found]
-    is_joined = not scoring.is_tokenised
+    is_joined = not score_tokenizer.is_tokenised
     references = pairs.tgt if is_joined else [join_subwords(line) for line in pairs.tgt]
     cut = [number for number, best in enumerate(found) if best[0].is_cut]
     scores = replace(
-        score(hypotheses, references, scoring=scoring), num_cut=len(cut), num_long=len(long)
+        score(hypotheses, references, score_tokenizer=score_tokenizer),
+        num_cut=len(cut),
+        num_long=len(long),
     )
     return Evaluation(
         hypotheses=hypotheses, references=references, cut=cut, long=long, scores=scores

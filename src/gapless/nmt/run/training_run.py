@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gapless.nmt.settings.defaults import Choice
     from gapless.nmt.settings.effective_settings import EffectiveSettings
     from gapless.nmt.settings.interval import Interval
-    from gapless.nmt.settings.score_tokenizer import Scoring
+    from gapless.nmt.settings.score_tokenizer import ScoreTokenizer
     from gapless.ranks import Ranks
 
 
@@ -54,7 +54,7 @@ class TrainingRun:
         effective: what they mean on this device.
         device: where it runs.
         task: what it learns.
-        scoring: how its translations are scored.
+        score_tokenizer: cuts its translations and references into tokens for BLEU.
         run_dir: folder of its files.
         loop: moves its work.
         sampler: of its training batches.
@@ -78,7 +78,7 @@ class TrainingRun:
     effective: EffectiveSettings
     device: Device
     task: Task
-    scoring: Scoring
+    score_tokenizer: ScoreTokenizer
     run_dir: Path
     loop: TrainLoop
     sampler: MicrobatchSampler
@@ -316,7 +316,7 @@ def assemble(
     *,
     device: Device,
     task: Task,
-    scoring: Scoring,
+    score_tokenizer: ScoreTokenizer,
     run_dir: Path,
     clock: WallClock,
     ranks: Ranks,
@@ -328,7 +328,7 @@ def assemble(
         effective: what its settings mean.
         device: where it runs.
         task: what it learns.
-        scoring: how its translations are scored.
+        score_tokenizer: cuts its translations and references into tokens for BLEU.
         run_dir: folder of its files.
         clock: counts its seconds.
         ranks: that train it together.
@@ -366,7 +366,7 @@ def assemble(
         effective=effective,
         device=device,
         task=task,
-        scoring=scoring,
+        score_tokenizer=score_tokenizer,
         run_dir=run_dir,
         loop=loop,
         sampler=sampler,

@@ -129,7 +129,7 @@ def score_pairs(
             pairs,
             settings,
             config=config,
-            scoring=run.scoring,
+            score_tokenizer=run.score_tokenizer,
             on_done=lambda _: on_batch(),
             ranks=run.ranks,
         )

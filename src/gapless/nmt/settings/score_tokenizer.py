@@ -28,27 +28,27 @@ _NEEDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scoring:
-    """How translations are scored.
+class ScoreTokenizer:
+    """The tokenizer that BLEU is computed with.
 
     Attributes:
-        tokenizer: of sacrebleu, which cuts both sides into the words that BLEU counts.
+        name: of sacrebleu's tokenizer, which cuts both sides into the words that BLEU counts.
         because: why it is this one.
         note: what to know before a score is compared with others; may be empty.
     """
 
-    tokenizer: str
+    name: str
     because: str
     note: str = ""
 
     @property
     def is_tokenised(self) -> bool:
         """Whether both sides are tokenised text, which is not tokenised again."""
-        return self.tokenizer == "none"
+        return self.name == "none"
 
 
-def decide_scoring(config: DataSettings) -> Scoring:
-    """Return how translations of a run are scored.
+def choose_score_tokenizer(config: DataSettings) -> ScoreTokenizer:
+    """Return how sentences of a run are cut into tokens before BLEU is computed.
 
     Args:
         config: of the run.
@@ -58,21 +58,21 @@ def decide_scoring(config: DataSettings) -> Scoring:
     """
     if config.tokenizer == "none":
         note = "tokenised text, not comparable with 13a"
-        return Scoring(tokenizer="none", because="the text is tokenised", note=note)
+        return ScoreTokenizer(name="none", because="the text is tokenised", note=note)
     if config.score_tokenizer is not None:
         _check_present(config.score_tokenizer)
-        return Scoring(tokenizer=config.score_tokenizer, because="set")
+        return ScoreTokenizer(name=config.score_tokenizer, because="set")
     tokenizer = tokenizer_of(config.tgt)
     if tokenizer in _NEEDS and _is_missing(tokenizer):
         note = (
             f"BLEU counts characters (tok:char): {tokenizer}, the tokenizer of {config.tgt}, needs "
             f"{_install(tokenizer)}"
         )
-        return Scoring(tokenizer="char", because=f"the target is {config.tgt}", note=note)
+        return ScoreTokenizer(name="char", because=f"the target is {config.tgt}", note=note)
     if find_language(config.tgt.rpartition(".")[2]) is None:
         because = f"{config.tgt!r} names no known language; `score_tokenizer` sets another"
-        return Scoring(tokenizer=tokenizer, because=because)
-    return Scoring(tokenizer=tokenizer, because=f"the target is {config.tgt}")
+        return ScoreTokenizer(name=tokenizer, because=because)
+    return ScoreTokenizer(name=tokenizer, because=f"the target is {config.tgt}")
 
 
 def tokenizer_of(side: str) -> str:
@@ -81,7 +81,7 @@ def tokenizer_of(side: str) -> str:
     return _ANY_OTHER if language is None else _TOKENIZERS.get(language.code, _ANY_OTHER)
 
 
-def has_same_scoring(config: DataSettings, other: DataSettings) -> bool:
+def has_same_score_tokenizer(config: DataSettings, other: DataSettings) -> bool:
     """Return whether scores of two settings of a run can be compared."""
     asked = [one.score_tokenizer or tokenizer_of(one.tgt) for one in (config, other)]
     return asked[0] == asked[1]
