@@ -56,7 +56,7 @@ def functions(path):
 
 
 @pytest.mark.parametrize(
-    "module", ["", ".errors", ".plans", ".report.text", ".records.epoch_record"]
+    "module", ["", ".errors", ".plans", ".report.figures", ".records.epoch_record"]
 )
 def test_pure_modules_do_not_load_torch(module):
     """Importing a pure module leaves torch out of the process."""

@@ -14,7 +14,7 @@ import subprocess
 import pytest
 
 from gapless.cli.main import COMMANDS, run_command
-from gapless.report.text import display_width
+from gapless.report.terminal_text import display_width
 
 
 MISTAKES = {

@@ -17,6 +17,7 @@ from gapless.records.finding import Session, Trial
 from gapless.records.session_difference import SessionDifference
 from gapless.records.timeline import Gap
 from gapless.records.training import RunHistory
+from gapless.report.figures import short_number
 from gapless.report.html.bars import Bar, Part, bars
 from gapless.report.html.charts import Curve, chart, thinned
 from gapless.report.html.comparison_page import comparison_page
@@ -24,7 +25,6 @@ from gapless.report.html.difference_page import difference_page
 from gapless.report.html.markup import element, joined
 from gapless.report.html.session_page import session_page, step_bars
 from gapless.report.html.training_page import training_page
-from gapless.report.text import short_number
 from made_up_session import CLIP, COPY, HOSTILE, ITEM, LOADER, PRINT, UNKNOWN, made_up_session
 from made_up_training import made_up_epoch
 from report.pages import made_up_pages

@@ -12,7 +12,7 @@ from doctor.any_session import sessions
 from gapless.records.comparison import Spread
 from gapless.records.finding import Trial
 from gapless.report.session_text import session_text
-from gapless.report.text import display_width
+from gapless.report.terminal_text import display_width
 from made_up_session import CLIP, COPY, ITEM, UNKNOWN, made_up_session
 
 

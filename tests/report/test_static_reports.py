@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gapless.records.finding import Finding, Site
-from gapless.report.static_text import static_text
+from gapless.report.session_text import static_text
 
 
 WAIT = Finding(

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from faults.runs import BATCHES, SIZES
-from gapless.report.text import display_width
+from gapless.report.terminal_text import display_width
 from terminal.screenshots import COLUMNS, FULL_BAR, HEADING, PAGE, shots
 from terminal.sessions import ALL_DRAWN
 

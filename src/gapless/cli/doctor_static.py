@@ -14,7 +14,7 @@ from gapless.doctor.static.look import look_at
 from gapless.errors import UserError
 from gapless.records.finding import Session
 from gapless.report.session_json import session_json
-from gapless.report.static_text import static_text
+from gapless.report.session_text import static_text
 
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
 from gapless.cli.error_text import with_flags
-from gapless.report.text import wrapped
+from gapless.report.terminal_text import wrapped
 
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gapless.cli.output import print_wrapped
 from gapless.plans import PLANS
-from gapless.report.text import columns
+from gapless.report.terminal_text import columns
 
 
 if TYPE_CHECKING:

@@ -22,9 +22,14 @@ from gapless.cli.output import (
     warn,
     write,
 )
-from gapless.report.epoch_text import epoch_line, waits_table
-from gapless.report.progress_text import EpochTitle, progress_bar, progress_line
-from gapless.report.text import duration
+from gapless.report.figures import duration
+from gapless.report.training_text import (
+    EpochTitle,
+    epoch_line,
+    progress_bar,
+    progress_line,
+    waits_table,
+)
 from gapless.unnoticed import Patches
 
 

@@ -13,7 +13,7 @@ from gapless.cli.output import warn
 from gapless.device.instruments.processor import num_cores
 from gapless.errors import UserError
 from gapless.python_private import exit_now, run_exit_functions
-from gapless.report.text import shell_name
+from gapless.report.figures import shell_name
 
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from gapless.cli.written_files import require_writable, write_whole
 from gapless.errors import RunFolderError, UserError
 from gapless.nmt.settings.defaults import CHOSEN
 from gapless.records.epoch_record import total
-from gapless.report.epoch_text import waits_table
-from gapless.report.text import duration, megabytes, share, shell_name
+from gapless.report.figures import duration, megabytes, share, shell_name
+from gapless.report.training_text import waits_table
 
 
 if TYPE_CHECKING:

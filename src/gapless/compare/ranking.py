@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gapless.errors import UserError
 from gapless.records.comparison import PlanRow, Recommendation
-from gapless.report.text import megabytes
+from gapless.report.figures import megabytes
 
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from gapless.graphs.padding_share import KindsSeen, padding_shares
-from gapless.report.text import megabytes
+from gapless.report.figures import megabytes
 
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gapless.report.text import columns, counted, megabytes, share
+from gapless.report.figures import counted, megabytes, share
+from gapless.report.terminal_text import columns
 
 
 if TYPE_CHECKING:

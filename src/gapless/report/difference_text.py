@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from gapless.report.session_text import Page, place_of, shown
-from gapless.report.text import columns as aligned, count, counted, known, milliseconds, ranged
+from gapless.report.figures import count, counted, known, milliseconds, ranged
+from gapless.report.session_text import place_of
+from gapless.report.terminal_text import Page, columns as aligned, shown
 
 
 if TYPE_CHECKING:

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from gapless.report.text import (
-    MISSING,
-    columns as aligned,
-    count,
-    counted,
-    cut,
-    display_width,
-    known,
-    milliseconds,
-    percent,
-    ranged,
-    wrapped,
-)
+from gapless.report.figures import MISSING, count, counted, known, milliseconds, percent, ranged
+from gapless.report.terminal_text import Page, columns as aligned, display_width, shown
 
 
 if TYPE_CHECKING:
@@ -62,60 +52,6 @@ def session_text(
         for note in session.notes:
             page.say(f"- {note}", rest=2)
     return page.text()
-
-
-class Page:
-    """Lines of text of a limited width.
-
-    Args:
-        columns: that a line may take.
-        is_coloured: whether lines may be bold or dim.
-    """
-
-    def __init__(self, columns: int, *, is_coloured: bool) -> None:
-        self.columns = max(40, columns)
-        self._is_coloured = is_coloured
-        self._lines: list[str] = []
-
-    def say(self, text: str, *, indent: int = 0, rest: int = 0, style: str = "") -> None:
-        """Add a text, broken at spaces where the page ends.
-
-        Args:
-            text: one line.
-            indent: spaces before it.
-            rest: spaces more before what is broken off.
-            style: number of a terminal's style; empty for none.
-        """
-        lines = wrapped(shown(text), self.columns - indent, indent=rest)
-        self._add([f"{' ' * indent}{line}".rstrip() for line in lines], style)
-
-    def say_as_it_is(self, text: str, *, indent: int = 0, style: str = "") -> None:
-        """Add a line, such as code, that is not broken."""
-        self._add([f"{' ' * indent}{shown(text)}".rstrip()], style)
-
-    def say_cut(self, text: str, *, indent: int = 0, style: str = "") -> None:
-        """Add a line whose end is left out if it does not fit."""
-        self.say_as_it_is(fitted(shown(text), self.columns - indent), indent=indent, style=style)
-
-    def text(self) -> str:
-        """Return all lines."""
-        return "\n".join(self._lines) + "\n"
-
-    def _add(self, lines: list[str], style: str) -> None:
-        if style and self._is_coloured:
-            lines = [f"\x1b[{style}m{line}\x1b[0m" for line in lines]
-        self._lines += lines
-
-
-def shown(text: str) -> str:
-    """Return a text in one line, with a mark for what a terminal would not show, but act on."""
-    spaced = " ".join(text.splitlines()).expandtabs(4).replace("\N{NO-BREAK SPACE}", " ")
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in spaced)
-
-
-def fitted(text: str, columns: int) -> str:
-    """Return a text, or its beginning and dots, in so many columns."""
-    return text if display_width(text) <= columns else f"{cut(text, columns - 3)}..."
 
 
 def place_of(finding: Finding) -> str:
@@ -345,3 +281,32 @@ def _outcome(trial: Trial) -> str:
     if now.overlaps(before):
         return f"{figures}: no clear difference"
     return f"{figures}: {abs(trial.gain - 1.0) * 100.0:.1f} % {'faster' if trial.gain > 1 else 'slower'}"
+
+
+# --- a look at source files ---
+
+
+def static_text(findings: Sequence[Finding], *, num_files: int) -> str:
+    """Return findings as lines of text, then how many there are.
+
+    A mend stands where its kind is found first.
+
+    Args:
+        findings: of the syntax, by file and line.
+        num_files: that were looked at.
+    """
+    lines: list[str] = []
+    told: set[str] = set()
+    for one in findings:
+        mark = " maybe:" if one.certainty == "maybe" else ""
+        lines.append(f"{one.site or '?'}: {one.code}{mark} {one.cause}")
+        if one.mend not in told:
+            told.add(one.mend)
+            lines += [f"    {line}" for line in one.mend.splitlines()]
+    return "\n".join([*lines, _total(findings, num_files)]) + "\n"
+
+
+def _total(findings: Sequence[Finding], num_files: int) -> str:
+    num_maybe = Counter(one.certainty for one in findings)["maybe"]
+    maybe = f", {num_maybe} of them maybe," if num_maybe else ""
+    return f"{counted(len(findings), 'finding')}{maybe} in {counted(num_files, 'file')}"

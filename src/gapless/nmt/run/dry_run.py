@@ -15,7 +15,7 @@ from gapless.nmt.run_folder.disk_space import check_disk_space
 from gapless.nmt.run_folder.folder import check_writable, choose_run_dir
 from gapless.nmt.run_folder.seen_text import notes_of_known
 from gapless.nmt.settings.effective_settings import resolve
-from gapless.report.text import megabytes, time_left
+from gapless.report.figures import megabytes, time_left
 
 
 if TYPE_CHECKING:

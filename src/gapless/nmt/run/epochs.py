@@ -12,7 +12,7 @@ from gapless.nmt.run.stopping import until_stopped
 from gapless.nmt.run_folder.logs import LossLog
 from gapless.pipeline.loaders import LoaderPart
 from gapless.records.epoch_record import total
-from gapless.report.epoch_text import waits_table
+from gapless.report.training_text import waits_table
 
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from gapless.nmt.run.scores import num_compared
 from gapless.nmt.run.stopping import StopNow
 from gapless.nmt.run.validation import score_pairs
 from gapless.nmt.run_folder import checkpoints
-from gapless.report.text import counted
+from gapless.report.figures import counted
 
 
 if TYPE_CHECKING:

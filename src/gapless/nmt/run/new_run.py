@@ -45,7 +45,7 @@ from gapless.nmt.settings.defaults import (
 from gapless.nmt.settings.effective_settings import grown_update, resolve
 from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer
 from gapless.ranks import SingleRank
-from gapless.report.text import shell_name
+from gapless.report.figures import shell_name
 
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 
 from gapless.nmt.run_folder.logs import ErrorLog, SilentLog
 from gapless.records.training import RunProgress, run_totals
-from gapless.report.text import counted, duration
+from gapless.report.figures import counted, duration
 
 
 if TYPE_CHECKING:

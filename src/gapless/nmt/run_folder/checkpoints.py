@@ -24,7 +24,7 @@ from gapless.checkpoint.store import (
     write_checkpoint,
 )
 from gapless.errors import CheckpointError, RunFolderError
-from gapless.report.text import counted, shell_name
+from gapless.report.figures import counted, shell_name
 
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gapless.report.figures import milliseconds, share
 from gapless.report.html.markup import Html, element
-from gapless.report.text import milliseconds, share
 
 
 if TYPE_CHECKING:

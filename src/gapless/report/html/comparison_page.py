@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gapless.report.comparison_text import NO_GAPS, notes_of
+from gapless.report.figures import count, known, megabytes, milliseconds, share
 from gapless.report.html.bars import Bar, Part, bars
 from gapless.report.html.page import notes, page, section, timeline_note
 from gapless.report.html.table import Column, table
-from gapless.report.text import count, known, megabytes, milliseconds, share
 
 
 if TYPE_CHECKING:

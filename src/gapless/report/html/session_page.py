@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gapless.report.figures import MISSING, count, known, milliseconds, ranged, share
 from gapless.report.html.bars import Bar, Part, bars
 from gapless.report.html.markup import Html, element, joined
 from gapless.report.html.page import notes, page, section, timeline_note
 from gapless.report.html.table import Column, table
-from gapless.report.text import MISSING, count, known, milliseconds, ranged, share
 
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from gapless.report.figures import MISSING
 from gapless.report.html.markup import Child, Html, element
-from gapless.report.text import MISSING
 
 
 if TYPE_CHECKING:

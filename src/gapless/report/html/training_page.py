@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gapless.report.figures import (
+    MISSING,
+    count,
+    known,
+    megabytes,
+    milliseconds,
+    share,
+    short_number,
+)
 from gapless.report.html.bars import Bar, Part, bars
 from gapless.report.html.charts import Curve, chart, thinned
 from gapless.report.html.markup import Html, element
 from gapless.report.html.page import page, section
 from gapless.report.html.table import Column, table
-from gapless.report.text import MISSING, count, known, megabytes, milliseconds, share, short_number
 
 
 if TYPE_CHECKING:

@@ -1,14 +1,13 @@
-"""Tables and figures as text."""
+"""Figures and names as text."""
 
 from __future__ import annotations
 
 import shlex
-import unicodedata
 from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from gapless.records.comparison import Spread
@@ -16,29 +15,6 @@ if TYPE_CHECKING:
 
 # Stands where a figure was not measured.
 MISSING = "-"
-
-
-def columns(rows: Sequence[tuple[str, ...]], *, num_left: int = 1) -> list[str]:
-    """Return rows as lines, columns two spaces apart.
-
-    Args:
-        rows: with as many cells each.
-        num_left: columns that stand to the left; all others stand to the right.
-    """
-    widths = [max(map(display_width, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            _filled(cell, width, is_left=n < num_left)
-            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
-
-
-def _filled(cell: str, width: int, *, is_left: bool) -> str:
-    space = " " * (width - display_width(cell))
-    return cell + space if is_left else space + cell
 
 
 def known(value: float | None, write: Callable[..., str]) -> str:
@@ -115,43 +91,6 @@ def short_number(number: float) -> str:
             return f"{number:.0f}{unit}"
         number /= 1000.0
     return f"{number:.0f}T"
-
-
-def display_width(text: str) -> int:
-    """Return the columns that a text takes on a terminal; those of Chinese take two each."""
-    return sum(map(_columns_of, text))
-
-
-def cut(text: str, columns: int) -> str:
-    """Return the beginning of a text that fits into so many columns."""
-    used = 0
-    for at, character in enumerate(text):
-        used += _columns_of(character)
-        if used > columns:
-            return text[:at]
-    return text
-
-
-def wrapped(line: str, columns: int, *, indent: int = 0) -> list[str]:
-    """Return a line as several that fit, broken at spaces; the later ones are indented.
-
-    Words that are longer than a line stay whole, so that paths can still be copied.
-    """
-    if display_width(line) <= columns:
-        return [line]
-    lines: list[str] = []
-    for word in line.split(" "):
-        if lines and display_width(f"{lines[-1]} {word}") <= columns:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(f"{' ' * indent}{word}" if lines else word)
-    return lines
-
-
-def _columns_of(character: str) -> int:
-    if unicodedata.east_asian_width(character) in "WF":
-        return 2
-    return 0 if unicodedata.category(character) in ("Mn", "Me", "Cf", "Cc") else 1
 
 
 def shell_name(path: Path | str) -> str:
