@@ -55,9 +55,9 @@ _WEIGHTS = ", ".join(f"{name} {weight:g}" for name, weight in DEFAULT_WEIGHTS.it
 
 def add_options(parser: Parser) -> None:
     """Add what `run` reads."""
-    plans = parser.add_argument_group("plan")
+    plans = parser.add_group("plan")
     plans.add_argument("--plans", metavar="A,B,...", help="which to compare; none: all")
-    work = parser.add_argument_group("workload")
+    work = parser.add_group("workload")
     work.add_argument(
         "--workload",
         metavar="FILE:FUNCTION",
@@ -71,7 +71,7 @@ def add_options(parser: Parser) -> None:
         help="config.yaml of a run; flags win over it",
     )
     _add_counts(parser)
-    report = parser.add_argument_group("report")
+    report = parser.add_group("report")
     report.add_argument(
         "--weight",
         action="append",
@@ -99,7 +99,7 @@ def add_options(parser: Parser) -> None:
 
 
 def _add_counts(parser: Parser) -> None:
-    runs = parser.add_argument_group("run")
+    runs = parser.add_group("run")
     gpu, cpu = Rounds.for_gpu(), Rounds.for_cpu()
     for field, names, text in (
         ("steps", ["--steps"], "steps of a round"),

@@ -32,7 +32,7 @@ _TEXTS = (None, str, file_or_folder)
 def add_options(parser: Parser) -> None:
     """Add what `run` reads."""
     parser.usage = "gapless completion [options] SHELL"
-    shell = parser.add_argument_group("shell")
+    shell = parser.add_group("shell")
     shell.add_argument("shell", **one_of(_SHELLS, metavar="SHELL"), help="bash, zsh or tcsh")
 
 

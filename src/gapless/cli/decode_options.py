@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def add_decode_options(parser: Parser) -> Group:
     """Add the model, the search and the device; return the group of the search."""
-    model = parser.add_argument_group("model")
+    model = parser.add_group("model")
     model.add_argument(
         "run", type=file_or_folder, metavar="RUN", help="run folder of a trained model"
     )
@@ -31,7 +31,7 @@ def add_decode_options(parser: Parser) -> Group:
         metavar="N",
         help="number of newest epoch checkpoints to average",
     )
-    search = parser.add_argument_group("decoding")
+    search = parser.add_group("decoding")
     search.add_argument("--beam", type=int, metavar="N", help="hypotheses; none: as trained")
     search.add_argument(
         "--length-penalty",
@@ -92,7 +92,7 @@ def decode_settings(
 
 def add_device_option(parser: Parser) -> Group:
     """Add `--device` in a group of its own, and return that."""
-    group = parser.add_argument_group("device")
+    group = parser.add_group("device")
     group.add_argument(
         "--device",
         default="auto",

@@ -74,7 +74,7 @@ _WARM_UP, _STEPS = 10, 20
 def add_options(parser: Parser) -> None:
     """Add what `run` reads."""
     parser.usage = "gapless doctor [options] (SCRIPT | -m MODULE) ARGS..."
-    what = parser.add_argument_group("what is looked at")
+    what = parser.add_group("what is looked at")
     what.add_argument(
         "script",
         nargs="*",
@@ -99,7 +99,7 @@ def add_options(parser: Parser) -> None:
 
 
 def _add_watching(parser: Parser) -> None:
-    watching = parser.add_argument_group("watching")
+    watching = parser.add_group("watching")
     watching.add_argument(
         "--step",
         metavar="NAME",
@@ -142,7 +142,7 @@ def _add_watching(parser: Parser) -> None:
 
 
 def _add_reports(parser: Parser) -> None:
-    reports = parser.add_argument_group("reports")
+    reports = parser.add_group("reports")
     reports.add_argument(
         "--out", metavar="FILE", help="write the report there instead of to standard error"
     )

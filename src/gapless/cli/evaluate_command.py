@@ -47,7 +47,7 @@ def add_options(parser: Parser) -> None:
     parser.usage = "gapless evaluate [options] RUN"
     add_decode_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    data = parser.add_argument_group("data")
+    data = parser.add_group("data")
     data.add_argument(
         "--data",
         type=file_or_folder,
@@ -67,7 +67,7 @@ def add_options(parser: Parser) -> None:
         metavar="TEXT",
         help="names of the first columns of --data without a header, in order; none: as trained",
     )
-    scores = parser.add_argument_group("scores")
+    scores = parser.add_group("scores")
     scores.add_argument(
         "--score-tokenizer",
         metavar="NAME",

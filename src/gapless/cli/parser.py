@@ -1,8 +1,7 @@
 """The parser of every command: plain argparse, whose mistakes are errors of one line.
 
-Two private names of argparse are used. `ArgumentParser._actions`, which has been there since argparse has,
-lists the options: the doctor must know where the script of a user begins, and messages which parameters are
-options. `_ArgumentGroup` names a type, and is not looked up when a command runs.
+It keeps what is added to it, since argparse lists its options under private names alone: the doctor must know
+where the script of a user begins, and messages which parameters are options.
 """
 
 from __future__ import annotations
@@ -17,12 +16,9 @@ from gapless.errors import UserError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-    from typing import TypeAlias
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from _typeshed import SupportsWrite
-
-    Group: TypeAlias = argparse._ArgumentGroup
 
 
 class UsageError(UserError):
@@ -34,6 +30,25 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+class Group:
+    """A group of options, under a title of the help.
+
+    Args:
+        add: adds an option to it.
+        added: takes each option that was added.
+    """
+
+    def __init__(self, add: Callable[..., argparse.Action], added: list[argparse.Action]) -> None:
+        self._add = add
+        self._added = added
+
+    def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
+        """Add an option, or a positional argument, as argparse does."""
+        action = self._add(*names, **settings)
+        self._added.append(action)
+        return action
+
+
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` whose mistakes are exceptions, and whose help keeps its paragraphs.
 
@@ -43,8 +58,20 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=32)
+        # argparse adds --help at once.
+        self._added: list[argparse.Action] = []
         super().__init__(formatter_class=formatter, allow_abbrev=False, **settings)
         self._rest: tuple[str, str, Collection[str]] | None = None
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """Add an option, or a positional argument, as argparse does."""
+        action = super().add_argument(*names, **settings)
+        self._added.append(action)
+        return action
+
+    def add_group(self, title: str) -> Group:
+        """Add a group of options, which the help shows under a title."""
+        return Group(self.add_argument_group(title).add_argument, self._added)
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print.
@@ -93,7 +120,7 @@ class Parser(argparse.ArgumentParser):
         if self._rest is None:
             return arguments, []
         _, ends_after, unless = self._rest
-        by_flag = {text: action for action in self._actions for text in action.option_strings}
+        by_flag = {text: action for action in self._added for text in action.option_strings}
         at = 0
         while at < len(arguments) and arguments[at].startswith("-"):
             name, is_joined, _ = arguments[at].partition("=")
@@ -106,12 +133,12 @@ class Parser(argparse.ArgumentParser):
         return arguments[:at], list(arguments[at:])
 
     def actions(self) -> list[argparse.Action]:
-        """Return all options and positional arguments, in the order of the help."""
-        return list(self._actions)
+        """Return all options and positional arguments, in the order in which they were added."""
+        return list(self._added)
 
     def parameters(self) -> set[str]:
         """Return the names under which options, but no positional arguments, are stored."""
-        return {action.dest for action in self._actions if action.option_strings}
+        return {action.dest for action in self._added if action.option_strings}
 
 
 def _num_values(action: argparse.Action) -> int:

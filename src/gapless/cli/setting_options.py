@@ -66,7 +66,7 @@ def add_setting_options(
     for item in settings:
         title = item.metadata["group"]
         if title not in groups:
-            groups[title] = parser.add_argument_group(prefix + title)
+            groups[title] = parser.add_group(prefix + title)
         text = f"{item.metadata['help']}{_default(item, is_chosen=item.name in chosen)}"
         # argparse formats help texts with %.
         _add_option(groups[title], item, hints[item.name], text=text.replace("%", "%%"))

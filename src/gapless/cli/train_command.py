@@ -51,7 +51,7 @@ def add_options(parser: Parser) -> None:
         metavar="FILE",
         help="config.yaml of an earlier run; flags win over it",
     )
-    earlier = parser.add_argument_group("an earlier run")
+    earlier = parser.add_group("an earlier run")
     earlier.add_argument(
         "--resume", type=file_or_folder, metavar="RUN", help="run folder to go on with"
     )
@@ -61,7 +61,7 @@ def add_options(parser: Parser) -> None:
         help="go on with the run in --run-dir if it has saved a state, else begin it: "
         "for a command that is started again whenever it ends",
     )
-    output = parser.add_argument_group("output")
+    output = parser.add_group("output")
     output.add_argument(
         "--dry-run",
         action="store_true",

@@ -53,7 +53,7 @@ def add_options(parser: Parser) -> None:
         metavar="N",
         help="translations of each sentence [default: 1]",
     )
-    text = parser.add_argument_group("text")
+    text = parser.add_group("text")
     # argparse takes a * for required unless it has a default.
     text.add_argument(
         "text",

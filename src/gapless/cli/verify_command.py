@@ -39,7 +39,7 @@ _DROPOUT = 0.1
 def add_options(parser: Parser) -> None:
     """Add what `run` reads."""
     parser.usage = "gapless verify [options] [PLAN]"
-    plan = parser.add_argument_group("plan")
+    plan = parser.add_group("plan")
     plan.add_argument(
         "plan",
         nargs="?",
@@ -53,14 +53,14 @@ def add_options(parser: Parser) -> None:
         **one_of(PLANS),
         help="plan that it is compared with beside the plain loop [default: blocking]",
     )
-    work = parser.add_argument_group("workload")
+    work = parser.add_group("workload")
     work.add_argument(
         "--workload",
         metavar="FILE:FUNCTION",
         help="Python file and the function in it that returns a gapless.Workload; none: the "
         "model of gapless train on the embedded corpus, with dropout",
     )
-    runs = parser.add_argument_group("run")
+    runs = parser.add_group("run")
     runs.add_argument(
         "--steps", type=int, default=50, metavar="N", help="of every run [default: 50]"
     )
