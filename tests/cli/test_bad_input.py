@@ -451,7 +451,7 @@ def test_how_to_go_on_after_a_full_disk(gapless, tiny_data, tmp_path, monkeypatc
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "r/checkpoints/final")
 
     with monkeypatch.context() as full:
-        full.setattr("gapless.nmt.run_folder.saver.Saver.finish", fail)
+        full.setattr("gapless.nmt.run_folder.checkpoint_writer.CheckpointWriter.finish", fail)
         ended = gapless(
             "train", "--data", tiny_data, "--run-dir", "r", "--epochs", "1", *ONE_EPOCH
         )

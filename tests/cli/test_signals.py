@@ -14,7 +14,7 @@ import pytest
 import gapless
 from cli.conftest import ONE_EPOCH
 from gapless.cli import progress
-from gapless.nmt.run_folder.saver import Saver
+from gapless.nmt.run_folder.checkpoint_writer import CheckpointWriter
 
 
 SRC = str(Path(gapless.__file__).parents[1])
@@ -165,13 +165,13 @@ def test_a_second_request_while_the_first_saves(
     gapless, tiny_data, signal_after_a_batch, monkeypatch
 ):
     """Who asks again, as supervisors do, does not cut the save short."""
-    finish = Saver.finish
+    finish = CheckpointWriter.finish
 
     def finish_slowly(saver):
         os.kill(os.getpid(), signal.SIGTERM)
         finish(saver)
 
-    monkeypatch.setattr(Saver, "finish", finish_slowly)
+    monkeypatch.setattr(CheckpointWriter, "finish", finish_slowly)
     signal_after_a_batch(signal.SIGTERM)
     outcome = gapless("train", "--data", tiny_data, *ONE_EPOCH, "--run-dir", "r")
 

@@ -96,7 +96,7 @@ class Killed(Silent):
     def batch_queued(self, *_, **__):
         self.left -= 1
         if self.left == 0:
-            self.trainer._saver.drain()
+            self.trainer._writer.drain()
             shutil.copytree(self.trainer.run.run_dir, self.copy)
             raise KilledError
 

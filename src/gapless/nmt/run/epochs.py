@@ -17,14 +17,14 @@ from gapless.report.training_text import waits_table
 
 if TYPE_CHECKING:
     from gapless.nmt.data.batch import AnyBatch
+    from gapless.nmt.run.checkpoint_schedule import CheckpointSchedule
     from gapless.nmt.run.rank_agreement import Decisions
     from gapless.nmt.run.run_report import Messages
-    from gapless.nmt.run.saving import Saving
     from gapless.nmt.run.stopping import StopRequest
     from gapless.nmt.run.training_run import TrainingRun
     from gapless.nmt.run.validation import LearningWatch, Validations
+    from gapless.nmt.run_folder.checkpoint_writer import CheckpointWriter, SilentCheckpointWriter
     from gapless.nmt.run_folder.logs import RunLogs, SilentRunLogs
-    from gapless.nmt.run_folder.saver import Saver, SilentSaver
     from gapless.pipeline.watched_loader import WatchedLoader
     from gapless.records.epoch_record import EpochRecord, Progress
     from gapless.records.training import TrainingEpoch
@@ -36,8 +36,8 @@ class Epochs:
     Args:
         run: to train.
         logs: of the run.
-        saver: writes its checkpoints.
-        saving: says when.
+        writer: writes its checkpoints.
+        schedule: says when.
         validations: of the run.
         learning: looks at the end of training whether the model could learn.
         decisions: of its ranks.
@@ -50,8 +50,8 @@ class Epochs:
         run: TrainingRun,
         *,
         logs: RunLogs | SilentRunLogs,
-        saver: Saver | SilentSaver,
-        saving: Saving,
+        writer: CheckpointWriter | SilentCheckpointWriter,
+        schedule: CheckpointSchedule,
         validations: Validations,
         learning: LearningWatch,
         decisions: Decisions,
@@ -60,8 +60,8 @@ class Epochs:
     ) -> None:
         self._run = run
         self._logs = logs
-        self._saver = saver
-        self._saving = saving
+        self._writer = writer
+        self._schedule = schedule
         self._validations = validations
         self._learning = learning
         self._decisions = decisions
@@ -101,7 +101,7 @@ class Epochs:
             else:
                 self._learning.at_end()
                 self._messages.note_early_end()
-        self._saving.save_end()
+        self._schedule.save_end()
 
     def _go_on_from_validations(self) -> None:
         """Show those of a resumed run, and make one that was due when it was stopped."""
@@ -139,8 +139,8 @@ class Epochs:
         part = _Part(
             run,
             logs=self._logs,
-            saver=self._saver,
-            saving=self._saving,
+            writer=self._writer,
+            schedule=self._schedule,
             decisions=self._decisions,
             messages=self._messages,
             stop=self._stop,
@@ -174,12 +174,14 @@ class Epochs:
             self._logs.log_epoch(record)
             observer.epoch_ended(record)
             return
-        weights = self._saving.save_epoch(record.number)
+        weights = self._schedule.save_epoch(record.number)
         is_best = validates and self._validations.validate(record)
         # The end of a run inside an epoch is logged once more when it is resumed.
         if is_whole:
             self._logs.log_epoch(record)
-        self._saving.save_end_of_epoch(weights, is_best=is_best, may_wait=is_best or not is_whole)
+        self._schedule.save_end_of_epoch(
+            weights, is_best=is_best, may_wait=is_best or not is_whole
+        )
         if not is_whole:
             self._logs.log_epoch(record)
         observer.epoch_ended(record)
@@ -193,7 +195,7 @@ class Epochs:
         figures = ", ".join(f"{name} {value:.4g}" for name, value in record.validation.items())
         self._messages.observer.noted(f"update {run.step.num_updates}: {figures}")
         if is_best:
-            self._saving.save_best()
+            self._schedule.save_best()
 
 
 class _Part:
@@ -202,8 +204,8 @@ class _Part:
     Args:
         run: under way, of whose epoch the sampler gives this part.
         logs: of the run.
-        saver: hands to its thread what has reached the host.
-        saving: saves the state when it is due.
+        writer: hands to its thread what has reached the host.
+        schedule: saves the state when it is due.
         decisions: of the run's ranks.
         messages: tell what happens.
         stop: the request to stop, and for accounts.
@@ -215,16 +217,16 @@ class _Part:
         run: TrainingRun,
         *,
         logs: RunLogs | SilentRunLogs,
-        saver: Saver | SilentSaver,
-        saving: Saving,
+        writer: CheckpointWriter | SilentCheckpointWriter,
+        schedule: CheckpointSchedule,
         decisions: Decisions,
         messages: Messages,
         stop: StopRequest,
         pace: Pace,
     ) -> None:
         self._run = run
-        self._saver = saver
-        self._saving = saving
+        self._writer = writer
+        self._schedule = schedule
         self._decisions = decisions
         self._messages = messages
         self._stop = stop
@@ -249,21 +251,21 @@ class _Part:
 
         Sync: Does not block the host on the device, unless all ranks agree on something.
         """
-        run, decisions, saving = self._run, self._decisions, self._saving
+        run, decisions, schedule = self._run, self._decisions, self._schedule
         self._log.write_new()
         self._watch.look()
         if self._watch.error is not None:
             decisions.ask_to_fail()
         self._messages.note_plan()
-        self._saver.poll()
-        saving.is_saved = False
+        self._writer.poll()
+        schedule.is_saved = False
         if run.sampler.ends_update(progress.batch - 1):
             decisions.after_update(run.step.num_updates)
         if decisions.fails:
             self._watch.look()
             self._watch.check()
-        if saving.is_due_after(progress, is_stopping=self._stop.is_set):
-            saving.save_inside(
+        if schedule.is_due_after(progress, is_stopping=self._stop.is_set):
+            schedule.save_inside(
                 progress, log=self._log, first=self._first, first_update=self._first_update
             )
         if self._stop.take_account():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from gapless.errors import LoaderError
 from gapless.nmt.data.sampler import PairBatches, make_loader
 from gapless.nmt.model.compiling import declared_compiles
+from gapless.nmt.run.checkpoint_schedule import CheckpointSchedule
 from gapless.nmt.run.epochs import Epochs
 from gapless.nmt.run.final_model import choose_final_model, put_weights
 from gapless.nmt.run.new_run import new_run
@@ -17,14 +18,13 @@ from gapless.nmt.run.rank_agreement import decisions_of
 from gapless.nmt.run.rank_warnings import RankWarnings
 from gapless.nmt.run.resume import resumed_run
 from gapless.nmt.run.run_report import Messages, describe_run, summarize
-from gapless.nmt.run.saving import Saving
 from gapless.nmt.run.stopping import StopNow, StopRequest
 from gapless.nmt.run.validation import LearningWatch, Validations, score_pairs
 from gapless.nmt.run_folder import checkpoints
+from gapless.nmt.run_folder.checkpoint_writer import CheckpointWriter, SilentCheckpointWriter
 from gapless.nmt.run_folder.disk_space import DiskTroubles
 from gapless.nmt.run_folder.folder import files_of_run, forget_later
 from gapless.nmt.run_folder.logs import RunLogs, SilentRunLogs
-from gapless.nmt.run_folder.saver import Saver, SilentSaver
 from gapless.pipeline.loader_worker import prepare_worker
 from gapless.pipeline.watched_loader import WatchedLoader
 
@@ -60,12 +60,14 @@ class Trainer:
         self._files = files_of_run(run.config, run.task.vocabs)
         self._disk_troubles = DiskTroubles(self._messages.warn)
         is_first = run.ranks.is_first
-        self._saver = self._make_saver() if is_first else SilentSaver(run.device)
+        self._writer = (
+            self._make_checkpoint_writer() if is_first else SilentCheckpointWriter(run.device)
+        )
         self._final_name: str | None = None
 
-    def _make_saver(self) -> Saver:
+    def _make_checkpoint_writer(self) -> CheckpointWriter:
         run = self.run
-        return Saver(
+        return CheckpointWriter(
             run.run_dir,
             host_waits=run.host_waits,
             files=self._files,
@@ -170,20 +172,20 @@ class Trainer:
             losses=run.loop.losses,
             host_waits=run.host_waits,
         )
-        saving = Saving(run, saver=self._saver, logs=logs, decisions=decisions)
+        schedule = CheckpointSchedule(run, writer=self._writer, logs=logs, decisions=decisions)
         validations = Validations(
             run,
             messages=messages,
             decisions=decisions,
             warnings=warnings,
             learning=learning,
-            poll=self._saver.poll,
+            poll=self._writer.poll,
         )
         epochs = Epochs(
             run,
             logs=logs,
-            saver=self._saver,
-            saving=saving,
+            writer=self._writer,
+            schedule=schedule,
             validations=validations,
             learning=learning,
             decisions=decisions,
@@ -191,12 +193,12 @@ class Trainer:
             stop=stop,
         )
         # The request is the last to go: a second SIGTERM must not cut the last save short.
-        with warnings, stop, run.loop, logs, self._saver, self._declared_compiles():
+        with warnings, stop, run.loop, logs, self._writer, self._declared_compiles():
             start = perf_counter()
             self._capture_ahead(decisions, stop)
             warm_up_seconds = perf_counter() - start
             # After the captures, which give back the page-locked memory that torch keeps.
-            self._saver.reserve(run.model)
+            self._writer.reserve(run.model)
             with closing(self._loader(stop)) as loader:
                 epochs.train(loader)
             warnings.gather()
@@ -299,7 +301,7 @@ class Trainer:
     def _test(self, logs: AnyLogs, stop: StopRequest) -> Scores | None:
         """Make and score the final model; None if the run is asked to stop meanwhile."""
         run = self.run
-        self._saver.finish()
+        self._writer.finish()
         final = choose_final_model(run, messages=self._messages, stop=stop)
         if final is None:
             return None

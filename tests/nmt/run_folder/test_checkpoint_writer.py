@@ -12,26 +12,26 @@ import torch
 
 from gapless.checkpoint import files
 from gapless.device.find import find_device
-from gapless.nmt.run_folder import checkpoints as checkpoint, saver as saver_module
+from gapless.nmt.run_folder import checkpoint_writer, checkpoints as checkpoint
+from gapless.nmt.run_folder.checkpoint_writer import CheckpointWriter
 from gapless.nmt.run_folder.disk_space import DiskTroubles
-from gapless.nmt.run_folder.saver import Saver
 from gapless.pipeline.host_waits import HostWaits
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 
 @pytest.fixture
-def saver(tmp_path):
-    return Saver(tmp_path, host_waits=HostWaits(find_device("cpu")), keep=2)
+def writer(tmp_path):
+    return CheckpointWriter(tmp_path, host_waits=HostWaits(find_device("cpu")), keep=2)
 
 
 @pytest.fixture
 def late(tmp_path):
-    """A saver on a device that runs only what it must, and a model there."""
+    """A writer on a device that runs only what it must, and a model there."""
     with SimulatedDevice(scheduler="lazy") as device:
         model = torch.nn.Linear(2, 1, bias=False)
         memory = device.device_buffer(8).view(torch.float32)
         model.weight = torch.nn.Parameter(memory.copy_(torch.tensor([1.0, 2.0])).view(1, 2))
-        yield Saver(tmp_path, host_waits=HostWaits(device)), model
+        yield CheckpointWriter(tmp_path, host_waits=HostWaits(device)), model
 
 
 def weights_in(run_dir, epoch):
@@ -47,8 +47,10 @@ def state_in(run_dir):
 
 
 def hold_up(monkeypatch, function):
-    """Let a function of `checkpoint`, or of its saver, wait until the returned event is set."""
-    place = checkpoint if hasattr(checkpoint, function) and function != "pack" else saver_module
+    """Let a function of `checkpoint`, or of its writer, wait until the returned event is set."""
+    place = (
+        checkpoint if hasattr(checkpoint, function) and function != "pack" else checkpoint_writer
+    )
     may_go, real = threading.Event(), getattr(place, function)
 
     def wait(*arguments, **options):
@@ -59,18 +61,18 @@ def hold_up(monkeypatch, function):
     return may_go
 
 
-def test_what_is_saved_is_what_was_there_at_the_call(saver, tmp_path, monkeypatch):
+def test_what_is_saved_is_what_was_there_at_the_call(writer, tmp_path, monkeypatch):
     """Weights and state are saved as they were at the call, even if they change soon after."""
     may_go = hold_up(monkeypatch, "write_weights")
     model = torch.nn.Linear(3, 2)
     before = model.weight.detach().clone()
-    with saver:
-        weights = saver.copy_weights(model)
-        saver.save_epoch(weights, 1)
-        saver.save_state({"list": [1, model.bias], "pairs": {}}, weights=weights, step=7, epoch=1)
+    with writer:
+        weights = writer.copy_weights(model)
+        writer.save_epoch(weights, 1)
+        writer.save_state({"list": [1, model.bias], "pairs": {}}, weights=weights, step=7, epoch=1)
         with torch.no_grad():
             model.weight.zero_()
-        saver.poll()
+        writer.poll()
         assert epochs_in(tmp_path) == []
         may_go.set()
 
@@ -80,16 +82,16 @@ def test_what_is_saved_is_what_was_there_at_the_call(saver, tmp_path, monkeypatc
     assert torch.equal(state["list"][1], model.bias)
 
 
-def test_epochs_stay_that_an_average_or_the_state_needs(saver, tmp_path):
+def test_epochs_stay_that_an_average_or_the_state_needs(writer, tmp_path):
     """The newest two epochs stay, and the two up to each state, which a resumed run averages."""
     model, found = torch.nn.Linear(3, 2), []
-    with saver:
+    with writer:
         for epoch in range(1, 9):
-            weights = saver.copy_weights(model)
-            saver.save_epoch(weights, epoch)
+            weights = writer.copy_weights(model)
+            writer.save_epoch(weights, epoch)
             if epoch in (3, 7):
-                saver.save_state({}, weights=weights, step=10 * epoch, epoch=epoch)
-            saver.finish()
+                writer.save_state({}, weights=weights, step=10 * epoch, epoch=epoch)
+            writer.finish()
             found.append(epochs_in(tmp_path))
 
     assert found[:4] == [[1], [1, 2], [2, 3], [2, 3, 4]]
@@ -110,14 +112,14 @@ def test_epochs_are_counted_beyond_four_digits(tmp_path):
     assert [path.name for path in checkpoint.epoch_paths(tmp_path)] == ["epoch-10000"]
 
 
-def test_the_best_state_is_kept_beside_the_newest(saver, tmp_path):
+def test_the_best_state_is_kept_beside_the_newest(writer, tmp_path):
     """It is a full state of its own, which later states do not change."""
     model = torch.nn.Linear(3, 2)
     before = model.weight.detach().clone()
-    with saver:
+    with writer:
         for step in (10, 20):
-            weights = saver.copy_weights(model)
-            saver.save_state({"x": step}, weights=weights, step=step, epoch=1, is_best=step == 10)
+            weights = writer.copy_weights(model)
+            writer.save_state({"x": step}, weights=weights, step=step, epoch=1, is_best=step == 10)
             with torch.no_grad():
                 model.weight.zero_()
 
@@ -127,19 +129,19 @@ def test_the_best_state_is_kept_beside_the_newest(saver, tmp_path):
     assert state_in(tmp_path)["x"] == 20
 
 
-def test_one_state_is_saved_at_a_time(saver, monkeypatch):
+def test_one_state_is_saved_at_a_time(writer, monkeypatch):
     """Who saves can ask whether the last state is still on its way."""
     may_go = hold_up(monkeypatch, "pack")
-    with saver:
-        assert not saver.is_saving_state
-        weights = saver.copy_weights(torch.nn.Linear(3, 2))
-        saver.save_state({}, weights=weights, step=1, epoch=1)
-        assert saver.is_saving_state
-        saver.poll()
-        assert saver.is_saving_state
+    with writer:
+        assert not writer.is_saving_state
+        weights = writer.copy_weights(torch.nn.Linear(3, 2))
+        writer.save_state({}, weights=weights, step=1, epoch=1)
+        assert writer.is_saving_state
+        writer.poll()
+        assert writer.is_saving_state
         may_go.set()
-        saver.finish()
-        assert not saver.is_saving_state
+        writer.finish()
+        assert not writer.is_saving_state
 
 
 class Late:
@@ -161,12 +163,12 @@ class Late:
         return {"late": 3}
 
 
-def test_a_state_is_written_when_all_of_it_has_come(saver, tmp_path):
+def test_a_state_is_written_when_all_of_it_has_come(writer, tmp_path):
     """Not before; and what it relies on is brought to the disk first."""
     late, order = Late(), []
-    with saver:
-        weights = saver.copy_weights(torch.nn.Linear(3, 2))
-        saver.save_state(
+    with writer:
+        weights = writer.copy_weights(torch.nn.Linear(3, 2))
+        writer.save_state(
             {},
             weights=weights,
             step=1,
@@ -174,22 +176,22 @@ def test_a_state_is_written_when_all_of_it_has_come(saver, tmp_path):
             late=late,
             sync_first=lambda: order.append(list(tmp_path.rglob("step-*"))),
         )
-        saver.poll()
-        assert not saver._writing
+        writer.poll()
+        assert not writer._writing
         late.has_come = True
-        saver.poll()
-        assert saver._writing
+        writer.poll()
+        assert writer._writing
 
     assert order == [[]]
     assert state_in(tmp_path)["late"] == 3
 
 
-def test_a_state_by_which_the_run_stops_is_not_kept(saver, tmp_path):
+def test_a_state_by_which_the_run_stops_is_not_kept(writer, tmp_path):
     """Such as one whose losses turn out to be NaN: nobody should resume from it."""
-    with saver:
-        weights = saver.copy_weights(torch.nn.Linear(3, 2))
-        saver.save_state({}, weights=weights, step=1, epoch=0)
-        saver.save_state({}, weights=weights, step=2, epoch=0, late=Late(is_spoiled=True))
+    with writer:
+        weights = writer.copy_weights(torch.nn.Linear(3, 2))
+        writer.save_state({}, weights=weights, step=1, epoch=0)
+        writer.save_state({}, weights=weights, step=2, epoch=0, late=Late(is_spoiled=True))
 
     assert checkpoint.state_store(tmp_path).load_newest().step == 1
 
@@ -211,16 +213,18 @@ def test_a_full_disk_that_has_room_again(tmp_path, monkeypatch):
     """The user is told once, weights are written later, and of the states the newest."""
     told = []
     waits = HostWaits(find_device("cpu"))
-    saver = Saver(tmp_path, host_waits=waits, keep=2, disk_troubles=DiskTroubles(told.append))
+    writer = CheckpointWriter(
+        tmp_path, host_waits=waits, keep=2, disk_troubles=DiskTroubles(told.append)
+    )
     full(monkeypatch, tmp_path, times=2, where="epoch-0001")
     model = torch.nn.Linear(3, 2)
     first = model.weight.detach().clone()
-    with saver:
+    with writer:
         for epoch in (1, 2, 3):
-            weights = saver.copy_weights(model)
-            saver.save_epoch(weights, epoch)
-            saver.save_state({}, weights=weights, step=epoch, epoch=epoch)
-            saver.drain()
+            weights = writer.copy_weights(model)
+            writer.save_epoch(weights, epoch)
+            writer.save_state({}, weights=weights, step=epoch, epoch=epoch)
+            writer.drain()
             with torch.no_grad():
                 model.weight.add_(1.0)
 
@@ -232,15 +236,15 @@ def test_a_full_disk_that_has_room_again(tmp_path, monkeypatch):
 
 def test_best_weights_that_a_full_disk_did_not_take_are_written_later(tmp_path, monkeypatch):
     """A state that comes after them is no better."""
-    saver = Saver(tmp_path, host_waits=HostWaits(find_device("cpu")), keep=2)
+    writer = CheckpointWriter(tmp_path, host_waits=HostWaits(find_device("cpu")), keep=2)
     full(monkeypatch, tmp_path, times=1, where="best")
     model = torch.nn.Linear(3, 2)
     best = model.weight.detach().clone()
-    with saver:
+    with writer:
         for step in (1, 2):
-            weights = saver.copy_weights(model)
-            saver.save_state({}, weights=weights, step=step, epoch=step, is_best=step == 1)
-            saver.drain()
+            weights = writer.copy_weights(model)
+            writer.save_state({}, weights=weights, step=step, epoch=step, is_best=step == 1)
+            writer.drain()
             with torch.no_grad():
                 model.weight.add_(1.0)
 
@@ -250,25 +254,25 @@ def test_best_weights_that_a_full_disk_did_not_take_are_written_later(tmp_path, 
 
 def test_best_weights_are_there_before_the_state_that_counts_on_them(tmp_path, monkeypatch):
     """A run that is killed between both makes them again."""
-    saver = Saver(tmp_path, host_waits=HostWaits(find_device("cpu")), keep=2)
+    writer = CheckpointWriter(tmp_path, host_waits=HostWaits(find_device("cpu")), keep=2)
     full(monkeypatch, tmp_path, times=99, where="step-000000001")
     model = torch.nn.Linear(3, 2)
-    with pytest.raises(OSError, match="No space left"), saver:
-        saver.save_state({}, weights=saver.copy_weights(model), step=1, epoch=1, is_best=True)
+    with pytest.raises(OSError, match="No space left"), writer:
+        writer.save_state({}, weights=writer.copy_weights(model), step=1, epoch=1, is_best=True)
 
     assert checkpoint.best_path(tmp_path).exists()
 
 
 def test_no_state_counts_on_best_weights_that_are_not_there(tmp_path, monkeypatch):
     """A run that is killed then goes on from the state before, and makes them again."""
-    saver = Saver(tmp_path, host_waits=HostWaits(find_device("cpu")), keep=2)
+    writer = CheckpointWriter(tmp_path, host_waits=HostWaits(find_device("cpu")), keep=2)
     full(monkeypatch, tmp_path, times=99, where="best")
     model = torch.nn.Linear(3, 2)
-    with pytest.raises(OSError, match="No space left"), saver:
+    with pytest.raises(OSError, match="No space left"), writer:
         for step in (1, 2, 3):
-            weights = saver.copy_weights(model)
-            saver.save_state({}, weights=weights, step=step, epoch=step, is_best=step == 2)
-            saver.drain()
+            weights = writer.copy_weights(model)
+            writer.save_state({}, weights=weights, step=step, epoch=step, is_best=step == 2)
+            writer.drain()
 
     assert [path.name for path in checkpoint.state_store(tmp_path, keep=9).paths()] == [
         "step-000000001"
@@ -278,19 +282,19 @@ def test_no_state_counts_on_best_weights_that_are_not_there(tmp_path, monkeypatc
 @pytest.mark.parametrize("where", ["epoch-0001", "step-000000002"])
 def test_a_disk_that_stays_full_is_an_error_at_the_end(tmp_path, monkeypatch, where):
     """Weights that an average needs, or the newest state, could not be saved."""
-    saver = Saver(tmp_path, host_waits=HostWaits(find_device("cpu")), keep=2)
+    writer = CheckpointWriter(tmp_path, host_waits=HostWaits(find_device("cpu")), keep=2)
     full(monkeypatch, tmp_path, times=99, where=where)
     model = torch.nn.Linear(3, 2)
-    with pytest.raises(OSError, match="No space left"), saver:
+    with pytest.raises(OSError, match="No space left"), writer:
         for epoch in (1, 2):
-            weights = saver.copy_weights(model)
-            saver.save_epoch(weights, epoch)
-            saver.save_state({}, weights=weights, step=epoch, epoch=epoch)
-            saver.poll()
+            weights = writer.copy_weights(model)
+            writer.save_epoch(weights, epoch)
+            writer.save_state({}, weights=weights, step=epoch, epoch=epoch)
+            writer.poll()
 
 
 def test_a_file_that_cannot_be_written_is_told_of_and_nothing_follows(
-    saver, tmp_path, monkeypatch
+    writer, tmp_path, monkeypatch
 ):
     """The next poll raises the error of the writing thread; no later file is written."""
     model = torch.nn.Linear(3, 2)
@@ -305,32 +309,32 @@ def test_a_file_that_cannot_be_written_is_told_of_and_nothing_follows(
             (tmp_path / "checkpoints").unlink()
 
     monkeypatch.setattr(checkpoint, "write_weights", write)
-    with pytest.raises(OSError, match="checkpoints") as raised, saver:
-        saver.save_epoch(saver.copy_weights(model), 1)
-        saver.save_epoch(saver.copy_weights(model), 2)
+    with pytest.raises(OSError, match="checkpoints") as raised, writer:
+        writer.save_epoch(writer.copy_weights(model), 1)
+        writer.save_epoch(writer.copy_weights(model), 2)
         end = time.monotonic() + 20
         while time.monotonic() < end:
-            saver.poll()
+            writer.poll()
         pytest.fail("nobody was told")
 
     assert not hasattr(raised.value, "__notes__")
     with pytest.raises(OSError, match="checkpoints"):
-        saver.finish()
+        writer.finish()
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_an_error_of_the_body_is_not_hidden(saver, tmp_path):
+def test_an_error_of_the_body_is_not_hidden(writer, tmp_path):
     """The error that ends a run is raised, with a note on the file that was not written."""
     (tmp_path / "checkpoints").write_text("in the way")
 
-    with pytest.raises(ZeroDivisionError) as raised, saver:
-        saver.save_epoch(saver.copy_weights(torch.nn.Linear(3, 2)), 1)
+    with pytest.raises(ZeroDivisionError) as raised, writer:
+        writer.save_epoch(writer.copy_weights(torch.nn.Linear(3, 2)), 1)
         raise ZeroDivisionError
 
     assert any("checkpoints" in note for note in raised.value.__notes__)
 
 
-def test_few_copies_wait_at_a_time(saver, tmp_path, monkeypatch):
+def test_few_copies_wait_at_a_time(writer, tmp_path, monkeypatch):
     """If the disk is slower than training, training waits rather than filling memory."""
     may_go = hold_up(monkeypatch, "write_weights")
     model = torch.nn.Linear(3, 2)
@@ -338,11 +342,11 @@ def test_few_copies_wait_at_a_time(saver, tmp_path, monkeypatch):
 
     def save_many():
         for epoch in range(1, 13):
-            saver.save_epoch(saver.copy_weights(model), epoch)
-            saver.poll()
+            writer.save_epoch(writer.copy_weights(model), epoch)
+            writer.poll()
             done.append(epoch)
 
-    with saver:
+    with writer:
         thread = threading.Thread(target=save_many)
         thread.start()
         thread.join(0.5)
@@ -354,23 +358,23 @@ def test_few_copies_wait_at_a_time(saver, tmp_path, monkeypatch):
     assert epochs_in(tmp_path) == [11, 12]
 
 
-def test_this_thread_gives_back_the_memory_of_copies(saver, tmp_path):
+def test_this_thread_gives_back_the_memory_of_copies(writer, tmp_path):
     """The writing thread never frees a copy: it might do so while a graph is captured."""
     freed_by = []
-    with saver:
+    with writer:
         for epoch in range(1, 30):
-            weights = saver.copy_weights(torch.nn.Linear(3, 2))
+            weights = writer.copy_weights(torch.nn.Linear(3, 2))
             weakref.finalize(weights, lambda: freed_by.append(threading.get_ident()))
-            saver.save_epoch(weights, epoch)
+            writer.save_epoch(weights, epoch)
             del weights
-            saver.poll()
+            writer.poll()
             time.sleep(0.002)
 
     assert len(freed_by) == 29
     assert set(freed_by) == {threading.get_ident()}
 
 
-def test_an_interrupted_wait_for_a_file_loses_none(saver, tmp_path, monkeypatch):
+def test_an_interrupted_wait_for_a_file_loses_none(writer, tmp_path, monkeypatch):
     """Ctrl-C during the wait for an earlier file loses no file that was saved before."""
     may_go = hold_up(monkeypatch, "write_weights")
 
@@ -379,38 +383,38 @@ def test_an_interrupted_wait_for_a_file_loses_none(saver, tmp_path, monkeypatch)
         may_go.set()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gapless.nmt.run_folder.saver.wait", interrupt)
-    with pytest.raises(KeyboardInterrupt), saver:
+    monkeypatch.setattr("gapless.nmt.run_folder.checkpoint_writer.wait", interrupt)
+    with pytest.raises(KeyboardInterrupt), writer:
         for epoch in (1, 2):
-            saver.save_epoch(saver.copy_weights(torch.nn.Linear(3, 2)), epoch)
-        saver.finish()
+            writer.save_epoch(writer.copy_weights(torch.nn.Linear(3, 2)), epoch)
+        writer.finish()
 
     assert epochs_in(tmp_path) == [1, 2]
 
 
 def test_a_file_is_written_when_its_copy_is_done_and_nobody_waits(late, tmp_path):
     """`poll` submits the jobs whose copies are done, and leaves the rest, without a wait."""
-    saver, model = late
-    with saver:
-        weights = saver.copy_weights(model)
-        saver.save_epoch(weights, 1)
-        saver.poll()
-        assert not saver._writing
+    writer, model = late
+    with writer:
+        weights = writer.copy_weights(model)
+        writer.save_epoch(weights, 1)
+        writer.poll()
+        assert not writer._writing
         while not weights.is_done():
             pass
-        saver.poll()
-        assert saver._writing
-        saver.finish()
-        assert saver._host_waits.stats.count == 0
+        writer.poll()
+        assert writer._writing
+        writer.finish()
+        assert writer._host_waits.stats.count == 0
 
     assert weights_in(tmp_path, 1).tolist() == [[1.0, 2.0]]
 
 
 def test_what_was_saved_before_an_error_is_written(late, tmp_path):
     """A run that fails right after an epoch still writes the checkpoint that was being copied."""
-    saver, model = late
-    with pytest.raises(ZeroDivisionError), saver:
-        saver.save_epoch(saver.copy_weights(model), 1)
+    writer, model = late
+    with pytest.raises(ZeroDivisionError), writer:
+        writer.save_epoch(writer.copy_weights(model), 1)
         raise ZeroDivisionError
 
     assert weights_in(tmp_path, 1).tolist() == [[1.0, 2.0]]
@@ -418,11 +422,11 @@ def test_what_was_saved_before_an_error_is_written(late, tmp_path):
 
 def test_few_copies_are_on_their_way_at_a_time(late, tmp_path):
     """If the device is far behind, the host waits for it, counted, rather than filling memory."""
-    saver, model = late
-    with saver:
+    writer, model = late
+    with writer:
         for epoch in range(1, 13):
-            saver.save_epoch(saver.copy_weights(model), epoch)
-            assert len(saver._copying) <= 4
-        assert saver._host_waits.stats.by_reason["checkpoint"].count > 0
+            writer.save_epoch(writer.copy_weights(model), epoch)
+            assert len(writer._copying) <= 4
+        assert writer._host_waits.stats.by_reason["checkpoint"].count > 0
 
     assert epochs_in(tmp_path) == [12]

@@ -62,7 +62,7 @@ class _Job:
         return all(need.is_done() for need in self.needs)
 
 
-class Saver:
+class CheckpointWriter:
     """Copies weights and state to the host, and writes them in another thread.
 
     Copies are queued on the current stream, and `poll` hands those that are done to the thread, so
@@ -381,8 +381,8 @@ class Saver:
 # --- other ranks ---
 
 
-class SilentSaver:
-    """Is in place of a `Saver`: the weights are those of rank 0.
+class SilentCheckpointWriter:
+    """Is in place of a `CheckpointWriter`: the weights are those of rank 0.
 
     Args:
         device: of the weights.

@@ -11,18 +11,18 @@ from gapless.nmt.run_folder.training_progress import LateProgress
 if TYPE_CHECKING:
     from gapless.nmt.run.rank_agreement import Decisions
     from gapless.nmt.run.training_run import TrainingRun
+    from gapless.nmt.run_folder.checkpoint_writer import CheckpointWriter, SilentCheckpointWriter
     from gapless.nmt.run_folder.logs import LossLog, RunLogs, SilentRunLogs
-    from gapless.nmt.run_folder.saver import Saver, SilentSaver
     from gapless.pipeline.host_copy import HostCopy
     from gapless.records.epoch_record import Progress
 
 
-class Saving:
-    """Saves the weights and the state of a run: one state at a time, on all ranks at once.
+class CheckpointSchedule:
+    """Says when the weights and the state of a run are saved: one state at a time, on all ranks at once.
 
     Args:
         run: that is saved.
-        saver: writes.
+        writer: writes what is due.
         logs: of the run; each state says how much of its metrics file it covers.
         decisions: say whether somebody asked for a state.
 
@@ -34,12 +34,12 @@ class Saving:
         self,
         run: TrainingRun,
         *,
-        saver: Saver | SilentSaver,
+        writer: CheckpointWriter | SilentCheckpointWriter,
         logs: RunLogs | SilentRunLogs,
         decisions: Decisions,
     ) -> None:
         self._run = run
-        self._saver = saver
+        self._writer = writer
         self._logs = logs
         self._decisions = decisions
         self._clock = run.due_clock(run.config.save_interval())
@@ -69,7 +69,7 @@ class Saving:
 
     def _is_under_way(self) -> bool:
         """Return whether a state is being saved, by rank 0, so that there is no other now."""
-        return self._run.ranks.share(self._saver.is_saving_state)
+        return self._run.ranks.share(self._writer.is_saving_state)
 
     def save_inside(
         self, progress: Progress, *, log: LossLog, first: int, first_update: int
@@ -109,7 +109,7 @@ class Saving:
         Sync: Does not block the host on the device, unless many copies are under way.
         """
         weights = self._copy_weights()
-        self._saver.save_epoch(weights, epoch, step=self._run.step.num_updates)
+        self._writer.save_epoch(weights, epoch, step=self._run.step.num_updates)
         return weights
 
     def save_end_of_epoch(self, weights: HostCopy, *, is_best: bool, may_wait: bool) -> None:
@@ -122,9 +122,9 @@ class Saving:
 
         Sync: Blocks the host if it may wait and has to; with several ranks, until all are here.
         """
-        if may_wait and self._saver.is_saving_state:
+        if may_wait and self._writer.is_saving_state:
             # One state at a time. The device has waited for a validation as well.
-            self._saver.drain()
+            self._writer.drain()
         if self._is_under_way():
             self.is_saved = False
             self._clock.owe()
@@ -136,7 +136,7 @@ class Saving:
 
         Sync: Blocks the host until what is under way is written.
         """
-        self._saver.drain()
+        self._writer.drain()
         self._save_now(self._copy_weights(), is_best=True)
 
     def save_end(self) -> None:
@@ -149,7 +149,7 @@ class Saving:
 
     def _copy_weights(self) -> HostCopy:
         with self._run.loop.on_compute_stream():
-            return self._saver.copy_weights(self._run.model)
+            return self._writer.copy_weights(self._run.model)
 
     def _save_now(self, weights: HostCopy, *, is_best: bool = False) -> None:
         """Save the state of a moment whose losses have all come."""
@@ -173,7 +173,7 @@ class Saving:
                 host_waits=run.host_waits,
                 updates=updates,
             )
-            self._saver.save_state(
+            self._writer.save_state(
                 {**run.state(), **(history or {})},
                 weights=weights,
                 step=updates,
