@@ -49,7 +49,7 @@ def harm_when_done(heartbeat, harm, harmed):
     dist.barrier()
     if rank == 0:
         heartbeat.note_done()
-    while not heartbeat._is_all_done():
+    while not heartbeat._liveness.is_all_done():
         time.sleep(0.01)
     dist.barrier()
     if harmed == str(rank):

@@ -18,7 +18,7 @@ WHEN_DONE = """
 import os, signal, time
 import gapless.cli.train_command as command
 def part(ranks):
-    while not ranks._heartbeat._is_all_done():
+    while not ranks._heartbeat._liveness.is_all_done():
         time.sleep(0.01)
     {code}
 command.part = part
