@@ -40,7 +40,7 @@ from gapless.device.instruments.processor import num_cores
 from gapless.errors import UserError
 from gapless.plans import PLANS, Plan, get_plan
 from gapless.records.comparison import ComparisonReport
-from gapless.report.comparison_json import comparison_json
+from gapless.report.json_reports import comparison_json
 
 
 if TYPE_CHECKING:

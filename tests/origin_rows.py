@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from gapless.records.comparison import ComparisonReport, PlanRow, Recommendation, Spread
-from gapless.report.comparison_json import comparison_json
+from gapless.report.json_reports import comparison_json
 
 
 def make(plan, ms=97.0, *, waits=None, **changed):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gapless.report.session_json import session_json
+from gapless.report.json_reports import session_json
 from made_up_session import COPY, ITEM, made_up_session
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from gapless.report.session_json import session_json
+from gapless.report.json_reports import session_json
 from made_up_session import made_up_session
 
 

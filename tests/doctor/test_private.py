@@ -13,7 +13,7 @@ from doctor.any_session import sessions
 from gapless.doctor.advice.explanations import CODES
 from gapless.doctor.session.private import private
 from gapless.records.finding import Site
-from gapless.report.session_json import read_session, session_json
+from gapless.report.json_reports import read_session, session_json
 from gapless.report.session_text import session_text
 from made_up_session import CLIP, COPY, ITEM, UNKNOWN, made_up_session
 

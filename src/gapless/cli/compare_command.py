@@ -129,9 +129,9 @@ def run(options: Namespace) -> int:
     if options.workload is None:
         require_extra("nmt", "gapless compare without --workload")
     from gapless.device.find import find_device
-    from gapless.report.comparison_json import comparison_json
     from gapless.report.comparison_text import comparison_text
     from gapless.report.html.comparison_page import comparison_page
+    from gapless.report.json_reports import comparison_json
     from gapless.report.perfetto import perfetto_json
 
     asked = _settings(options, find_device(options.device))

@@ -13,10 +13,9 @@ from gapless.cli.parser import UsageError
 from gapless.errors import UserError
 from gapless.records.session_difference import SessionDifference
 from gapless.records.timeline import Timeline
-from gapless.report.difference_json import difference_json
 from gapless.report.difference_text import difference_text
+from gapless.report.json_reports import difference_json, read_session, session_json
 from gapless.report.perfetto import perfetto_json
-from gapless.report.session_json import read_session, session_json
 from gapless.report.session_text import session_text
 
 

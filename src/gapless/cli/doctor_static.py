@@ -13,7 +13,7 @@ from gapless.cli.parser import UsageError
 from gapless.doctor.static.look import look_at
 from gapless.errors import UserError
 from gapless.records.finding import Session
-from gapless.report.session_json import session_json
+from gapless.report.json_reports import session_json
 from gapless.report.session_text import static_text
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gapless.report.session_json import read_session, session_json
+from gapless.report.json_reports import read_session, session_json
 
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Sessions are saved and come back as they were; what is no session is refused in one line."""
+"""Reports as JSON. Sessions come back as they were saved; what is no session is refused in one line."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ from doctor.any_session import sessions
 from gapless.errors import UserError
 from gapless.records.comparison import Spread
 from gapless.records.finding import Finding, Session, Site, StepTimes, Trial
+from gapless.records.session_difference import SessionDifference
 from gapless.records.timeline import Gap, Lane, Span, Timeline
-from gapless.report.session_json import read_session, session_json
-from made_up_session import made_up_session
+from gapless.report.json_reports import (
+    comparison_json,
+    difference_json,
+    read_session,
+    session_json,
+)
+from made_up_session import COPY, ITEM, LOADER, UNKNOWN, made_up_session
+from toys import made_up_report, made_up_rows
 
 
 KEYS = """
@@ -131,3 +138,81 @@ def test_what_is_no_session_is_refused_in_one_line(text, said):
 
     assert str(refused.value).startswith("a.session ")
     assert "\n" not in str(refused.value)
+
+
+# --- what changed between two sessions ---
+
+
+def test_findings_are_gone_new_changed_or_the_same():
+    """A finding has the keys that it has in a session; a pair has it as it was and as it is."""
+    made_up = made_up_session(num_steps=2)
+    before = replace(made_up, findings=(ITEM, LOADER, UNKNOWN))
+    after = replace(made_up, findings=(replace(LOADER, exposed_ms=0.2), UNKNOWN, COPY))
+
+    found = json.loads(difference_json(SessionDifference.of(before, after)))
+
+    assert (found["format"], found["version"]) == ("gapless doctor difference", 1)
+    assert [one["code"] for one in found["gone"]] == ["GAP001"]
+    assert [one["code"] for one in found["new"]] == ["GAP005"]
+    (pair,) = found["changed"]
+    assert (pair["before"]["exposed_ms"], pair["after"]["exposed_ms"]) == (0.93, 0.2)
+    assert [pair["after"]["code"] for pair in found["same"]] == ["GAP021"]
+    assert (found["speedup"], found["is_clear"]) == (1.0, False)
+    assert found["before"]["wall_ms"]["median"] == made_up.steps.wall_ms.median
+
+
+@given(sessions, sessions)
+@settings(deadline=None, max_examples=20)
+def test_each_finding_is_in_one_place(before, after):
+    """Whatever the sessions are; and JSON has no number that is not finite."""
+    text = difference_json(SessionDifference.of(before, after))
+    found = json.loads(text, parse_constant=pytest.fail)
+
+    pairs = len(found["changed"]) + len(found["same"])
+    assert len(found["gone"]) + pairs == len(before.findings)
+    assert len(found["new"]) + pairs == len(after.findings)
+
+
+# --- comparisons ---
+
+
+COMPARISON_KEYS = """
+workload device hardware is_accelerator torch commit unit settings rows recommendation notes
+reproducible in_turns
+"""
+
+ROW_KEYS = """
+plan identical ms_per_step steps_per_epoch throughput waits_per_step waited_ms_per_step
+waits_by_reason data_wait_ms_per_step launch_ms_per_step host_cpu_percent own_cpu_percent
+busy_ms_per_step
+overlap_share stream_shares kernels_per_step gap_share meter_busy_ms_per_step meter_gap_share
+nvml_percent
+peak_memory_bytes held_memory_bytes grown_memory_bytes capture_seconds compile_seconds capture
+diagnosis late_captures
+settings tokens_per_second busy_share
+"""
+
+
+def test_the_keys_of_a_comparison_are_those_written_down():
+    """Scripts read these keys: adding, removing or renaming one is a change that users see."""
+    found = json.loads(comparison_json(made_up_report()))
+
+    assert list(found) == COMPARISON_KEYS.split()
+    assert list(found["rows"][0]) == ROW_KEYS.split()
+
+
+def test_a_comparison_has_a_row_a_plan_and_no_number_that_json_lacks():
+    """Rows are found by their key `plan`, and what is not finite is null."""
+    first, *rest = made_up_rows()
+    report = made_up_report(rows=(replace(first, throughput=math.nan, gap_share=0.25), *rest))
+
+    found = json.loads(comparison_json(report), parse_constant=pytest.fail)
+
+    assert [row["plan"] for row in found["rows"]] == ["blocking", "captured", "auto"]
+    assert found["rows"][0]["throughput"] is None
+    assert found["rows"][0]["busy_share"] == 0.75
+    assert found["rows"][1]["tokens_per_second"] == 75_000.0
+    assert found["rows"][1]["capture"]["refusal"] == "train.py:7: a host wait"
+    assert "claims" not in found
+    assert found["recommendation"]["plan"] == "captured"
+    assert (found["torch"], found["commit"]) == ("2.11.0", "abc1234")

@@ -1,7 +1,7 @@
-"""Sessions of the doctor as JSON, and back: the file of `--save` and `--format json`.
+"""Reports as JSON: sessions of the doctor, also back, how two differ, and comparisons of plans.
 
-docs/doctor-json.md describes it. A field that is new and has a default leaves the version as it is:
-what reads a file leaves out keys that it does not know.
+docs/doctor-json.md describes those of the doctor. A field of a session that is new and has a default leaves the
+version as it is: what reads a file leaves out keys that it does not know.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import types
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, asdict, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gapless.errors import UserError
 from gapless.records import comparison, finding, timeline
@@ -18,7 +18,15 @@ from gapless.records.finding import Session
 from gapless.records.timeline import Lane, Span, Timeline
 
 
-FORMAT = "gapless doctor session"
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gapless.records.comparison import ComparisonReport
+    from gapless.records.finding import Finding
+    from gapless.records.session_difference import SessionDifference
+
+
+SESSION, DIFFERENCE = "gapless doctor session", "gapless doctor difference"
 VERSION = 1
 
 
@@ -27,50 +35,57 @@ def session_json(session: Session) -> str:
 
     Characters outside of ASCII are escaped, and what is not finite is null.
     """
-    values = {"format": FORMAT, "version": VERSION} | plain(session)
+    values = {"format": SESSION, "version": VERSION} | plain(session)
     timeline = json.dumps(values.pop("timeline"), separators=(",", ":"), allow_nan=False)
     rest = json.dumps(values, indent=2, allow_nan=False)
     return f'{rest.removesuffix("}").rstrip()},\n  "timeline": {timeline}\n}}\n'
 
 
-def read_session(text: str, name: str) -> Session:
-    """Return the session that was saved.
+def difference_json(difference: SessionDifference) -> str:
+    """Return which findings are gone, new, changed or the same, and what became of the step."""
+    changed = difference.changed
+    same = [pair for pair in difference.kept if pair not in changed]
+    values = {
+        "format": DIFFERENCE,
+        "version": VERSION,
+        "speedup": plain(difference.speedup),
+        "is_clear": difference.is_clear,
+        "before": plain(difference.before.steps),
+        "after": plain(difference.after.steps),
+        "gone": plain(difference.gone),
+        "new": plain(difference.new),
+        "changed": _pairs(changed),
+        "same": _pairs(same),
+    }
+    return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
-    Args:
-        text: of the file.
-        name: of the file, for messages.
 
-    Raises:
-        UserError: it is no session, is damaged, or was saved by a newer gapless.
+def _pairs(pairs: Iterable[tuple[Finding, Finding]]) -> list[dict[str, object]]:
+    return [{"before": plain(before), "after": plain(after)} for before, after in pairs]
+
+
+def comparison_json(report: ComparisonReport) -> str:
+    """Return a comparison as JSON: `rows` has one object for each plan, with its name in `plan`.
+
+    The verification is left out, as `rows` say which plans compute the same; so are timelines.
     """
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{name} is not a whole session of the doctor: {error}") from None
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise UserError(
-            f"{name} is not a session of the doctor; `gapless doctor --save FILE SCRIPT` makes one"
+    values = asdict(replace(report, verification=None, timelines=()))
+    del values["verification"], values["timelines"]
+    for row, values_of_row in zip(report.rows, values["rows"], strict=True):
+        values_of_row["tokens_per_second"] = (
+            row.throughput if report.unit.endswith("tokens") else None
         )
-    version = values.get("version")
-    if not isinstance(version, int) or version < 1:
-        raise UserError(f"{name} is damaged: version must be a whole number, but is {version!r}")
-    if version > VERSION:
-        raise UserError(
-            f"{name} was saved by a newer gapless: it has version {version} of the format, and this "
-            f"one reads up to {VERSION}; upgrade gapless"
-        )
-    try:
-        session: Session = _read(Session, values, "the session")
-    except _DamageError as damage:
-        raise UserError(f"{name} is damaged: {damage}") from None
-    return session
+        values_of_row["busy_share"] = row.busy_share
+    return json.dumps(_finite(values), indent=2, ensure_ascii=False) + "\n"
 
 
-class _DamageError(ValueError):
-    """A value is not what its place asks for."""
-
-
-# --- writing ---
+def _finite(value: Any) -> Any:
+    """Replace NaN and infinity, which JSON does not have, by null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def plain(value: Any) -> Any:
@@ -117,7 +132,45 @@ def _plain_timeline(value: Timeline) -> dict[str, Any]:
     return values | {"names": list(places), "lanes": lanes}
 
 
-# --- reading ---
+# --- sessions that were saved ---
+
+
+def read_session(text: str, name: str) -> Session:
+    """Return the session that was saved.
+
+    Args:
+        text: of the file.
+        name: of the file, for messages.
+
+    Raises:
+        UserError: it is no session, is damaged, or was saved by a newer gapless.
+    """
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{name} is not a whole session of the doctor: {error}") from None
+    if not isinstance(values, dict) or values.get("format") != SESSION:
+        raise UserError(
+            f"{name} is not a session of the doctor; `gapless doctor --save FILE SCRIPT` makes one"
+        )
+    version = values.get("version")
+    if not isinstance(version, int) or version < 1:
+        raise UserError(f"{name} is damaged: version must be a whole number, but is {version!r}")
+    if version > VERSION:
+        raise UserError(
+            f"{name} was saved by a newer gapless: it has version {version} of the format, and this "
+            f"one reads up to {VERSION}; upgrade gapless"
+        )
+    try:
+        session: Session = _read(Session, values, "the session")
+    except _DamageError as damage:
+        raise UserError(f"{name} is damaged: {damage}") from None
+    return session
+
+
+class _DamageError(ValueError):
+    """A value is not what its place asks for."""
+
 
 _KINDS = get_args(timeline.SpanKind)
 _NAMES = vars(comparison) | vars(finding) | vars(timeline) | {"Spread": comparison.Spread}
