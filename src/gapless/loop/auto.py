@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gapless.graphs.captured_step import CapturedStep, StepRun
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.meter import GapMeter
-    from gapless.pipeline.prefetch import Prefetcher
+    from gapless.pipeline.prefetch import Pass, Prefetcher
     from gapless.pipeline.tree.flatten import Tree
     from gapless.ranks import Ranks
 
@@ -128,7 +128,11 @@ class AutoSteps:
         self._data_wait_ms = prefetcher.data_wait_ms
         self._num_workers = num_workers(batches)
 
-    def run(self, tree: Tree) -> tuple[Any, Launch]:
+    def start_pass(self, prefetcher: Prefetcher[Any]) -> Pass[Tree]:
+        """Start a pass over batches with their tensors listed, by which a graph is found."""
+        return prefetcher.trees()
+
+    def run(self, batch: Tree) -> tuple[Any, Launch]:
         """Train on a batch; return what the step returned, and how it was launched.
 
         Sync: Does not block the host, but where a graph is captured ("capture"), and where the
@@ -140,7 +144,7 @@ class AutoSteps:
         self._data_wait_ms = self._prefetcher.data_wait_ms
         found_idle = self._meter.is_idle()
         start = self._device.now_ms()
-        done = self._run(tree, sites)
+        done = self._run(batch, sites)
         launch = Launch(
             round=self._round,
             way=done.way,

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gapless.loop.plan_waits import PlanWaits
     from gapless.loop.runners import StepRunner
     from gapless.pipeline.prefetch import Pass, Prefetcher
-    from gapless.pipeline.tree.flatten import Tree
 
 
 class Epoch:
@@ -48,7 +47,7 @@ class Epoch:
         self._started_at = perf_counter()
         self._outer_stream = engine.device.current_stream()
         self._prefetcher: Prefetcher[Any] | None = None
-        self._trees: Pass[Tree] | None = None
+        self._pass: Pass[Any] | None = None
 
     def run(
         self, batches: Iterable[Any], on_batch: Callable[[Progress], None] | None
@@ -80,17 +79,17 @@ class Epoch:
     ) -> None:
         self._prefetcher = self._engine.prefetch(batches)
         self._runner.begin_epoch(self._prefetcher, batches)
-        self._trees = self._prefetcher.trees()
-        for tree in self._trees:
-            self._take(tree)
+        self._pass = self._runner.start_pass(self._prefetcher)
+        for batch in self._pass:
+            self._take(batch)
             if on_batch is not None:
                 on_batch(self._progress)
 
-    def _take(self, tree: Tree) -> None:
+    def _take(self, batch: Any) -> None:
         engine, start = self._engine, perf_counter()
         stream = engine.streams.compute
         engine.meter.start_step(stream)
-        returned, launch = self._runner.run(tree)
+        returned, launch = self._runner.run(batch)
         out = loss_of(returned)
         engine.losses.add(out.loss if out.logged is None else out.logged, weight=out.weight)
         engine.meter.end_step(stream, launch)
@@ -145,9 +144,9 @@ class Epoch:
                 self._finish()
             with noted_on(failure):
                 self._engine.wait_for_all(reason="epoch_end")
-        if self._trees is not None:
+        if self._pass is not None:
             with noted_on(failure):
-                self._trees.close()
+                self._pass.close()
 
     def _ms_since_start(self) -> float:
         return (perf_counter() - self._started_at) * 1000.0

@@ -14,7 +14,7 @@ from gapless.pipeline.step import SplitStep, call_host_part, do_work
 if TYPE_CHECKING:
     from gapless.graphs.captured_step import CapturedStep
     from gapless.loop.engine import Engine
-    from gapless.pipeline.prefetch import Prefetcher
+    from gapless.pipeline.prefetch import Pass, Prefetcher
     from gapless.pipeline.step import WholeStep
     from gapless.pipeline.tree.flatten import Tree
     from gapless.records.bottleneck import Diagnosis, Launch
@@ -33,7 +33,10 @@ class StepRunner(Protocol):
         Sync: With several ranks, may block the host until all are here ("agreement").
         """
 
-    def run(self, tree: Tree) -> tuple[Any, Launch | None]:
+    def start_pass(self, prefetcher: Prefetcher[Any]) -> Pass[Any]:
+        """Start the pass over the epoch's batches, each as `run` takes it."""
+
+    def run(self, batch: Any) -> tuple[Any, Launch | None]:
         """Train on a batch; return what the step returned, and how the host launched it.
 
         What the step returned is valid until the next batch. The launch is None where nobody
@@ -63,13 +66,18 @@ class EagerSteps:
     def begin_epoch(self, prefetcher: Prefetcher[Any], batches: object) -> None:
         """Nothing is measured."""
 
-    def run(self, tree: Tree) -> tuple[Any, None]:
+    def start_pass(self, prefetcher: Prefetcher[Any]) -> Pass[Any]:
+        """Start a pass over batches as they are: no graph needs their tensors listed."""
+        batches: Pass[Any] = iter(prefetcher)
+        return batches
+
+    def run(self, batch: Any) -> tuple[Any, None]:
         """Train on a batch."""
         step, streams = self._step, self._engine.streams
-        call_host_part(step, tree.value)
+        call_host_part(step, batch)
         if streams.backward is streams.compute or not isinstance(step, SplitStep):
-            return do_work(step, tree.value), None
-        out = step.forward(tree.value)
+            return do_work(step, batch), None
+        out = step.forward(batch)
         self._engine.chain(streams.compute, streams.backward)
         with self._engine.device.use_stream(streams.backward):
             step.backward(out)
@@ -92,10 +100,14 @@ class GraphSteps:
         """Nothing is measured; ranks that lost a graph capture again."""
         self._captured.begin_epoch()
 
-    def run(self, tree: Tree) -> tuple[Any, None]:
+    def start_pass(self, prefetcher: Prefetcher[Any]) -> Pass[Tree]:
+        """Start a pass over batches with their tensors listed, by which a graph is found."""
+        return prefetcher.trees()
+
+    def run(self, batch: Tree) -> tuple[Any, None]:
         """Train on a batch."""
-        call_host_part(self._captured.step, tree.value)
-        return self._captured.run(tree).out, None
+        call_host_part(self._captured.step, batch.value)
+        return self._captured.run(batch).out, None
 
     def observe(self, launch: Launch, busy_ms: float, period_ms: float | None) -> None:
         """Nothing is measured."""
