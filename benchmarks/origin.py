@@ -29,7 +29,7 @@ from benchmarks.origin_page import write_page
 from benchmarks.peers.cases import TINY, base32
 from benchmarks.processes import fork_loader_workers, replace_text
 from gapless.cli.progress import Steps
-from gapless.cli.translation_workload import in_one_process, translation_workload
+from gapless.cli.workloads import in_one_process, translation_workload
 from gapless.compare.bench import run_bench
 from gapless.compare.compare_plans import REFERENCE, compare_bits
 from gapless.compare.ranking import make_weights, recommend

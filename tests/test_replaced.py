@@ -51,7 +51,7 @@ BY_THEMSELVES = {
 # Files that write into what `vars` returns, or set attributes by name, for another reason.
 OF_OBJECTS = {
     "cli/parser.py": "options",
-    "cli/setting_options.py": "options",
+    "cli/shared_options.py": "options",
     "integrations/attention_masks.py": "masks that it has made",
     "integrations/lightning.py": "a record, and a hook of a LightningModule that is called next",
     "integrations/lightning_logs.py": "of a LightningModule, while its step runs",

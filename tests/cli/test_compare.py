@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gapless.cli.translation_workload import in_one_process, translation_workload
+from gapless.cli.workloads import in_one_process, translation_workload
 from gapless.nmt.run.task import prepare
 from gapless.nmt.settings.config import make_config
 from gapless.plans import PLANS

@@ -36,7 +36,7 @@ PRELOADED = [
     "gapless.cli.evaluate_command",
     "gapless.cli.doctor_command",
     "gapless.cli.doctor_reports",
-    "gapless.cli.doctor_static",
+    "gapless.doctor.static.look",
     "gapless.doctor.session.run",
     "gapless.doctor.lines.backward_lines",
     "gapless.doctor.lines.sites",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from gapless.cli.decode_options import add_device_option
 from gapless.cli.extras import require_extra
 from gapless.cli.output import print_result
 from gapless.cli.parser import UsageError, file_or_folder, flag, one_of
-from gapless.cli.setting_options import (
+from gapless.cli.shared_options import (
     COMPARE_SETTINGS,
+    add_device_option,
     add_setting_options,
     given_settings,
     warn_of_removed,
@@ -241,7 +241,7 @@ def _work(
     spec: str | None, asked: CompareSettings, *, config: Path | None, given: dict[str, Any]
 ) -> _Work:
     if spec is None:
-        from gapless.cli.translation_workload import in_one_process, translation_workload
+        from gapless.cli.workloads import in_one_process, translation_workload
         from gapless.compare.compare_plans import REFERENCE
         from gapless.nmt.run.task import prepare
         from gapless.nmt.settings.effective_settings import resolve
@@ -259,7 +259,7 @@ def _work(
     if given or config is not None:
         extra = ", ".join(map(flag, ["config"] * (config is not None) + list(given)))
         raise UsageError(f"--workload brings a model and data of its own; leave out {extra}")
-    from gapless.cli.user_workload import users_workload
+    from gapless.cli.workloads import users_workload
 
     users = users_workload(spec, precision=asked.run.precision)
     return _Work(name=spec, make=lambda torch_device, plan: users(torch_device), one=users)
@@ -311,7 +311,7 @@ def _facts(asked: CompareSettings, work: _Work) -> list[str]:
 def _run(asked: CompareSettings, work: _Work) -> ComparisonReport:
     """Print every verdict as soon as it is known; return the report."""
     from gapless.cli.progress import Steps
-    from gapless.cli.user_workload import users_errors
+    from gapless.cli.workloads import users_errors
     from gapless.compare.compare_plans import run_comparison
     from gapless.report.verification_text import verdict_lines
 

@@ -172,7 +172,7 @@ def run(options: Namespace) -> int:
     """Run the script, or read it, and report; return the exit code."""
     _check(options)
     if options.static:
-        from gapless.cli.doctor_static import look
+        from gapless.cli.doctor_reports import look
 
         return 1 if fails(look(options), options.fail_on) else 0
     if options.diff is not None:

@@ -8,22 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from gapless import __version__
 from gapless.cli.output import print_result, terminal_columns, write
 from gapless.cli.parser import UsageError
 from gapless.errors import UserError
+from gapless.records.finding import Session
 from gapless.records.session_difference import SessionDifference
 from gapless.records.timeline import Timeline
 from gapless.report.difference_text import difference_text
 from gapless.report.json_reports import difference_json, read_session, session_json
 from gapless.report.perfetto import perfetto_json
-from gapless.report.session_text import session_text
+from gapless.report.session_text import session_text, static_text
 
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Sequence
 
-    from gapless.records.finding import Finding, Session
+    from gapless.records.finding import Finding
 
 
 # The first line of a report that follows what a script has printed.
@@ -159,6 +161,9 @@ def write_report(path: Path, text: str) -> None:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+# --- two sessions ---
+
+
 def write_difference(options: Namespace) -> tuple[Finding, ...]:
     """Report what has changed between two saved sessions, and return what is new.
 
@@ -201,3 +206,51 @@ def _difference(difference: SessionDifference, form: str, *, to_file: bool) -> s
 
 def _read(name: str) -> Session:
     return read_session(Path(name).read_text(encoding="utf-8", errors="replace"), name)
+
+
+# --- files that are looked at ---
+
+
+def look(options: Namespace) -> tuple[Finding, ...]:
+    """Look at files, write the report, and return the findings.
+
+    Raises:
+        UsageError: a path is not there.
+        UserError: no file could be looked at, or the report cannot be written.
+    """
+    from gapless.doctor.static.look import look_at
+
+    paths = [Path(name) for name in options.script]
+    for path in paths:
+        if not path.exists():
+            raise UsageError(f"cannot look at {path}: there is no such file or folder")
+    seen = look_at(paths)
+    for reason in seen.unread:
+        write(sys.stderr, f"gapless: warning: {reason}\n")
+    session = Session(
+        command=("--static", *options.script),
+        device="",
+        versions={"gapless": __version__},
+        findings=seen.findings,
+        notes=seen.unread,
+    )
+    if options.private:
+        from gapless.doctor.session.private import private
+
+        session = private(session)
+    text = _of_files(session, options.format, num_files=seen.num_files)
+    if options.out is None:
+        print_result(text.rstrip("\n"))
+    else:
+        write_report(Path(options.out), text)
+    if seen.unread and not seen.num_files:
+        raise UserError("no file could be looked at; the warnings above say why")
+    return seen.findings
+
+
+def _of_files(session: Session, form: str, *, num_files: int) -> str:
+    if form == "json":
+        return session_json(session)
+    if form == "sarif":
+        return sarif_of(session.findings, session.notes)
+    return static_text(session.findings, num_files=num_files)

@@ -10,11 +10,11 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from gapless.checkpoint.files import replace_file
-from gapless.cli.decode_options import add_decode_options, decode_settings, make_translator
 from gapless.cli.extras import require_extra
 from gapless.cli.output import is_unicode, print_result, print_wrapped, warn
 from gapless.cli.parser import file_or_folder, one_of
 from gapless.cli.progress import Translating
+from gapless.cli.shared_options import add_decode_options, decode_settings, make_translator
 from gapless.errors import DataError, UserError
 
 

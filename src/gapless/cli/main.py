@@ -200,7 +200,7 @@ def _run(arguments: Sequence[str]) -> int:
         if name.startswith("-") and root_parser().parse(arguments).version:
             print_result(f"gapless {__version__}")
             return 0
-    except SystemExit as ended:  # argparse's after --help, or of `user_workload`
+    except SystemExit as ended:  # argparse's after --help, or of `users_errors`
         if isinstance(ended.code, str):
             raise
         return int(ended.code or 0)

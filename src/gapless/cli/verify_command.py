@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, get_args
 
-from gapless.cli.decode_options import add_device_option
 from gapless.cli.extras import require_extra
 from gapless.cli.output import print_result
 from gapless.cli.parser import one_of
+from gapless.cli.shared_options import add_device_option
 from gapless.device.precision import Precision
 from gapless.plans import PLANS
 
@@ -94,7 +94,7 @@ def run(options: Namespace) -> int:
     """
     if options.workload is None:
         require_extra("nmt", "gapless verify without --workload")
-    from gapless.cli.user_workload import users_workload
+    from gapless.cli.workloads import users_workload
     from gapless.compare.settings import RunSettings, VerifySettings
     from gapless.device.find import find_device
     from gapless.report.verification_text import nothing_lines, waits_lines
@@ -127,7 +127,7 @@ def run(options: Namespace) -> int:
 
 
 def _demo(settings: VerifySettings) -> WorkloadFunction:
-    from gapless.cli.translation_workload import in_one_process
+    from gapless.cli.workloads import in_one_process
     from gapless.nmt.run.task import prepare
     from gapless.nmt.settings.config import make_config
     from gapless.plans import get_plan
@@ -162,7 +162,7 @@ def _facts(settings: VerifySettings, workload: str | None) -> list[str]:
 def _verified(make: WorkloadFunction, settings: VerifySettings) -> Verification:
     """Print every verdict as soon as it is known; return them all."""
     from gapless.cli.progress import Steps
-    from gapless.cli.user_workload import users_errors
+    from gapless.cli.workloads import users_errors
     from gapless.compare.verify_plan import run_verification
     from gapless.report.verification_text import verdict_lines
 

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from gapless.cli.setting_options import warn_of_removed
+from gapless.cli.shared_options import warn_of_removed
 from gapless.errors import UserError
 from gapless.nmt.run import new_run, resume, trainer
 from gapless.nmt.run.run_report import Observer
