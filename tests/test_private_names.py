@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -70,9 +69,6 @@ STILL: dict[str, int] = {
     "graphs/versions.py": 3,
     "graphs/warm_ups.py": 2,
 }
-
-# Those of loops of frameworks.
-STILL_IN_ROOMS = {"integrations": 13}
 
 # What is no name that anything is looked up by.
 TEXTS = {
@@ -211,15 +207,9 @@ def uses_by_file():
     return {name: uses for name, uses in found.items() if uses}
 
 
-def room_of(name):
-    return name.partition("/")[0]
-
-
 def test_private_names_are_looked_up_in_one_file():
     """A name that a release may take away is found by reading one file, not fifty."""
-    elsewhere = {
-        name: uses for name, uses in uses_by_file().items() if room_of(name) not in STILL_IN_ROOMS
-    }
+    elsewhere = uses_by_file()
     counts = {name: len(uses) for name, uses in elsewhere.items()}
 
     more = [
@@ -230,16 +220,6 @@ def test_private_names_are_looked_up_in_one_file():
     ]
     assert more == [], "look them up in " + " or ".join(sorted(LOOKED_UP_IN))
     assert counts == STILL, "a file has fewer than the list says: write the lower number"
-
-
-def test_private_names_of_rooms_become_fewer():
-    """Loops of frameworks have no more of them than they had."""
-    counts = Counter()
-    for name, uses in uses_by_file().items():
-        if room_of(name) in STILL_IN_ROOMS:
-            counts[room_of(name)] += len(uses)
-
-    assert {room: most for room, most in STILL_IN_ROOMS.items() if counts[room] > most} == {}
 
 
 @pytest.mark.parametrize(

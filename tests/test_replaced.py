@@ -41,8 +41,6 @@ from test_private_names import SRC, chain_of, imports_of
 
 # Files that replace something without the helper, and why.
 BY_THEMSELVES = {
-    "integrations/attention_masks.py": "for good",
-    "integrations/batches.py": "for good",
     "pipeline/loader_worker.py": "in a worker process, which nothing outlives",
     "python_private.py": "likewise",
     "scripts.py": "what Python itself sets when an error ends a program",

@@ -19,14 +19,16 @@ What is replaced in the whole process, by whom, and until when. All go through `
 * `doctor/lines/sites.py`: torch's mode of warnings, in a window
 * `doctor/lines/backward_lines.py`: backward passes and the anomaly mode, in a window
 * `doctor/trace/profiler.py`: the start of torch's profiler, while ours runs
+* `integrations/attention_masks.py`: what transformers asks about masks and captures, while a captured model of it lives
+* `integrations/batches.py`: Accelerate's `send_to_device`, while an Accelerator or Trainer lives that is captured
 * `integrations/lightning.py`: methods of a trainer's strategy, while a fit runs
 * `trials/captured_parts.py`: `step` of captured optimizers, and what a capture has put in objects while they run eagerly
 * `trials/recorded_batches.py`: what iterators of `DataLoader` get batches from, while a variant runs
 * `testing/simulated/patches.py`: what no mode of torch sees, while a simulated device is entered
 
 Not through it: `pipeline/loader_worker.py` prepares a worker process, which nothing outlives;
-`integrations` lets other frameworks ask us; `graphs` replaces `torch.autograd.backward`, `grad` and steps in its
-watched runs, with functions of its own that put them back. What is no attribute is put back by whoever sets it:
+`graphs` replaces `torch.autograd.backward`, `grad` and steps in its watched runs, with functions of its own
+that put them back. What is no attribute is put back by whoever sets it:
 handlers of signals, `gc.callbacks`, `sys.meta_path`, hooks and modes of torch.
 """
 

@@ -12,7 +12,6 @@ The loop stays as it is: `accelerator.backward`, `accumulate`, `clip_grad_norm_`
 from __future__ import annotations
 
 import warnings
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from accelerate.optimizer import AcceleratedOptimizer
@@ -26,6 +25,7 @@ from gapless.graphs.module_refusals import CHECKPOINT
 from gapless.integrations.announcement import announce
 from gapless.integrations.attention_masks import answer_before_calls, whether_full
 from gapless.integrations.batches import move_without_waits
+from gapless.integrations.framework_private import let_scaler_step, prepared_by
 
 
 if TYPE_CHECKING:
@@ -74,10 +74,11 @@ def capture_prepared(
     if objection is not None:
         warnings.warn(CaptureWarning(f"nothing is captured: {objection}"), stacklevel=2)
         return
-    move_without_waits(found)
-    for model in accelerator._models:
+    move_without_waits(found, accelerator)
+    models, optimizers = prepared_by(accelerator)
+    for model in models:
         capture_model(model, found)
-    for optimizer in accelerator._optimizers:
+    for optimizer in optimizers:
         capture_optimizer(optimizer, found)
 
 
@@ -147,20 +148,4 @@ def capture_optimizer(prepared: torch.optim.Optimizer, device: Device) -> None:
     captor.tries_new_rates = False
     for one in around:
         if one.scaler is not None:
-            # It puts back the `step` that it found when it was made.
-            one._optimizer_original_step_method = one.optimizer.step
-            one._optimizer_patched_step_method = _noting_calls(one, one.optimizer.step)
-
-
-def _noting_calls(prepared: Any, step: Any) -> Any:
-    """Return what stands for `step` while a scaler calls it, as Accelerate's own function does.
-
-    Captured steps pass over functions of this package, but over those of no other.
-    """
-
-    @wraps(step)
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        prepared._accelerate_step_called = True
-        return step(*args, **kwargs)
-
-    return noting
+            let_scaler_step(one)

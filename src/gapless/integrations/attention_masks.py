@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.device.torch_private import version_of
 from gapless.graphs.captor import captor_of
 from gapless.graphs.step_call import is_within_a_step
+from gapless.integrations.framework_private import ASK_ABOUT_MASKS
 from gapless.integrations.packed_positions import looking_once, note_positions
 from gapless.pipeline.tree.containers import take_apart
+from gapless.unnoticed import Patches, PatchesWhileAlive
 
 
 if TYPE_CHECKING:
@@ -30,10 +33,9 @@ if TYPE_CHECKING:
 
 
 # Where a mask on the device keeps whether it is full, and of which version that was said.
-_NOTE = "_gapless_is_full"
+_NOTE = "gapless_is_full"
 
-# Functions that ask whether a mask may be left out, and where they get the lengths of a call.
-_ASKING = ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa")
+# Where models get the lengths of the sequences in a call.
 _FINDING = "find_packed_sequence_indices"
 
 # Of the call of now: whether its masks are full, and their shape; None where nothing is known.
@@ -52,9 +54,10 @@ def answer_before_calls(model: torch.nn.Module) -> None:
         isinstance(part, library.PreTrainedModel) for part in model.modules()
     ):
         return
-    _answer_in_transformers()
+    is_known = model in _models.living
+    _models.need(model)
     _take_caches_apart()
-    if _note_masks not in model._forward_pre_hooks.values():
+    if not is_known:
         model.register_forward_pre_hook(_note_masks, with_kwargs=True)
         model.register_forward_hook(_forget_masks, always_call=True)
 
@@ -81,7 +84,7 @@ def note(moved: Any, answers: Mapping[str, bool]) -> None:
     """
     for name, is_full in answers.items():
         if not moved[name].is_inference():  # those have no version
-            setattr(moved[name], _NOTE, (is_full, moved[name]._version))
+            setattr(moved[name], _NOTE, (is_full, version_of(moved[name])))
 
 
 def _masks(batch: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -125,7 +128,7 @@ def _names(forward: Any) -> tuple[str, ...]:
 
 def _is_full(mask: torch.Tensor) -> bool:
     is_full, version = getattr(mask, _NOTE, (False, None))
-    if version is not None and version == mask._version:
+    if version is not None and version == version_of(mask):
         return bool(is_full)
     return bool(mask.all())
 
@@ -133,25 +136,27 @@ def _is_full(mask: torch.Tensor) -> bool:
 # --- in transformers ---
 
 
-@cache
-def _answer_in_transformers() -> None:
+def _answer_in_transformers(patches: Patches) -> None:
     """Let transformers take what is known of masks, and decide in captures as it does elsewhere."""
     from transformers import masking_utils
     from transformers.utils import import_utils
 
-    for name in _ASKING:
+    for name in ASK_ABOUT_MASKS:
         if hasattr(masking_utils, name):
-            setattr(masking_utils, name, _answered(getattr(masking_utils, name)))
+            patches.put(masking_utils, name, _answered(getattr(masking_utils, name)))
     if hasattr(masking_utils, _FINDING):
-        find = getattr(masking_utils, _FINDING)
-        setattr(masking_utils, _FINDING, looking_once(find))
+        patches.put(masking_utils, _FINDING, looking_once(getattr(masking_utils, _FINDING)))
     captures: Any = import_utils.is_cuda_stream_capturing
 
     @wraps(captures)
     def is_cuda_stream_capturing() -> bool:
         return not is_within_a_step() and bool(captures())
 
-    import_utils.is_cuda_stream_capturing = is_cuda_stream_capturing
+    patches.put(import_utils, "is_cuda_stream_capturing", is_cuda_stream_capturing)
+
+
+# Models whose calls are answered.
+_models = PatchesWhileAlive(_answer_in_transformers)
 
 
 @cache

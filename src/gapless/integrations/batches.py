@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Mapping
-from functools import cache, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from accelerate.utils.operations import honor_type
 
 from gapless.integrations.attention_masks import look_on_host, note
 from gapless.pipeline.host_memory import is_plain, page_locked_copy
+from gapless.unnoticed import Patches, PatchesWhileAlive
 
 
 if TYPE_CHECKING:
@@ -28,19 +29,22 @@ if TYPE_CHECKING:
 _devices: list[Device] = []
 
 
-def move_without_waits(device: Device) -> None:
-    """Let Accelerate move batches to a device without a wait, from now on.
+def move_without_waits(device: Device, user: object) -> None:
+    """Let Accelerate move batches to a device without a wait.
+
+    Args:
+        device: where they go.
+        user: an object for which that is, as long as it lives.
 
     Sync: Does not block the host.
     """
     if device.is_accelerator:
         _devices[:] = [one for one in _devices if one.torch_device != device.torch_device]
         _devices.append(device)
-        _replace_in_accelerate()
+        _users.need(user)
 
 
-@cache
-def _replace_in_accelerate() -> None:
+def _replace_in_accelerate(patches: Patches) -> None:
     as_written: Any = data_loader.send_to_device
 
     @wraps(as_written)
@@ -54,7 +58,10 @@ def _replace_in_accelerate() -> None:
         note(moved, answers)
         return moved
 
-    data_loader.send_to_device = send_to_device
+    patches.put(data_loader, "send_to_device", send_to_device)
+
+
+_users = PatchesWhileAlive(_replace_in_accelerate)
 
 
 def _known(device: Any) -> Device | None:

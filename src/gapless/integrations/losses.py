@@ -60,7 +60,7 @@ class FilteredLoss(torch.Tensor):
         """Return what `func` returns for the plain tensor, with the two exceptions."""
         if func in _ASKS:
             return False
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch.DisableTorchFunctionSubclass():
             if func in _ADDS and isinstance(args[1], cls) and not kwargs:
                 return func(args[0], args[1]._of_sum(args[0]))
             return func(*map(_plain, args), **(kwargs or {}))

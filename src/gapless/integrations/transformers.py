@@ -23,6 +23,7 @@ from gapless.graphs.captor import captor_of
 from gapless.graphs.step_call import within_a_step
 from gapless.integrations import accelerate
 from gapless.integrations.batches import move_without_waits
+from gapless.integrations.framework_private import knows_last_log, steps_since_log
 from gapless.integrations.losses import FilteredLoss
 
 
@@ -193,7 +194,7 @@ class CaptureInTraining(TrainerCallback):
             if self._model is not None:
                 gapless.release(self._model)  # that of an earlier trial
             self._model = model
-            move_without_waits(self._device)
+            move_without_waits(self._device, trainer)
         accelerate.capture_model(model, self._device)
         return True
 
@@ -214,13 +215,12 @@ def _with_filtered_loss(trainer: Trainer, step: Callable[..., Any]) -> Callable[
     """Return a `training_step` whose loss need not be read to be filtered."""
 
     def num_steps() -> int:
-        num_before: int = trainer.state.global_step - trainer._globalstep_last_logged
-        return num_before + 1
+        return steps_since_log(trainer) + 1
 
     @wraps(step)
     def training_step(*args: Any, **kwargs: Any) -> Any:
         loss = step(*args, **kwargs)
-        if not trainer.args.logging_nan_inf_filter:
+        if not (trainer.args.logging_nan_inf_filter and knows_last_log(trainer)):
             return loss
         return FilteredLoss.of(loss, num_steps)
 
