@@ -28,6 +28,12 @@ def test_lightning_files_what_is_logged_by_a_name_of_its_module():
     import lightning
 
     assert "_current_fx_name" in vars(lightning.LightningModule())
+    trainer = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_model_summary=False
+    )
+    assert "_current_fx" in vars(trainer._logger_connector)
+    assert hasattr(trainer.fit_loop.epoch_loop._results, "_extract_batch_size")
+    assert hasattr(type(trainer), "_results")
 
 
 def test_accelerate_has_what_it_has_prepared():
@@ -83,6 +89,16 @@ def test_values_are_filed_under_the_step_where_lightning_has_no_hook():
     with framework_private.logging_from(module, "on_after_backward"):
         assert vars(module) == {}
     assert vars(module) == {}
+
+
+def test_values_are_logged_in_full_where_lightning_does_not_say_where_it_keeps_them():
+    """As before the first of them."""
+    module = SimpleNamespace(trainer=SimpleNamespace())
+
+    assert framework_private.result_of(module, "training_step", "loss") is None
+    assert not framework_private.log_again(
+        module, "training_step", "loss", torch.ones(()), None, SimpleNamespace()
+    )
 
 
 def test_nothing_is_captured_of_an_accelerator_that_does_not_say_what_it_prepared():

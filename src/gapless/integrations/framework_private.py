@@ -1,7 +1,7 @@
 """Private names of transformers, Accelerate, Lightning and torch that the integrations use, once each.
 
-Seen in Lightning 2.6.6, Accelerate 1.15 and transformers 5.17, torch 2.11, 2.13 and 2.14.1. What happens
-where one is missing stands with each.
+Seen in Lightning 2.6.6, Accelerate 1.15, transformers 5.23 and torch 2.13. What happens where one is missing
+stands with each.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    import torch
 
 
 # --- Lightning ---
@@ -34,6 +36,47 @@ def logging_from(module: Any, hook: str) -> Iterator[None]:
         yield
     finally:
         module._current_fx_name = before
+
+
+def result_of(module: Any, hook: str, name: str) -> Any:
+    """Return where Lightning keeps what a LightningModule has logged in a hook; None where it does not say."""
+    results = getattr(module.trainer, "_results", None)
+    return None if results is None else results.get(f"{hook}.{name}")
+
+
+def log_again(
+    module: Any, hook: str, name: str, value: torch.Tensor, size: Any, kept: Any
+) -> bool:
+    """Log the next value of what was logged before, without what `log` finds out anew each time.
+
+    Its checks take the host longer than a replay. Where a name is missing, `log` is to be called.
+
+    Args:
+        module: the LightningModule.
+        hook: within which it logs.
+        name: that it logs.
+        value: one number.
+        size: of the batch, None if Lightning is to find out.
+        kept: of `result_of`, after the call before.
+
+    Returns:
+        whether it was done: not if anything is otherwise than it was then.
+    """
+    results: Any = getattr(module.trainer, "_results", None)
+    connector: Any = getattr(module.trainer, "_logger_connector", None)
+    size_of = getattr(results, "_extract_batch_size", None)
+    if size_of is None or not hasattr(connector, "_current_fx"):
+        return False
+    if results.get(f"{hook}.{name}") is not kept or not kept.is_tensor:
+        return False
+    if results.dataloader_idx is not None or kept.value.device != value.device:
+        return False
+    if connector.should_reset_tensors(hook):
+        results.reset(metrics=False, fx=hook)
+    kept.forward(value.squeeze(), size_of(kept, size, kept.meta))
+    kept.has_reset = False
+    connector._current_fx = hook
+    return True
 
 
 # --- Accelerate ---

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.integrations.framework_private import logging_from
+from gapless.integrations.framework_private import log_again, logging_from, result_of
 from gapless.pipeline.losses.deferred_loss import DeferredLoss
 
 
@@ -46,6 +46,8 @@ class _Form:
         shown: the name in the progress bar of what Lightning would read in each step, "" if it does not.
         shown_of_epoch: likewise at the end of an epoch.
         options: those that Lightning gets.
+        size: of the batch, if the call says it.
+        kept: where Lightning keeps what is logged, None until the call was made once.
     """
 
     hook: str
@@ -56,6 +58,8 @@ class _Form:
     shown: str = ""
     shown_of_epoch: str = ""
     options: dict[str, Any] | None = None
+    size: Any = None
+    kept: Any = None
 
     def is_of(self, hook: str, name: str, other: Any, args: Any, kwargs: Any) -> bool:
         """Return whether a call has this form."""
@@ -171,12 +175,12 @@ class LateLogs:
             return form
         bound = self._signature.bind_partial(self._module, name, None, *args, **kwargs)
         options = dict(list(bound.arguments.items())[3:])
+        form.size = options.get("batch_size")
         # In a step, what is logged without saying when is logged at each step.
         if options.get("prog_bar") and options.get("on_step") is not False:
             has_epoch = bool(options.get("on_epoch"))
             form.shown = f"{name}_step" if has_epoch else name
             form.shown_of_epoch = f"{name}_epoch" if has_epoch else ""
-            form.args, form.kwargs = args, kwargs
             form.options = {**options, "prog_bar": False}
         return form
 
@@ -208,12 +212,21 @@ class LateLogs:
 
     def _make(self, form: _Form, value: Any) -> None:
         module = self._module
-        logged = value if form.other is None else form.other
-        if form.options is None:
-            module.log(form.name, logged, *form.args, **form.kwargs)
-        else:
-            module.log(form.name, logged, **form.options)
+        if not self._make_again(form, value):
+            if form.options is not None:
+                module.log(form.name, value, **form.options)
+            else:
+                logged = value if form.other is None else form.other
+                module.log(form.name, logged, *form.args, **form.kwargs)
+            if form.hook and form.other is None and self._is_plain:
+                form.kept = result_of(module, form.hook, form.name)
+        if form.options is not None:
             self._newest[form.shown] = value.detach() if isinstance(value, torch.Tensor) else value
+
+    def _make_again(self, form: _Form, value: Any) -> bool:
+        if form.kept is None or not isinstance(value, torch.Tensor) or value.numel() != 1:
+            return False
+        return log_again(self._module, form.hook, form.name, value, form.size, form.kept)
 
     # --- the progress bar ---
 
