@@ -16,7 +16,7 @@ from gapless.ranks.single_rank import SingleRank
 
 
 # What a process alone may load of the room.
-ALLOWED = ["flags", "launch", "membership", "protocol", "single_rank"]
+ALLOWED = ["collective_decision", "flags", "launch", "membership", "protocol", "single_rank"]
 
 TORCHRUN = {
     "RANK": "5",

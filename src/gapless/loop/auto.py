@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from gapless.device.instruments.processor import num_cores
 from gapless.graphs.refusal import host_read
 from gapless.pipeline.loaders import num_workers
 from gapless.pipeline.step import call_host_part
-from gapless.ranks import SingleRank
+from gapless.ranks import CollectiveDecision, SingleRank
 from gapless.records.bottleneck import (
     Diagnosis,
     Launch,
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from gapless.pipeline.tree.flatten import Tree
     from gapless.ranks import Ranks
 
-
-T = TypeVar("T")
 
 # Steps before the first measurement.
 _START = 3
@@ -98,8 +96,9 @@ class AutoSteps:
         ranks: Ranks | None = None,
     ) -> None:
         self.captured = captured
-        self._ranks = SingleRank() if ranks is None else ranks
-        self._is_alone = self._ranks.world == 1
+        ranks = SingleRank() if ranks is None else ranks
+        self._is_alone = ranks.world == 1
+        self._decision = CollectiveDecision(ranks, host_waits.blocking)
         self._host_waits = host_waits
         self.diagnosis: Diagnosis | None = None
         self._device = device
@@ -221,7 +220,7 @@ class AutoSteps:
         if waits and self.captured.report.refusal is None:
             # Known without an attempt, which would fail there.
             self.captured.report.refuse(host_read(waits[0], is_final=False))
-        if self._any_rank(bool(waits) or self._cannot_capture()):
+        if self._decision.any_rank(bool(waits) or self._cannot_capture()):
             self._decide()
         else:
             self._enter("trial")
@@ -277,25 +276,16 @@ class AutoSteps:
             self._host_waits.wait_stream(self._device.current_stream(), reason="agreement")
         elif not since and self._phase == "measure":
             self._end_measurement_of_all()
-        elif not since and not self._any_rank(not self._is_trial_over()):
+        elif not since and not self._decision.any_rank(not self._is_trial_over()):
             self._decide()
 
     def _end_measurement_of_all(self) -> None:
-        if self._any_rank(not self._eager):
+        if self._decision.any_rank(not self._eager):
             self.diagnosis = nothing_measured(self._num_unmeasured)
             self._enter("settled")
         else:
             self._end_measurement()
 
-    def _any_rank(self, says_so: bool) -> bool:
-        return any(self._of_all(says_so))
-
     def _of_the_slowest(self, diagnosis: Diagnosis) -> Diagnosis:
         pace = Pace.of(self._eager).step_ms if self._eager else 0.0
-        return max(self._of_all((pace, diagnosis)), key=itemgetter(0))[1]
-
-    def _of_all(self, value: T) -> list[T]:
-        if self._is_alone:
-            return [value]
-        with self._host_waits.blocking("agreement"):
-            return self._ranks.agree(value)
+        return max(self._decision.values((pace, diagnosis)), key=itemgetter(0))[1]

@@ -6,6 +6,7 @@ its own process group (`user_process_group.py`). Only this room names `torch.dis
 nothing that imports it is loaded.
 """
 
+from gapless.ranks.collective_decision import CollectiveDecision, first_other
 from gapless.ranks.membership import (
     collectives_so_far,
     drop_before_groups_end,
@@ -19,6 +20,7 @@ from gapless.ranks.single_rank import SingleRank
 
 __all__ = [
     "Agreement",
+    "CollectiveDecision",
     "GradientSum",
     "Peers",
     "Ranks",
@@ -26,6 +28,7 @@ __all__ = [
     "collectives_so_far",
     "drop_before_groups_end",
     "find_ranks",
+    "first_other",
     "is_distributed",
     "user_ranks",
 ]

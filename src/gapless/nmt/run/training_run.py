@@ -25,7 +25,7 @@ from gapless.nmt.run_folder.training_progress import TrainingProgress
 from gapless.nmt.settings.effective_settings import check_shapes, settings_to_keep
 from gapless.nmt.settings.interval import DueClock
 from gapless.pipeline.host_waits import HostWaits
-from gapless.ranks import SingleRank
+from gapless.ranks import CollectiveDecision, SingleRank
 
 
 if TYPE_CHECKING:
@@ -230,8 +230,7 @@ class TrainingRun:
         own = random_state(self.device)
         if self.ranks.world == 1:
             return {"random": own}
-        with self.host_waits.blocking("agreement"):
-            states = self.ranks.agree(own)
+        states = CollectiveDecision(self.ranks, self.host_waits.blocking).values(own)
         return {"random": states[0], "ranks": {"world": len(states), "random": states}}
 
     def history(self, covered: Content) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from gapless.errors import LossError, RanksDifferError
-from gapless.ranks import user_ranks
+from gapless.ranks import CollectiveDecision, first_other, user_ranks
 
 
 if TYPE_CHECKING:
@@ -95,8 +95,7 @@ class LossAgreement:
     """
 
     def __init__(self, ranks: Peers, *, host_waits: HostWaits, every: int | None) -> None:
-        self._ranks = ranks
-        self._host_waits = host_waits
+        self._decision = CollectiveDecision(ranks, host_waits.blocking)
         self._every = every
         self._number = next(_numbers)
         # A device gathers without its host; on a CPU the host itself has to wait for the others.
@@ -178,8 +177,7 @@ class LossAgreement:
         """
         gathered = tuple(self._gathered)
         own = _Added(self._number, call, self._names, self._every, num_added, gathered)
-        with self._host_waits.blocking("agreement"):
-            of_ranks = self._ranks.agree(own)
+        of_ranks = self._decision.values(own)
         self._gathered = []
         if all(other == own for other in of_ranks):
             return
@@ -197,7 +195,9 @@ class LossAgreement:
 
 def _difference(of_ranks: list[_Added]) -> str:
     first = of_ranks[0]
-    rank, other = next((n, one) for n, one in enumerate(of_ranks) if one != first)
+    found = first_other(of_ranks)
+    assert found is not None
+    rank, other = found
     if other.number != first.number:
         return (
             f"rank 0 {first.call} DeferredLoss {first.number}, and rank {rank} {other.call} DeferredLoss "
