@@ -1,8 +1,8 @@
 """What gapless asks of a device: streams, events, buffers, copies, captured work.
 
-`Device` is the protocol that the engine and its users write against. It has two parts:
-`Instruments` is what can be measured on a device (time, memory, waits, kernels); `Device` adds what
-moves and orders work.
+`Device` is the protocol that the engine and its users write against. It has three parts: `Instruments` is
+what can be measured on a device (time, memory, waits, kernels), `Streams` orders work, `Memory` holds and
+copies tensors. `Device` adds what it is, captures and random numbers.
 
 Backends: `gapless.device.cuda`, `gapless.device.cpu`, and `gapless.testing.simulated` for tests.
 `gapless.find_device("auto")` returns the one to use. Stream and event handles belong to the backend
@@ -128,38 +128,8 @@ class Instruments(Protocol):
         """
 
 
-class Device(Instruments, Protocol):
-    """A place where tensors live and where queued work runs in streams."""
-
-    @property
-    def torch_device(self) -> torch.device:
-        """The device as torch names it, with its index."""
-
-    @property
-    def is_accelerator(self) -> bool:
-        """Whether work runs beside the host; on a CPU it runs in the host's own order."""
-
-    @property
-    def max_direct_copy_bytes(self) -> int:
-        """Size up to which a copy from pageable memory does not wait for queued work."""
-
-    @property
-    def max_queued_copy_bytes(self) -> int:
-        """Size up to which a copy from page-locked memory is queued on the stream that reads it.
-
-        To copy so little beside the work of that stream would save the device less time than it
-        costs the host.
-        """
-
-    @property
-    def sees_all_threads(self) -> bool:
-        """Whether work of other threads is queued as that of this thread is."""
-
-    def make_current(self) -> None:
-        """Let this thread's work, and memory that names no device, be of this one.
-
-        Sync: Does not block the host.
-        """
+class Streams(Protocol):
+    """Queues of work on a device, the order between them, and waits of the host for them."""
 
     def create_stream(self) -> Stream:
         """Create a stream.
@@ -236,6 +206,28 @@ class Device(Instruments, Protocol):
         `gapless.forbid_waits` sees more kinds of waits, and raises at the end of its body.
         """
 
+    def delay(self, stream: Stream, ms: float) -> None:
+        """Keep `stream` busy for about `ms` milliseconds; for tests.
+
+        Sync: Does not block the host, except for a calibration before the first delay.
+        """
+
+
+class Memory(Protocol):
+    """Memory of a device and page-locked memory beside it, and copies between them."""
+
+    @property
+    def max_direct_copy_bytes(self) -> int:
+        """Size up to which a copy from pageable memory does not wait for queued work."""
+
+    @property
+    def max_queued_copy_bytes(self) -> int:
+        """Size up to which a copy from page-locked memory is queued on the stream that reads it.
+
+        To copy so little beside the work of that stream would save the device less time than it
+        costs the host.
+        """
+
     def host_buffer(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
         """Return a uint8 tensor in host memory, page-locked if asked and if that exists here."""
 
@@ -265,6 +257,28 @@ class Device(Instruments, Protocol):
 
         Sync: Does not block the host if the host side is page-locked and dense; a copy from
             pageable memory blocks until the host side has been read.
+        """
+
+
+class Device(Instruments, Streams, Memory, Protocol):
+    """A place where tensors live and where queued work runs in streams."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device as torch names it, with its index."""
+
+    @property
+    def is_accelerator(self) -> bool:
+        """Whether work runs beside the host; on a CPU it runs in the host's own order."""
+
+    @property
+    def sees_all_threads(self) -> bool:
+        """Whether work of other threads is queued as that of this thread is."""
+
+    def make_current(self) -> None:
+        """Let this thread's work, and memory that names no device, be of this one.
+
+        Sync: Does not block the host.
         """
 
     def capture(
@@ -303,9 +317,3 @@ class Device(Instruments, Protocol):
 
     def set_random_state(self, state: torch.Tensor) -> None:
         """Restore what `random_state` returned."""
-
-    def delay(self, stream: Stream, ms: float) -> None:
-        """Keep `stream` busy for about `ms` milliseconds; for tests.
-
-        Sync: Does not block the host, except for a calibration before the first delay.
-        """
