@@ -87,6 +87,8 @@ class CpuDevice:
     def make_current(self) -> None:
         """Do nothing: there is no other."""
 
+    # --- streams, events and the order between them ---
+
     def create_stream(self) -> CpuStream:
         """Create a stream."""
         return CpuStream()
@@ -145,6 +147,8 @@ class CpuDevice:
             raise ValueError("elapsed_ms needs two recorded events")
         return (end.recorded_at - start.recorded_at) * 1000.0
 
+    # --- memory and copies ---
+
     def host_buffer(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
         """Return a uint8 tensor; page-locking is of no use without a second memory."""
         del pinned
@@ -175,6 +179,8 @@ class CpuDevice:
         """Copy at once."""
         target.copy_(source)
 
+    # --- captures ---
+
     def capture(
         self,
         work: Callable[[Cut], object],
@@ -187,6 +193,8 @@ class CpuDevice:
         del like, generators, keeps_casts
         return CpuGraph(work)
 
+    # --- waits ---
+
     def delay(self, stream: CpuStream, ms: float) -> None:
         """Do nothing: work that runs in order cannot be overtaken."""
 
@@ -198,11 +206,15 @@ class CpuDevice:
         """Return an empty context: the host never waits for a CPU."""
         return nullcontext()
 
+    # --- random numbers ---
+
     def random_state(self) -> None:
         """Return None: work on a CPU draws from the host's generator."""
 
     def set_random_state(self, state: torch.Tensor) -> None:
         """Do nothing: work on a CPU draws from the host's generator."""
+
+    # --- what can be measured ---
 
     def now_ms(self) -> float:
         """Return the host's time in milliseconds."""

@@ -78,6 +78,8 @@ class CudaDevice:
         """
         torch.cuda.set_device(self.torch_device)
 
+    # --- streams, events and the order between them ---
+
     def create_stream(self) -> torch.cuda.Stream:
         """Take a stream from torch's pool of 32.
 
@@ -171,6 +173,8 @@ class CudaDevice:
         """
         return float(start.elapsed_time(end))
 
+    # --- memory and copies ---
+
     def host_buffer(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
         """Return a uint8 tensor in host memory, page-locked if asked."""
         return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
@@ -212,6 +216,8 @@ class CudaDevice:
             pageable memory blocks until the host side has been read.
         """
         target.copy_(source, non_blocking=True)
+
+    # --- captures ---
 
     def capture(
         self,
@@ -268,6 +274,8 @@ class CudaDevice:
             forget_errors(self.torch_device)
             raise
 
+    # --- waits ---
+
     def delay(self, stream: torch.cuda.Stream, ms: float) -> None:
         """Keep `stream` busy for about `ms` milliseconds.
 
@@ -290,6 +298,8 @@ class CudaDevice:
         """
         return cuda_waits.forbid_waits()
 
+    # --- random numbers ---
+
     def random_state(self) -> torch.Tensor:
         """Return the state of this GPU's random generator, as a tensor on the host."""
         return torch.cuda.get_rng_state(self.torch_device)
@@ -304,6 +314,8 @@ class CudaDevice:
         torch.cuda.init()
         own = torch.cuda.default_generators[self.torch_device.index]
         own.graphsafe_get_state().set_state(state)
+
+    # --- what can be measured ---
 
     def now_ms(self) -> float:
         """Return the host's time in milliseconds."""

@@ -81,8 +81,10 @@ class BatchMover:
         self._max_direct_bytes = -1 if looks_ahead else device.max_direct_copy_bytes
         is_queued = pin_memory and not looks_ahead
         self._max_queued_bytes = device.max_queued_copy_bytes if is_queued else -1
-        # Queued, a copy reads page-locked memory of the loader after the work queued before. The
-        # loader must not have to wait for that.
+        # Of page-locked memory of the loader. A copy on the stream of the step reads it only after the
+        # steps queued before. A loader that fills the same memory again (a ring of pinned buffers)
+        # would wait in `leave_loader_memory` for all of them, at every batch. With -1 its copies go to
+        # the transfer stream, which reads at once.
         self._max_late_bytes = -1 if self._leaves_late else self._max_queued_bytes
         self._events = EventPool(device)
         self._loans = Loans(device)

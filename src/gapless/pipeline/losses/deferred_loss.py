@@ -352,6 +352,8 @@ class DeferredLoss:
             self._ring.forget()
 
     def _current(self) -> LossHistory:
+        # `on_values` may call `reset`, which puts another history in place of this one. It does not
+        # empty it: an interrupt half way would leave counts that do not belong to the values.
         return self._history
 
     def _drain(self, reason: str) -> None:

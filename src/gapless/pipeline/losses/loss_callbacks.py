@@ -1,4 +1,4 @@
-"""What the user is told of losses that have arrived: by a function of theirs, and by a warning."""
+"""Report losses that have arrived: by calls of `on_values`, and by a warning of the first that is not finite."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LossCallbacks:
     def can_call(self, history: LossHistory) -> bool:
         """Return whether values have arrived that `on_values` is to be called with."""
         assert self._every is not None
-        return history.num_told + self._every <= history.num_read
+        return history.num_reported + self._every <= history.num_read
 
     def call(self, current: Callable[[], LossHistory]) -> None:
         """Call `on_values` with the steps that are due and have arrived; not under the lock.
@@ -75,8 +75,8 @@ class LossCallbacks:
             if self._is_calling or not self.can_call(history):
                 return None
             self._is_calling = True
-            history.num_told += self._every
-            return history.step(history.num_told - 1)
+            history.num_reported += self._every
+            return history.step(history.num_reported - 1)
 
     def warn(self, found: NonFinite | None) -> None:
         """Warn of the first value that is NaN or infinite, once; called by what the user called."""

@@ -54,7 +54,7 @@ class LossHistory:
         is_by_name: values are given by name; else there is one, given by position.
         num_added: steps whose values were added.
         num_read: steps whose values are here.
-        num_told: steps up to the last one that `on_values` was called with.
+        num_reported: steps up to the last one that `on_values` was called with.
         columns: the values read, by name.
         weights: of the steps read.
         first_nonfinite: the first value read that is NaN or infinite.
@@ -62,7 +62,7 @@ class LossHistory:
 
     def __init__(self) -> None:
         self.is_by_name = False
-        self.num_added = self.num_read = self.num_told = 0
+        self.num_added = self.num_read = self.num_reported = 0
         self.columns: dict[str, list[float]] = {_LOSS: []}
         self._names: tuple[str, ...] = (_LOSS,)
         self.weights: list[float] = []

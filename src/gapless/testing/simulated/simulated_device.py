@@ -163,6 +163,8 @@ class SimulatedDevice:
     def make_current(self) -> None:
         """Do nothing: there is no other."""
 
+    # --- streams, events and the order between them ---
+
     def create_stream(self) -> SimulatedStream:
         """Create a stream.
 
@@ -259,6 +261,8 @@ class SimulatedDevice:
             raise ValueError("elapsed_ms needs two events that are done; query them first")
         return end.mark.time_ms - start.mark.time_ms
 
+    # --- memory and copies ---
+
     def host_buffer(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
         """Return a uint8 tensor in host memory, page-locked if asked."""
         with self._simulation.quiet():
@@ -310,6 +314,8 @@ class SimulatedDevice:
             raise RuntimeError("the simulated device is not entered; use it in `with device:`")
         target.copy_(source, non_blocking=True)
 
+    # --- captures ---
+
     def capture(
         self,
         work: Callable[[Cut], object],
@@ -334,6 +340,8 @@ class SimulatedDevice:
         del generators
         return self._simulation.capture(work, like=like, keeps_casts=keeps_casts)
 
+    # --- waits ---
+
     def delay(self, stream: SimulatedStream, ms: float) -> None:
         """Keep `stream` busy for `ms` virtual milliseconds."""
         self._simulation.delay(stream, ms)
@@ -346,11 +354,15 @@ class SimulatedDevice:
         """Make every host wait of the body raise RuntimeError at once."""
         return self._waits(forbidden=True)
 
+    # --- random numbers ---
+
     def random_state(self) -> None:
         """Return None: work draws from the host's generator, when it is launched."""
 
     def set_random_state(self, state: torch.Tensor) -> None:
         """Do nothing: work draws from the host's generator."""
+
+    # --- what can be measured ---
 
     def now_ms(self) -> float:
         """Return the host's virtual time in milliseconds."""
