@@ -177,10 +177,10 @@ def test_a_state_is_written_when_all_of_it_has_come(writer, tmp_path):
             sync_first=lambda: order.append(list(tmp_path.rglob("step-*"))),
         )
         writer.poll()
-        assert not writer._writing
+        assert not writer._queue._writing
         late.has_come = True
         writer.poll()
-        assert writer._writing
+        assert writer._queue._writing
 
     assert order == [[]]
     assert state_in(tmp_path)["late"] == 3
@@ -383,7 +383,7 @@ def test_an_interrupted_wait_for_a_file_loses_none(writer, tmp_path, monkeypatch
         may_go.set()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gapless.nmt.run_folder.checkpoint_writer.wait", interrupt)
+    monkeypatch.setattr("gapless.nmt.run_folder.write_queue.wait", interrupt)
     with pytest.raises(KeyboardInterrupt), writer:
         for epoch in (1, 2):
             writer.save_epoch(writer.copy_weights(torch.nn.Linear(3, 2)), epoch)
@@ -399,11 +399,11 @@ def test_a_file_is_written_when_its_copy_is_done_and_nobody_waits(late, tmp_path
         weights = writer.copy_weights(model)
         writer.save_epoch(weights, 1)
         writer.poll()
-        assert not writer._writing
+        assert not writer._queue._writing
         while not weights.is_done():
             pass
         writer.poll()
-        assert writer._writing
+        assert writer._queue._writing
         writer.finish()
         assert writer._host_waits.stats.count == 0
 
@@ -426,7 +426,7 @@ def test_few_copies_are_on_their_way_at_a_time(late, tmp_path):
     with writer:
         for epoch in range(1, 13):
             writer.save_epoch(writer.copy_weights(model), epoch)
-            assert len(writer._copying) <= 4
+            assert len(writer._queue._copying) <= 4
         assert writer._host_waits.stats.by_reason["checkpoint"].count > 0
 
     assert epochs_in(tmp_path) == [12]

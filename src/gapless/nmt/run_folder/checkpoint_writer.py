@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from gapless.checkpoint.files import may_pass
 from gapless.checkpoint.packed_state import pack
 from gapless.errors import noted_on
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.disk_space import DiskTroubles
+from gapless.nmt.run_folder.write_queue import Job, WriteQueue
 from gapless.pipeline.host_copy import HostCopy
 
 
@@ -26,40 +22,6 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
     from gapless.nmt.run_folder.training_progress import LateProgress
     from gapless.pipeline.host_waits import HostWaits
-
-
-# The jobs of two epochs: each has its weights, and a state, whose copies may serve as the best weights
-# too. Copies that wait to be written take memory.
-_MAX_JOBS = 4
-
-
-class Arrival(Protocol):
-    """Something that is on its way to the host."""
-
-    def is_done(self) -> bool:
-        """Return whether it is there."""
-
-    def wait(self, host_waits: HostWaits, *, reason: str) -> None:
-        """Wait until it is there."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Job:
-    """Work for the thread, to be done when what it needs has reached the host.
-
-    Attributes:
-        do: the work.
-        needs: what has to be there.
-        saves: "state" or "best", of each of which a later one does as well as it; None: the weights of an
-            epoch, or nothing.
-    """
-
-    do: Callable[[], None]
-    needs: tuple[Arrival, ...] = ()
-    saves: str | None = None
-
-    def is_ready(self) -> bool:
-        return all(need.is_done() for need in self.needs)
 
 
 class CheckpointWriter:
@@ -101,26 +63,14 @@ class CheckpointWriter:
         self._keep = keep
         self._store = checkpoints.state_store(run_dir, keep=keep_states)
         self._state_epochs = dict(state_epochs or {})
-        self._disk_troubles = disk_troubles or DiskTroubles()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gapless-saver")
-        self._copying: deque[_Job] = deque()
-        # The thread gets the number of a job, so that it never holds the last reference to a copy:
-        # page-locked memory must not be freed while the training thread captures a graph.
-        self._jobs: dict[int, _Job] = {}
-        self._writing: deque[tuple[int, Future[None]]] = deque()
-        self._numbers = itertools.count()
-        # What could not be written: weights by the number of their job, which is tried again, the
-        # newest state under the name "state", and the best weights under "best".
-        self._troubles: dict[int | str, OSError] = {}
-        # The job of the best weights that could not be written, which is tried again too.
-        self._best_to_try: int | None = None
-        self._failure: BaseException | None = None
+        self._queue = WriteQueue(
+            host_waits, num_weights=keep, disk_troubles=disk_troubles or DiskTroubles()
+        )
 
     @property
     def is_saving_state(self) -> bool:
         """Whether a state is being copied or written."""
-        writing = (self._jobs[number] for number, _ in self._writing)
-        return any(job.saves == "state" for job in (*self._copying, *writing))
+        return self._queue.has("state")
 
     def reserve(self, model: torch.nn.Module) -> None:
         """Have page-locked memory made for a state, which takes long, before the device has work.
@@ -161,7 +111,7 @@ class CheckpointWriter:
             checkpoints.write_weights(weights.value, path, step=step, files=self._files)
             self._drop_old_epochs()
 
-        self._add(_Job(do=write, needs=(weights,)))
+        self._queue.add(Job(do=write, needs=(weights,)))
 
     def save_state(
         self,
@@ -202,9 +152,9 @@ class CheckpointWriter:
         def write() -> None:
             if late is not None and late.is_spoiled():
                 return
-            if "best" in self._troubles:
+            if trouble := self._queue.trouble_of("best"):
                 # It counts on best weights that could not be written.
-                raise self._troubles["best"]
+                raise trouble
             sync_first()
             tensors, meta = pack(whole())
             self._store.save(step, tensors, meta, files=self._files)
@@ -214,8 +164,8 @@ class CheckpointWriter:
         needs = (weights, rest) if late is None else (weights, rest, late)
         if is_best:
             # Before the state that says so: a run that is killed in between makes them again.
-            self._add(_Job(do=write_best, needs=needs, saves="best"))
-        self._add(_Job(do=write, needs=needs, saves="state"))
+            self._queue.add(Job(do=write_best, needs=needs, saves="best"))
+        self._queue.add(Job(do=write, needs=needs, saves="state"))
 
     def poll(self) -> None:
         """Let the thread write what has reached the host. Call it often, such as after each batch.
@@ -225,10 +175,7 @@ class CheckpointWriter:
 
         Sync: Does not block the host.
         """
-        while self._writing and self._writing[0][1].done():
-            self._end_oldest()
-        while self._copying and self._copying[0].is_ready():
-            self._submit_oldest()
+        self._queue.poll()
 
     def finish(self) -> None:
         """Wait until everything is copied and written.
@@ -238,12 +185,7 @@ class CheckpointWriter:
 
         Sync: Blocks the host until the last copy is done.
         """
-        if self._numbers_to_try():
-            self._add(_Job(do=lambda: None))
-        self.drain()
-        if self._failure is not None:
-            raise self._failure
-        for trouble in self._troubles.values():
+        for trouble in self._queue.finish():
             raise self._named(trouble)
 
     def _named(self, trouble: OSError) -> OSError:
@@ -260,10 +202,7 @@ class CheckpointWriter:
 
         Sync: Blocks the host until the last copy is done.
         """
-        while self._copying:
-            self._take_oldest()
-        while self._writing:
-            self._end_oldest()
+        self._queue.drain()
 
     def _drop_old_epochs(self) -> None:
         steps = {path.name for path in self._store.paths()}
@@ -275,88 +214,6 @@ class CheckpointWriter:
         checkpoints.drop_old_epochs(
             self._run_dir, keep=self._keep, state_epochs=self._state_epochs.values()
         )
-
-    def _add(self, job: _Job) -> None:
-        # Submitted by `poll` and not here: between two epochs the device has nothing to do, and
-        # the thread would take time from the training thread.
-        self._copying.append(job)
-        while self._num_with_copies() > _MAX_JOBS:
-            if self._writing:
-                self._end_oldest()
-            else:
-                self._take_oldest()
-
-    def _num_with_copies(self) -> int:
-        writing = (self._jobs[number] for number, _ in self._writing)
-        return sum(job.saves != "best" for job in (*self._copying, *writing))
-
-    def _take_oldest(self) -> None:
-        for need in self._copying[0].needs:
-            need.wait(self._host_waits, reason="checkpoint")
-        self._submit_oldest()
-
-    def _submit_oldest(self) -> None:
-        number = next(self._numbers)
-        self._jobs[number] = self._copying[0]
-        self._writing.append((number, self._thread.submit(self._do, number)))
-        # Last, so that an interrupt may lead to a job done twice, but to none left out.
-        self._copying.popleft()
-
-    def _end_oldest(self) -> None:
-        number, written = self._writing[0]
-        # If the wait is interrupted, nothing has changed yet.
-        wait([written])
-        self._writing.popleft()
-        under_way = {number for number, _ in self._writing} | set(self._numbers_to_try())
-        for number in [number for number in self._jobs if number not in under_way]:
-            del self._jobs[number]
-        written.result()
-        self._tell()
-
-    def _tell(self) -> None:
-        troubles = list(self._troubles.values())
-        if troubles:
-            self._disk_troubles.begin("checkpoints", troubles[0])
-        else:
-            self._disk_troubles.end("checkpoints")
-
-    # --- in the thread ---
-
-    def _do(self, number: int) -> None:
-        if self._failure is not None:
-            return
-        try:
-            for earlier in self._numbers_to_try():
-                self._try(earlier)
-            self._try(number)
-        except BaseException as failure:
-            self._failure = failure
-            raise
-
-    def _try(self, number: int) -> None:
-        # Of states and of best weights the newest are enough; the weights of an epoch come but once.
-        key = self._jobs[number].saves or number
-        try:
-            self._jobs[number].do()
-        except OSError as error:
-            if not may_pass(error):
-                raise
-            self._troubles[key] = error
-            if key == "best":
-                self._best_to_try = number
-            for oldest in self._weights_to_try()[: -self._keep]:
-                del self._troubles[oldest]
-        else:
-            self._troubles.pop(key, None)
-            if key == "best":
-                self._best_to_try = None
-
-    def _numbers_to_try(self) -> list[int]:
-        best = self._best_to_try
-        return [*self._weights_to_try(), *([] if best is None else [best])]
-
-    def _weights_to_try(self) -> list[int]:
-        return [key for key in list(self._troubles) if isinstance(key, int)]
 
     def __enter__(self) -> Self:
         return self
@@ -370,12 +227,12 @@ class CheckpointWriter:
         try:
             if error is None:
                 self.finish()
-            elif error is not self._failure:
+            elif error is not self._queue.failure:
                 # Write what was saved before the failure.
                 with noted_on(error):
                     self.finish()
         finally:
-            self._thread.shutdown()
+            self._queue.close()
 
 
 # --- other ranks ---
