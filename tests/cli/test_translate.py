@@ -16,7 +16,7 @@ import gapless
 from gapless.cli import progress, translate_command
 from gapless.cli.output import write_utf8
 from gapless.errors import DataError
-from gapless.nmt.data.arriving_lines import arriving_lines
+from gapless.nmt.data.text_files import arriving_lines
 from gapless.nmt.data.vocab import SubwordVocab
 from gapless.nmt.run import translator
 from gapless.nmt.run.translator import one_line

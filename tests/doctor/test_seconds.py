@@ -8,7 +8,7 @@ from time import sleep
 from types import SimpleNamespace
 
 from gapless.doctor.seen import SeenWait
-from gapless.doctor.session.conclusion import conclude
+from gapless.doctor.session.make_session import make_session
 from gapless.doctor.session.private import private
 from gapless.doctor.watching.seconds import Seconds
 from gapless.doctor.watching.watch import Watch, WatchSettings
@@ -106,7 +106,7 @@ def test_what_was_seen_in_seconds_is_found():
     watch.has_torch = True
     watch.seen_seconds = SeenWindow(phase="sites", num_steps=4, passes=[ItemPass()])
 
-    session = conclude(watch, command=["infer.py"])
+    session = make_session(watch, command=["infer.py"])
 
     assert session.step == "a second"
     found = [one for one in session.findings if one.certainty == "seen"]
@@ -137,7 +137,7 @@ def concluded(waits, *, seconds=2):
     watch.seen_seconds = SeenWindow(
         phase="sites", num_steps=seconds, passes=[one], step_ns=[1_000_000_000] * seconds
     )
-    return conclude(watch, command=["infer.py"])
+    return make_session(watch, command=["infer.py"])
 
 
 def test_what_is_done_once_is_a_note_and_no_finding():
@@ -192,4 +192,4 @@ def test_of_a_window_of_steps_nothing_is_left_out():
         SeenWindow(phase="sites", num_steps=20, passes=[one], step_ns=[100_000_000] * 20)
     )
 
-    assert [one.site.line for one in conclude(watch, command=["train.py"]).findings] == [3]
+    assert [one.site.line for one in make_session(watch, command=["train.py"]).findings] == [3]

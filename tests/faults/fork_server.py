@@ -29,7 +29,7 @@ PRELOADED = [
     "gapless.cli.checkpoint_command",
     "gapless.nmt.run.new_run",
     "gapless.nmt.run.translator",
-    "gapless.nmt.data.arriving_lines",
+    "gapless.nmt.data.text_files",
     "sacrebleu.tokenizers.tokenizer_none",
     "gapless.cli.train_command",
     "gapless.cli.translate_command",

@@ -12,7 +12,7 @@ from gapless.cli.parser import UsageError, flag, one_of
 from gapless.cli.written_files import require_writable
 from gapless.doctor.advice.causes import CODE_OF
 from gapless.scripts import Program, check_runs
-from gapless.trials.script_variants import NAMES
+from gapless.trials import NAMES
 
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _words_for_workers(options: Namespace) -> list[str]:
 
 def _variants(text: str) -> Sequence[Variant]:
     """Return the variants that the value of --try names; all of them if it is empty."""
-    from gapless.trials.script_variants import variants
+    from gapless.trials import variants
 
     return variants(_names_of_variants(text))
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gapless.cli.parser import Parser
-    from gapless.nmt.data.arriving_lines import ByteStream
+    from gapless.nmt.data.text_files import ByteStream
     from gapless.nmt.run.translator import Translation
 
 
@@ -127,8 +127,7 @@ def _regular(file: Path) -> Path:
 
 def _lines(text: list[str], of_file: list[str] | None) -> Iterator[list[str]]:
     """Yield all sentences, some lines of a file, or those of standard input that have arrived."""
-    from gapless.nmt.data.arriving_lines import arriving_lines
-    from gapless.nmt.data.text_files import check_text
+    from gapless.nmt.data.text_files import arriving_lines, check_text
 
     if text:
         yield [check_text(line, where=f"sentence {n}") for n, line in enumerate(text, start=1)]

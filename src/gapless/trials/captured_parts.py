@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gapless.device.torch_private import compiler_counters, global_post_hooks
 from gapless.errors import CaptureWarning
@@ -14,7 +20,6 @@ from gapless.graphs.captor import captor_of
 from gapless.graphs.capture import capture
 from gapless.graphs.in_place import capture_report, release
 from gapless.graphs.step_replaced import method_in_place_of
-from gapless.trials.called_parts import CalledParts
 from gapless.unnoticed import Patches
 
 
@@ -273,3 +278,65 @@ def _without_our_hooks() -> Iterator[None]:
         yield
     finally:
         hooks.update(ours)
+
+
+class CalledParts:
+    """Notes the modules that the training thread calls as a whole, and the optimizers that take steps.
+
+    Attributes:
+        optimizers: in the order of their first steps.
+    """
+
+    def __init__(self) -> None:
+        self.optimizers: list[Optimizer] = []
+        self._modules: list[nn.Module] = []
+        self._depth = 0
+        self._thread = threading.get_ident()
+        self._undo: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Begin to look."""
+        # Not a hook for the end of a step: there, torch cannot do without one of them in mid course.
+        self._undo = [
+            register_module_forward_pre_hook(self._before_module).remove,
+            register_module_forward_hook(self._after_module, always_call=True).remove,
+            register_optimizer_step_pre_hook(self._before_step).remove,
+        ]
+
+    def stop(self) -> None:
+        """Take everything out again; nothing happens if it is out."""
+        while self._undo:
+            self._undo.pop()()
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Those that hold weights of the optimizers, none of them within another."""
+        weights = {
+            id(weight)
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for weight in group["params"]
+        }
+        found = [
+            module
+            for module in self._modules
+            if any(id(weight) in weights for weight in module.parameters())
+        ]
+        within = {id(part) for module in found for part in module.modules() if part is not module}
+        return [module for module in found if id(module) not in within]
+
+    def _before_module(self, module: nn.Module, args: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        self._depth += 1
+        if self._depth == 1 and not any(module is one for one in self._modules):
+            self._modules.append(module)
+
+    def _after_module(self, module: nn.Module, args: Any, result: Any) -> None:
+        # A module that was under way when this began has not been counted.
+        if threading.get_ident() == self._thread:
+            self._depth = max(0, self._depth - 1)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not any(optimizer is one for one in self.optimizers):
+            self.optimizers.append(optimizer)

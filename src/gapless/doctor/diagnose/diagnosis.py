@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gapless.doctor.advice.causes import CODE_OF
-from gapless.doctor.advice.verdict import Figures, verdict_of
 from gapless.doctor.diagnose.drawn_timeline import draw
 from gapless.doctor.diagnose.finding_groups import KnownWaits
 from gapless.doctor.diagnose.findings import findings_of
-from gapless.doctor.diagnose.measured_times import MeasuredTimes
-from gapless.doctor.diagnose.step_times import step_times_of
+from gapless.doctor.diagnose.measured_times import MeasuredTimes, step_times_of
+from gapless.doctor.diagnose.verdict import Figures, verdict_of
 
 
 if TYPE_CHECKING:

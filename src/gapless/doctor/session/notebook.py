@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gapless.doctor.session.conclusion import conclude
+from gapless.doctor.session.make_session import make_session
 from gapless.doctor.watching.step_source import watched_by
 from gapless.doctor.watching.watch import Watch
 from gapless.errors import UserError
@@ -94,4 +94,4 @@ def watched_body(settings: WatchSettings) -> Iterator[Watched]:
         finally:
             watch.end()
             if watch.is_in_its_process:
-                watched.session = conclude(watch, command=("gapless.doctor.watch()",))
+                watched.session = make_session(watch, command=("gapless.doctor.watch()",))

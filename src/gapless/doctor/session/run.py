@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gapless.doctor.session.conclusion import conclude, findings_so_far
 from gapless.doctor.session.launcher import launcher_as_module, with_watched_workers
+from gapless.doctor.session.make_session import findings_so_far, make_session
 from gapless.doctor.session.rank_sessions import FOLDER_VARIABLE, Rank, collect, this_rank
 from gapless.doctor.watching.step_source import watched_by
 from gapless.doctor.watching.watch import Watch
@@ -60,7 +60,7 @@ def diagnose_program(program: Program, settings: WatchSettings) -> Outcome:
         wait_for_threads()
         watch.end()
     try:
-        session: Session | None = conclude(watch, command=program.words)
+        session: Session | None = make_session(watch, command=program.words)
         if rank is not None and session is not None:
             session = _of_all_ranks(rank, session)
     except Exception as error:

@@ -30,7 +30,7 @@ _TRAINED_ON = (
 _NONE_MENDS = "No variant was measured: none of them mends what was found."
 
 
-def conclude(watch: Watch, *, command: Sequence[str]) -> Session:
+def make_session(watch: Watch, *, command: Sequence[str]) -> Session:
     """Return the session of a watch that is over.
 
     Args:
