@@ -185,7 +185,7 @@ def run(options: Namespace) -> int:
 def _run_script(options: Namespace) -> int:
     from gapless.cli.doctor_reports import Reports
     from gapless.doctor.session.launcher import is_launcher
-    from gapless.doctor.session.run import diagnose_launch, diagnose_program
+    from gapless.doctor.session.run import watch_launch, watch_program
     from gapless.doctor.watching.watch import WatchSettings
 
     program = _program(options)
@@ -206,9 +206,9 @@ def _run_script(options: Namespace) -> int:
         tries_all=bool(options.tries),
     )
     outcome = (
-        diagnose_launch(program, _words_for_workers(options))
+        watch_launch(program, _words_for_workers(options))
         if is_launcher(program)
-        else diagnose_program(program, settings)
+        else watch_program(program, settings)
     )
     found = reports.take(outcome.session, outcome.problem)
     ending = outcome.ending

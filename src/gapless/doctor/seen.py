@@ -1,4 +1,4 @@
-"""What is noted while a script is watched. No torch: conclusions are drawn from this alone."""
+"""What is noted while a script is watched. No torch: the diagnosis rests on this alone."""
 
 from __future__ import annotations
 

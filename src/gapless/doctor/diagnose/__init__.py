@@ -1,1 +1,1 @@
-"""From what was noted to findings: which wait belongs to which line, and what each costs."""
+"""From what was noted to findings: which wait belongs to which line, what each costs, in which order they come."""

@@ -1,7 +1,8 @@
-"""Draw the conclusions: what each line costs, what mending it gains, and what holds the script back.
+"""The diagnosis: which lines cost time, how much mending each gains, and what holds the script back.
 
 The waits that were seen have lines, the trace has times. `finding_groups` says which finding each wait
-belongs to, `measured_times` what it costs, `findings` which of them are worth one. No torch here.
+belongs to, `measured_times` what it costs, `findings` which of them are worth one and in which
+order, `verdict` sums it up in a sentence. No torch here.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """The conclusions: fields of a session."""
+    """What was found: fields of a session."""
 
     findings: tuple[Finding, ...]
     steps: StepTimes | None

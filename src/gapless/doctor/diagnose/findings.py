@@ -31,7 +31,7 @@ _LEAST_LAUNCH_SHARE = 0.10
 def findings_of(
     known: KnownWaits, groups: Groups, times: MeasuredTimes
 ) -> list[tuple[Finding, Group]]:
-    """Return the findings of all groups that are worth one, and of the whole step, in their order."""
+    """Return the findings of all groups that are worth one, and of the whole step, the costliest first."""
     found = [
         (_finding(key, group, times.step_ms), group)
         for key, group in groups.items()
@@ -40,15 +40,16 @@ def findings_of(
         and (key.cause not in HOST_COSTS or _is_worth(key, group, times.step_ms))
     ]
     found += [(finding, Group()) for finding in _of_the_whole_step(known, times)]
-    return sorted(
-        found,
-        key=lambda one: (
-            -1.0 if one[0].exposed_ms is None else one[0].exposed_ms,
-            one[0].waited_ms or 0.0,
-            one[0].per_step,
-        ),
-        reverse=True,
-    )
+    return sorted(found, key=lambda one: cost_of(one[0]), reverse=True)
+
+
+def cost_of(finding: Finding) -> tuple[float, float, float]:
+    """Return what findings are ordered by: idle time of the device, time of the host, and how often.
+
+    A finding whose idle time was not measured comes behind all those of which it was.
+    """
+    exposed = -1.0 if finding.exposed_ms is None else finding.exposed_ms
+    return exposed, finding.waited_ms or 0.0, finding.per_step
 
 
 def _is_worth(key: Key, group: Group, step_ms: float | None) -> bool:
@@ -109,7 +110,7 @@ def _of_the_whole_step(known: KnownWaits, times: MeasuredTimes) -> list[Finding]
 
 
 def _shapes_never_end(watched: WatchedRun) -> bool:
-    """Whether there are batches enough to say so, and hardly two of them are alike."""
+    """Whether there are batches enough to say so, and hardly two of them have the same shape."""
     return (
         watched.num_batches >= _LEAST_BATCHES
         and watched.num_batch_shapes > _LEAST_NEW_SHAPES * watched.num_batches

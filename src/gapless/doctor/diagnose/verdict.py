@@ -1,4 +1,4 @@
-"""What holds a script back, in one plain sentence. No torch."""
+"""The verdict of a diagnosis: what holds a script back, in one plain sentence. No torch."""
 
 from __future__ import annotations
 

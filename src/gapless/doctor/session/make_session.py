@@ -1,4 +1,4 @@
-"""Say what was seen of a script: from the windows that were watched to a session."""
+"""Make a session of what was watched: hand the windows to the diagnosis, and put what it finds together."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_session(watch: Watch, *, command: Sequence[str]) -> Session:
         return replace(session, verdict=verdict, notes=tuple(_problem(watch)))
     from gapless.device.torch_gpu import name_of_device
 
-    found = diagnose(_watched(watch))
+    found = diagnose(_watched_run(watch))
     findings, notes = found.findings, list(found.notes)
     trials = watch.turns.trials if watch.turns is not None else ()
     if any(trial.baseline is not None for trial in trials):
@@ -71,10 +71,10 @@ def make_session(watch: Watch, *, command: Sequence[str]) -> Session:
 
 def findings_so_far(watch: Watch) -> tuple[Finding, ...]:
     """Return what has been found in the windows that are over."""
-    return diagnose(_watched(watch)).findings
+    return diagnose(_watched_run(watch)).findings
 
 
-def _watched(watch: Watch) -> WatchedRun:
+def _watched_run(watch: Watch) -> WatchedRun:
     """Return what a diagnosis is made of."""
     notes = _problem(watch) + _shortage(watch)
     for phase in get_args(Phase):

@@ -39,7 +39,7 @@ class Outcome:
     problem: str = ""
 
 
-def diagnose_program(program: Program, settings: WatchSettings) -> Outcome:
+def watch_program(program: Program, settings: WatchSettings) -> Outcome:
     """Run a program to its end, and return how it ended and what was seen.
 
     Of several processes that run it together the first on each machine has the session of all; of
@@ -88,7 +88,7 @@ def _of_all_ranks(rank: Rank, session: Session) -> Session | None:
     return collect(rank.folder)
 
 
-def diagnose_launch(program: Program, options: Sequence[str]) -> Outcome:
+def watch_launch(program: Program, options: Sequence[str]) -> Outcome:
     """Run torchrun, with each of its processes under the doctor's eyes; the session is of all.
 
     Args:
