@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gapless.report.figures import counted, megabytes, share
+from gapless.report.figures import counted, known, megabytes, share
 from gapless.report.terminal_text import columns
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from gapless.records.comparison import ComparisonReport
 
@@ -33,12 +33,21 @@ def comparison_text(report: ComparisonReport) -> str:
     return "\n".join([*lines, "", *_recommendation(report)])
 
 
+def order_of(report: ComparisonReport) -> str:
+    """Return in which order the plans were timed."""
+    return "plans in turns" if report.in_turns else "each plan by itself"
+
+
+def speed_unit(report: ComparisonReport) -> str:
+    """Return what the speed of a plan counts, such as tokens/s."""
+    return f"{report.unit.removeprefix('target ')}/s"
+
+
 def _host_table(report: ComparisonReport) -> Iterator[str]:
-    unit = report.unit.removeprefix("target ")
     same = "same bits" if report.settings.get("tolerance") is None else "same"
     rows = [
         (
-            *("plan", same, "ms/step", "spread", f"{unit}/s", "waits/step"),
+            *("plan", same, "ms/step", "spread", speed_unit(report), "waits/step"),
             *("ms waited", "data wait", "launch", "host CPU"),
         )
     ]
@@ -46,21 +55,20 @@ def _host_table(report: ComparisonReport) -> Iterator[str]:
         (
             row.plan,
             _IDENTICAL[row.identical],
-            _number(row.ms_per_step.median),
+            _known(row.ms_per_step.median, _time),
             f"{row.ms_per_step.relative:.0%}" if len(row.ms_per_step.rounds) > 1 else _NONE,
             f"{row.throughput:,.0f}",
             f"{row.waits_per_step:.2f}",
-            _number(row.waited_ms_per_step),
-            _number(row.data_wait_ms_per_step),
-            _number(row.launch_ms_per_step),
-            _percent(row.host_cpu_percent),
+            _known(row.waited_ms_per_step, _time),
+            _known(row.data_wait_ms_per_step, _time),
+            _known(row.launch_ms_per_step, _time),
+            _known(row.host_cpu_percent, whole_percent),
         )
         for row in report.rows
     ]
     yield from columns(rows)
     rounds = counted(len(report.rows[0].ms_per_step.rounds), "round")
-    order = "plans in turns" if report.in_turns else "each plan by itself"
-    yield f"median of {rounds} of {report.settings['steps']} steps, {order}; times in ms a step"
+    yield f"median of {rounds} of {report.settings['steps']} steps, {order_of(report)}; times in ms a step"
     unsteady = [row.plan for row in report.rows if row.ms_per_step.relative > _UNSTEADY]
     if unsteady and report.is_accelerator:
         yield f"rounds differ by more than {_UNSTEADY:.0%}, read with care: {', '.join(unsteady)}"
@@ -96,14 +104,14 @@ def _device_rows(report: ComparisonReport) -> list[tuple[str, ...]]:
         *(
             (
                 row.plan,
-                _number(row.busy_ms_per_step),
+                _known(row.busy_ms_per_step, _time),
                 share(row.gap_share),
-                _percent(row.nvml_percent),
-                _count(row.kernels_per_step),
-                _size(row.peak_memory_bytes),
-                _size(row.held_memory_bytes),
-                _number(row.capture_seconds),
-                _number(row.compile_seconds),
+                _known(row.nvml_percent, whole_percent),
+                _known(row.kernels_per_step, _count),
+                _known(row.peak_memory_bytes, megabytes),
+                _known(row.held_memory_bytes, megabytes),
+                _known(row.capture_seconds, _time),
+                _known(row.compile_seconds, _time),
             )
             for row in report.rows
         ),
@@ -124,19 +132,18 @@ def _recommendation(report: ComparisonReport) -> Iterator[str]:
         yield f"  not {plan}: it {reason}"
 
 
-def _number(value: float | None) -> str:
-    if value is None:
-        return _NONE
+def _known(value: float | None, write: Callable[..., str]) -> str:
+    return known(value, write, missing=_NONE)
+
+
+def _time(value: float) -> str:
     return f"{value:.1f}" if value >= 100.0 else f"{value:.2f}"
 
 
-def _percent(value: float | None) -> str:
-    return _NONE if value is None else f"{value:.0f}%"
+def whole_percent(value: float) -> str:
+    """Return a figure that is a percentage already, without digits behind the point."""
+    return f"{value:.0f}%"
 
 
-def _count(value: float | None) -> str:
-    return _NONE if value is None else f"{value:,.0f}"
-
-
-def _size(value: int | None) -> str:
-    return _NONE if value is None else megabytes(value)
+def _count(value: float) -> str:
+    return f"{value:,.0f}"

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 MISSING = "-"
 
 
-def known(value: float | None, write: Callable[..., str]) -> str:
-    """Return a figure as `write` has it; "-" where it was not measured."""
-    return MISSING if value is None else write(value)
+def known(value: float | None, write: Callable[..., str], *, missing: str = MISSING) -> str:
+    """Return a figure as `write` has it; "-", or what is asked for, where it was not measured."""
+    return missing if value is None else write(value)
 
 
 def milliseconds(value: float | None) -> str:

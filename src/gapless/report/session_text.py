@@ -98,11 +98,14 @@ def _say_steps(page: Page, steps: StepTimes) -> None:
         ("  other than copies", steps.compute_ms, whole),
         ("the device is idle", steps.idle_ms, whole),
     ]
-    width = max((display_width(name) for name, value, _ in parts if value is not None), default=0)
-    for name, value, of in parts:
-        if value is not None:
-            part = percent(value / of) if of else ""
-            page.say_as_it_is(f"{name:{width}} {milliseconds(value):>9} ms {part:>7}", indent=2)
+    rows = [
+        (name, f"{milliseconds(value)} ms", percent(value / of) if of else "")
+        for name, value, of in parts
+        if value is not None
+    ]
+    # As wide for every script: the times of two reports stand under each other.
+    for line in aligned(rows, least=(0, 11, 6)) if rows else ():
+        page.say_as_it_is(line, indent=2)
 
 
 def _launches(steps: StepTimes) -> str:

@@ -10,14 +10,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def columns(rows: Sequence[tuple[str, ...]], *, num_left: int = 1) -> list[str]:
+def columns(
+    rows: Sequence[tuple[str, ...]], *, num_left: int = 1, least: Sequence[int] = ()
+) -> list[str]:
     """Return rows as lines, columns two spaces apart.
 
     Args:
         rows: with as many cells each.
         num_left: columns that stand to the left; all others stand to the right.
+        least: width of the first columns where their cells need less.
     """
     widths = [max(map(display_width, column)) for column in zip(*rows, strict=True)]
+    widths[: len(least)] = map(max, widths, least)
     lines = []
     for row in rows:
         cells = [

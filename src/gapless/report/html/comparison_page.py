@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gapless.report.comparison_text import NO_GAPS, notes_of
+from gapless.report.comparison_text import NO_GAPS, notes_of, order_of, speed_unit, whole_percent
 from gapless.report.figures import count, known, megabytes, milliseconds, share
 from gapless.report.html.bars import Bar, Part, bars
 from gapless.report.html.page import notes, page, section, timeline_note
@@ -49,10 +49,9 @@ def comparison_page(report: ComparisonReport, *, timeline_file: str = "") -> str
 def _facts(report: ComparisonReport) -> list[tuple[str, str]]:
     settings = report.settings
     rounds = report.rows[0].ms_per_step.rounds
-    order = "plans in turns" if report.in_turns else "each plan by itself"
     return [
         ("device", f"{report.device} ({report.hardware})"),
-        ("rounds", f"{len(rounds)} of {settings['steps']} steps, {order}"),
+        ("rounds", f"{len(rounds)} of {settings['steps']} steps, {order_of(report)}"),
         ("precision", str(settings.get("precision", ""))),
         ("torch", report.torch),
         ("commit", (report.commit or "")[:12]),
@@ -91,10 +90,6 @@ def _time(title: str, value: Callable[[PlanRow], float | None]) -> Column[PlanRo
     return _figure(title, value, milliseconds, "ms a step")
 
 
-def _percent(value: float) -> str:
-    return f"{value:.0f}%"
-
-
 def _seconds(value: float) -> str:
     return f"{value:.2f}"
 
@@ -102,7 +97,6 @@ def _seconds(value: float) -> str:
 def _host_columns(report: ComparisonReport) -> list[Column[PlanRow]]:
     scores = report.recommendation.scores if report.is_accelerator else {}
     is_exact = report.settings.get("tolerance") is None
-    unit = report.unit.removeprefix("target ")
     return [
         Column(
             title="same bits" if is_exact else "same",
@@ -111,12 +105,12 @@ def _host_columns(report: ComparisonReport) -> list[Column[PlanRow]]:
         ),
         _time("time", lambda row: row.ms_per_step.median),
         _figure("spread", _spread, share),
-        _figure("speed", lambda row: row.throughput, count, f"{unit}/s"),
+        _figure("speed", lambda row: row.throughput, count, speed_unit(report)),
         _figure("host waits", lambda row: row.waits_per_step, "{:.2f}".format, "a step"),
         _time("waited", lambda row: row.waited_ms_per_step),
         _time("data wait", lambda row: row.data_wait_ms_per_step),
         _time("launch", lambda row: row.launch_ms_per_step),
-        _figure("host CPU", lambda row: row.host_cpu_percent, _percent),
+        _figure("host CPU", lambda row: row.host_cpu_percent, whole_percent),
         _figure("score", lambda row: scores.get(row.plan), "{:.2f}".format),
     ]
 
@@ -129,7 +123,7 @@ _PLAN: Column[PlanRow] = Column(title="plan", cell=lambda row: row.plan, is_numb
 _DEVICE_COLUMNS = (
     _time("busy", lambda row: row.busy_ms_per_step),
     _figure("gap", lambda row: row.gap_share, share),
-    _figure("NVML", lambda row: row.nvml_percent, _percent),
+    _figure("NVML", lambda row: row.nvml_percent, whole_percent),
     _figure("kernels", lambda row: row.kernels_per_step, count, "a step"),
     _figure("peak memory", lambda row: row.peak_memory_bytes, megabytes),
     _figure("held memory", lambda row: row.held_memory_bytes, megabytes),
