@@ -22,7 +22,7 @@ from gapless.report.html.bars import Bar, Part, bars
 from gapless.report.html.charts import Curve, chart, thinned
 from gapless.report.html.comparison_page import comparison_page
 from gapless.report.html.difference_page import difference_page
-from gapless.report.html.markup import element, joined
+from gapless.report.html.page import element, joined
 from gapless.report.html.session_page import session_page, step_bars
 from gapless.report.html.training_page import training_page
 from made_up_session import CLIP, COPY, HOSTILE, ITEM, LOADER, PRINT, UNKNOWN, made_up_session

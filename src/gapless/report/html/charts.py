@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gapless.report.html.markup import Html, element
+from gapless.report.html.page import Html, element
 
 
 if TYPE_CHECKING:

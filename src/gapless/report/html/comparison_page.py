@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gapless.records.comparison import ComparisonReport, PlanRow
-    from gapless.report.html.markup import Html
+    from gapless.report.html.page import Html
 
 
 _SAME = {True: "yes", False: "NO", None: "not known"}

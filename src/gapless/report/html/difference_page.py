@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from gapless.report.difference_text import PARTS, verdict_of
 from gapless.report.figures import MISSING, count, known, milliseconds, ranged, share
 from gapless.report.html.bars import bars
-from gapless.report.html.markup import Html, element, joined
-from gapless.report.html.page import notes, page, section
+from gapless.report.html.page import Html, element, joined, notes, page, section
 from gapless.report.html.session_page import finding_lines, mend, place_of, step_bars
 from gapless.report.html.table import Column, table
 

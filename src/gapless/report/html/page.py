@@ -1,18 +1,65 @@
-"""A whole page in one file, and the parts that every page is made of."""
+"""A whole page in one file, and what every page is made of: elements of HTML, and parts under headings."""
 
 from __future__ import annotations
 
+from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING
-
-from gapless.report.html.markup import Html, element
+from typing import TYPE_CHECKING, TypeAlias
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from gapless.report.html.markup import Child
 
+# --- elements ---
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+# Text, HTML, or nothing.
+Child: TypeAlias = str | None
+
+# Elements that have no end; those of drawings have one.
+_EMPTY = {"link", "meta"}
+
+
+def element(name: str, /, *children: Child, **attributes: object) -> Html:
+    """Return an element with its children.
+
+    Args:
+        name: of the element.
+        children: text, which is escaped, or HTML; None is left out.
+        attributes: by name; `class_` is `class`, and `_` in a name is `-`. True is an attribute
+            without a value; None and False leave it out.
+    """
+    parts = [name]
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        attribute = key.rstrip("_").replace("_", "-")
+        parts.append(attribute if value is True else f'{attribute}="{escape(str(value))}"')
+    start = f"<{' '.join(parts)}>"
+    if name in _EMPTY:
+        return Html(start)
+    return Html(f"{start}{joined(children)}</{name}>")
+
+
+def joined(children: Iterable[Child]) -> Html:
+    """Return children one after the other, text escaped."""
+    return Html(
+        "".join(
+            child if isinstance(child, Html) else escape(child)
+            for child in children
+            if child is not None
+        )
+    )
+
+
+# --- the page ---
 
 # Nothing may be loaded, sent or run, whatever a page holds.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from gapless.report.figures import MISSING, count, known, milliseconds, ranged, share
 from gapless.report.html.bars import Bar, Part, bars
-from gapless.report.html.markup import Html, element, joined
-from gapless.report.html.page import notes, page, section, timeline_note
+from gapless.report.html.page import Html, element, joined, notes, page, section, timeline_note
 from gapless.report.html.table import Column, table
 
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from gapless.records.comparison import Spread
     from gapless.records.finding import Finding, Session, StepTimes, Trial
     from gapless.records.timeline import Gap, Timeline
-    from gapless.report.html.markup import Child
+    from gapless.report.html.page import Child
 
 
 # Gaps in the table of the longest.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from gapless.report.figures import MISSING
-from gapless.report.html.markup import Child, Html, element
+from gapless.report.html.page import Child, Html, element
 
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from gapless.report.figures import (
 )
 from gapless.report.html.bars import Bar, Part, bars
 from gapless.report.html.charts import Curve, chart, thinned
-from gapless.report.html.markup import Html, element
-from gapless.report.html.page import page, section
+from gapless.report.html.page import Html, element, page, section
 from gapless.report.html.table import Column, table
 
 
