@@ -62,6 +62,24 @@ def place_of(finding: Finding) -> str:
     return str(site) if site.function in ("", "<module>") else f"{site} in {site.function}"
 
 
+def circumstances(finding: Finding) -> list[str]:
+    """Return where beside its line a finding belongs: a thread, a backward pass, a process."""
+    parts = []
+    if finding.thread != "main":
+        parts.append(f"on thread {finding.thread}")
+    if finding.forward is not None:
+        source = f": {finding.forward.source}" if finding.forward.source else ""
+        parts.append(f"in the backward pass of {finding.forward}{source}")
+    if finding.rank is not None:
+        parts.append(f"in process {finding.rank}")
+    return parts
+
+
+def versions_of(session: Session) -> str:
+    """Return what the script ran with, such as `torch 2.13.0`, with commas between."""
+    return ", ".join(f"{name} {version}" for name, version in session.versions.items())
+
+
 # --- the run ---
 
 
@@ -73,7 +91,7 @@ def _first_line(session: Session) -> str:
 
 def _facts(session: Session) -> list[str]:
     command = " ".join(map(shlex.quote, session.command))
-    versions = ", ".join(f"{name} {version}" for name, version in session.versions.items())
+    versions = versions_of(session)
     ranks = f", {session.num_ranks} processes" if session.num_ranks > 1 else ""
     facts = [f"{command} on {session.device}{ranks}" if command else f"{session.device}{ranks}"]
     if session.steps is not None:
@@ -238,16 +256,8 @@ def _say_about(page: Page, finding: Finding) -> None:
 
 
 def _where(finding: Finding) -> str:
-    """Return what else is known of the place; empty if nothing."""
-    parts = []
-    if finding.thread != "main":
-        parts.append(f"on thread {finding.thread}")
-    if finding.forward is not None:
-        source = f": {finding.forward.source}" if finding.forward.source else ""
-        parts.append(f"in the backward pass of {finding.forward}{source}")
-    if finding.rank is not None:
-        parts.append(f"in process {finding.rank}")
-    text = ", ".join(parts)
+    """Return what else is known of the place as a sentence; empty if nothing."""
+    text = ", ".join(circumstances(finding))
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 

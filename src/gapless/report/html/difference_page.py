@@ -9,8 +9,9 @@ from gapless.report.difference_text import PARTS, verdict_of
 from gapless.report.figures import MISSING, count, known, milliseconds, ranged, share
 from gapless.report.html.bars import bars
 from gapless.report.html.page import Html, element, joined, notes, page, section
-from gapless.report.html.session_page import finding_lines, mend, place_of, step_bars
+from gapless.report.html.session_page import finding_lines, line_of, mend, step_bars
 from gapless.report.html.table import Column, table
+from gapless.report.session_text import versions_of
 
 
 if TYPE_CHECKING:
@@ -46,14 +47,11 @@ def _facts(before: Session, after: Session) -> list[tuple[str, str]]:
         was, now = of(before), of(after)
         return now if was == now else f"{was or MISSING} before, {now or MISSING} after"
 
-    def versions(session: Session) -> str:
-        return ", ".join(f"{name} {version}" for name, version in session.versions.items())
-
     return [
         ("script", value(lambda session: " ".join(session.command))),
         ("device", value(lambda session: session.device)),
         ("a step is", value(lambda session: session.step)),
-        ("versions", value(versions)),
+        ("versions", value(versions_of)),
     ]
 
 
@@ -171,7 +169,7 @@ def _findings(fates: Sequence[_Fate]) -> Html:
 
 
 def _line(fate: _Fate) -> Html:
-    return element("code", place_of(fate.shown))
+    return element("code", line_of(fate.shown))
 
 
 def _both(title: str, unit: str, write: Callable[[Finding], str]) -> list[Column[_Fate]]:

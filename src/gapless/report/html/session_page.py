@@ -8,6 +8,7 @@ from gapless.report.figures import MISSING, count, known, milliseconds, ranged, 
 from gapless.report.html.bars import Bar, Part, bars
 from gapless.report.html.page import Html, element, joined, notes, page, section, timeline_note
 from gapless.report.html.table import Column, table
+from gapless.report.session_text import circumstances, versions_of
 
 
 if TYPE_CHECKING:
@@ -59,8 +60,7 @@ def _facts(session: Session) -> list[tuple[str, str]]:
             ("device busy", "" if busy is None else share(busy)),
             ("launches a step", "" if launches is None else count(launches)),
         ]
-    versions = ", ".join(f"{name} {version}" for name, version in session.versions.items())
-    return [*found, ("versions", versions)]
+    return [*found, ("versions", versions_of(session))]
 
 
 # --- the time of a step ---
@@ -104,14 +104,14 @@ def _breakdown(steps: StepTimes) -> Html:
 # --- findings ---
 
 
-def place_of(finding: Finding) -> str:
+def line_of(finding: Finding) -> str:
     """Return the line of a finding as people write it."""
     return "no line known" if finding.site is None else str(finding.site)
 
 
 _FINDING_COLUMNS: tuple[Column[Finding], ...] = (
     Column(title="code", cell=lambda one: one.code, is_number=False),
-    Column(title="line", cell=lambda one: element("code", place_of(one)), is_number=False),
+    Column(title="line", cell=lambda one: element("code", line_of(one)), is_number=False),
     Column(title="waited", unit="ms a step", cell=lambda one: milliseconds(one.waited_ms)),
     Column(title="idle", unit="ms a step", cell=lambda one: milliseconds(one.exposed_ms)),
     Column(title="gain", unit="ms a step", cell=lambda one: milliseconds(one.gain_ms)),
@@ -148,13 +148,8 @@ def _findings(findings: Sequence[Finding]) -> Html:
 def finding_lines(finding: Finding) -> list[Html]:
     """Return the source of a finding, where else it belongs to, and what happens there."""
     source = finding.site.source if finding.site else ""
-    where = [] if finding.thread == "main" else [f"on thread {finding.thread}"]
-    if finding.forward is not None:
-        text = f": {finding.forward.source}" if finding.forward.source else ""
-        where.append(f"in the backward pass of {finding.forward}{text}")
-    if finding.rank is not None:
-        where.append(f"in process {finding.rank}")
-    lines: list[Child] = [element("code", source) if source else None, ", ".join(where) or None]
+    where = ", ".join(circumstances(finding))
+    lines: list[Child] = [element("code", source) if source else None, where or None]
     return [element("p", line) for line in (*lines, finding.cause) if line is not None]
 
 
@@ -170,7 +165,7 @@ def mend(finding: Finding) -> Html:
 
 
 def _as_for(first: Finding, *, name: str) -> Html:
-    link = element("a", f"{first.code} {place_of(first)}", href=f"#{name}")
+    link = element("a", f"{first.code} {line_of(first)}", href=f"#{name}")
     return element("p", element("b", "Instead: "), "as for ", link)
 
 
@@ -196,7 +191,7 @@ def _longest_gaps(timeline: Timeline, findings: Sequence[Finding]) -> Html | Non
     def finding(gap: Gap) -> str:
         if gap.finding is None or gap.finding >= len(findings):
             return MISSING
-        return f"{findings[gap.finding].code} {place_of(findings[gap.finding])}"
+        return f"{findings[gap.finding].code} {line_of(findings[gap.finding])}"
 
     columns: list[Column[Gap]] = [
         Column(
