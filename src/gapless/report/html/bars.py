@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gapless.report.figures import milliseconds, share
-from gapless.report.html.page import Html, element
+from gapless.report.html.page import Html, element, legend, swatch
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,8 @@ def bars(found: Sequence[Bar], *, has_figures: bool = True) -> Html:
     longest = max((bar.ms for bar in found), default=0.0) or 1.0
     drawn = [_bar(bar, longest, has_figures=has_figures) for bar in found]
     names = {part.name: part for bar in found for part in bar.parts if part.ms > 0.0}
-    legend = None if has_figures else _legend(_name(part) for part in names.values())
-    return element("div", _PATTERN, *drawn, legend, class_="bars")
+    names_of_colours = None if has_figures else legend(_name(part) for part in names.values())
+    return element("div", _PATTERN, *drawn, names_of_colours, class_="bars")
 
 
 def _bar(bar: Bar, longest: float, *, has_figures: bool) -> Html:
@@ -75,7 +75,7 @@ def _bar(bar: Bar, longest: float, *, has_figures: bool) -> Html:
         "svg", element("title", f"{bar.title}: {said}"), *drawn, role="img", class_="bar"
     )
     total = element("span", f"{milliseconds(bar.ms)} ms", class_="remark")
-    figures = _legend(_figures(part, bar.ms) for part in parts) if has_figures else None
+    figures = legend(_figures(part, bar.ms) for part in parts) if has_figures else None
     return element("div", element("h3", bar.title, " ", total), picture, figures)
 
 
@@ -86,19 +86,11 @@ def _piece(colour: str, left: float, width: float, *, fill: str | None = None) -
 
 def _figures(part: Part, total: float) -> Html:
     figure = element("b", f"{milliseconds(part.ms)} ms")
-    return element("li", _swatch(part), part.name, " ", figure, " ", share(part.ms / total))
+    return element("li", swatch(part.colour), part.name, " ", figure, " ", share(part.ms / total))
 
 
 def _name(part: Part) -> Html:
-    return element("li", _swatch(part), part.name)
-
-
-def _swatch(part: Part) -> Html:
-    return element("span", class_=f"swatch {part.colour}", aria_hidden="true")
-
-
-def _legend(entries: Iterable[Html]) -> Html:
-    return element("ul", *entries, class_="legend")
+    return element("li", swatch(part.colour), part.name)
 
 
 # Diagonal stripes: what is idle is told apart by more than its colour.

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gapless.report.html.page import Html, element
+from gapless.report.html.page import Html, element, legend, swatch
 
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ def chart(
         _below(min(xs), max(xs), x_name),
         class_="plot",
     )
-    legend = _legend(drawn) if len(drawn) > 1 else None
-    return element("figure", element("figcaption", title), plot, legend, class_="chart")
+    names = _names(drawn) if len(drawn) > 1 else None
+    return element("figure", element("figcaption", title), plot, names, class_="chart")
 
 
 def thinned(
@@ -166,16 +166,12 @@ def _below(first: float, last: float, x_name: str) -> Html:
     )
 
 
-def _legend(curves: Sequence[Curve]) -> Html:
+def _names(curves: Sequence[Curve]) -> Html:
     entries = [
-        element(
-            "li",
-            element("span", class_=f"swatch {style}", aria_hidden="true"),
-            curve.name,
-        )
+        element("li", swatch(style), curve.name)
         for curve, style in zip(curves, _STYLES, strict=False)
     ]
-    return element("ul", *entries, class_="legend")
+    return legend(entries)
 
 
 def _summary(

@@ -128,6 +128,16 @@ def notes(title: str, lines: Sequence[str]) -> Html | None:
     return section(title, element("ul", *(element("li", line) for line in lines)))
 
 
+def swatch(colour: str) -> Html:
+    """Return the colour of a part or curve, before its name in a legend; `colour` is its class."""
+    return element("span", class_=f"swatch {colour}", aria_hidden="true")
+
+
+def legend(entries: Iterable[Html]) -> Html:
+    """Return the names of colours, each an `li`."""
+    return element("ul", *entries, class_="legend")
+
+
 def timeline_note(file: str) -> Html:
     """Return where the timeline lies and how it is opened.
 
