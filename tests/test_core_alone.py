@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gapless.cli.extras import PACKAGES
+from gapless.cli.requirements import PACKAGES
 from gapless.plans import PLANS
 
 

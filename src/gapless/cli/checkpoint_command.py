@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gapless.cli.extras import require_extra
 from gapless.cli.output import print_result
 from gapless.cli.parser import file_or_folder, one_of
+from gapless.cli.requirements import require_extra
 
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from gapless.cli.extras import require_extra
-from gapless.cli.output import print_result
+from gapless.cli.output import print_result, write_whole
 from gapless.cli.parser import UsageError, file_or_folder, flag, one_of
+from gapless.cli.requirements import require_extra, require_writable
 from gapless.cli.shared_options import (
     COMPARE_SETTINGS,
     add_device_option,
@@ -15,7 +15,6 @@ from gapless.cli.shared_options import (
     given_settings,
     warn_of_removed,
 )
-from gapless.cli.written_files import require_writable, write_whole
 from gapless.compare.ranking import DEFAULT_WEIGHTS, make_weights
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.device.precision import Precision

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gapless.cli.extras import require_extra
 from gapless.cli.main import COMMANDS, load_command, root_parser
 from gapless.cli.output import print_result
 from gapless.cli.parser import Parser, file_or_folder, one_of
+from gapless.cli.requirements import require_extra
 
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gapless.cli.parser import UsageError, flag, one_of
-from gapless.cli.written_files import require_writable
+from gapless.cli.requirements import require_writable
 from gapless.doctor.advice.causes import CODE_OF
 from gapless.scripts import Program, check_runs
 from gapless.trials import NAMES

@@ -6,14 +6,13 @@ import json
 import sys
 import unicodedata
 from dataclasses import asdict, replace
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from gapless.checkpoint.files import replace_file
-from gapless.cli.extras import require_extra
 from gapless.cli.output import is_unicode, print_result, print_wrapped, warn
 from gapless.cli.parser import file_or_folder, one_of
 from gapless.cli.progress import Translating
+from gapless.cli.requirements import make_folder, require_extra
 from gapless.cli.shared_options import add_decode_options, decode_settings, make_translator
 from gapless.errors import DataError, UserError
 
@@ -112,7 +111,7 @@ def run(options: Namespace) -> int:
     if options.out is None and options.data is not None:
         # Not over those of the run's own text.
         folder = options.run / "evaluated" / options.data.resolve().name
-    _make_folder(folder)
+    make_folder(folder)
     naming = naming_phase("translating", lower="`batch` or `beam`")
     with Translating(of=len(pairs)) as shown, naming:
         result = evaluate(
@@ -148,24 +147,6 @@ def run(options: Namespace) -> int:
         ) from error
     _print({**figures, **written}, as_json=options.json)
     return 0
-
-
-def _make_folder(folder: Path) -> None:
-    """Make the folder to write to, and refuse one that cannot be written before the work is done.
-
-    Raises:
-        UserError: it is no folder, or cannot be made or written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Root may do what the permissions deny, so try it.
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        why = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
-        raise UserError(
-            f"cannot write translations to {folder}: {why}; name a folder with --out DIR"
-        ) from error
 
 
 def _print(figures: dict[str, Any], *, as_json: bool) -> None:

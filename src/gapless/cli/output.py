@@ -1,4 +1,7 @@
-"""Write for people who may have gone away: an output that is closed stops no training."""
+"""What commands print, and files that users name for results.
+
+People may have gone away: an output that is closed stops no training.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from gapless.report.terminal_text import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+    from pathlib import Path
 
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -170,3 +174,34 @@ def throw_away(stream: TextIO) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, number)
         os.close(null)
+
+
+# --- files ---
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that a user named: whole or not at all, or into what it is if it is no plain file.
+
+    A link stays, and what it leads to is written; so do devices and pipes such as /dev/stdout.
+
+    Raises:
+        OSError: the disk is full, or the place cannot be written.
+    """
+    # Only here: most commands write no file.
+    from gapless.checkpoint.files import replace_file
+
+    if _is_open_already(path) or (path.exists() and not path.is_file()):
+        with path.open("ab") as file:
+            file.write(content)
+    else:
+        replace_file(path.resolve(), content)
+
+
+def _is_open_already(path: Path) -> bool:
+    """Return whether a path names a file that this process has open, as /dev/stdout and /dev/fd/3 do.
+
+    Where it is a plain file, whoever opened it goes on to write to it, whatever then has its name.
+    """
+    place = path.parent.resolve() / path.name
+    leads_to = place.readlink() if place.is_symlink() else place
+    return place.is_relative_to("/proc") or leads_to.is_relative_to("/proc")

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gapless.cli.error_text import disk_message
-from gapless.cli.extras import require_extra
-from gapless.cli.output import as_flags, print_wrapped, say, say_wrapped, warn
+from gapless.cli.output import as_flags, print_wrapped, say, say_wrapped, warn, write_whole
 from gapless.cli.parser import UsageError, file_or_folder
 from gapless.cli.ranks import join_ranks, part, resume_command, speaks_for_all, tell_of_leaving
+from gapless.cli.requirements import require_extra, require_writable
 from gapless.cli.shared_options import add_setting_options, given_settings, warn_of_removed
 from gapless.cli.signals import Signals
-from gapless.cli.written_files import require_writable, write_whole
 from gapless.errors import RunFolderError, UserError
 from gapless.nmt.settings.defaults import CHOSEN
 from gapless.records.epoch_record import total

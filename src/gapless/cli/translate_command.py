@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from gapless.cli.extras import require_extra
 from gapless.cli.output import fitting, print_result, warn, write, write_utf8
 from gapless.cli.parser import UsageError, file_or_folder
 from gapless.cli.progress import Translating
+from gapless.cli.requirements import require_extra
 from gapless.cli.shared_options import add_decode_options, decode_settings, make_translator
 from gapless.errors import UserError
 

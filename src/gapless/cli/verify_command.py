@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, get_args
 
-from gapless.cli.extras import require_extra
 from gapless.cli.output import print_result
 from gapless.cli.parser import one_of
+from gapless.cli.requirements import require_extra
 from gapless.cli.shared_options import add_device_option
 from gapless.device.precision import Precision
 from gapless.plans import PLANS

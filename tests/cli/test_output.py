@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gapless.cli.written_files import write_whole
+from gapless.cli.output import write_whole
 
 
 def test_a_plain_file_is_replaced(tmp_path):
