@@ -200,13 +200,13 @@ def _start(
     options: Namespace, observer: Observer, *, ranks: Ranks, device: Device | None
 ) -> Trainer:
     """Return the trainer of a new or a resumed run, on each of its ranks."""
-    from gapless.nmt.run.rank_agreement import check_same_start, made_by_first
+    from gapless.nmt.run.rank_agreement import check_same_start, on_first_rank
 
     flags = given_settings(options)
     given = {**flags, "config": options.config, "resume": options.resume}
     check_same_start(ranks, given, device=device)
-    made_by_first(ranks, lambda: warn_of_removed(options.config))
-    resume = made_by_first(ranks, lambda: _run_to_resume(options))
+    on_first_rank(ranks, lambda: warn_of_removed(options.config))
+    resume = on_first_rank(ranks, lambda: _run_to_resume(options))
     return _trainer(flags, options.config, resume, observer, ranks=ranks, device=device)
 
 
@@ -261,7 +261,7 @@ def _trainer(
     ranks: Ranks,
     device: Device | None,
 ) -> Trainer:
-    from gapless.nmt.run.rank_agreement import made_by_first
+    from gapless.nmt.run.rank_agreement import on_first_rank
     from gapless.nmt.run.trainer import Trainer
     from gapless.nmt.run_folder.folder import settings_file
     from gapless.nmt.settings.config import TrainConfig, make_config, settings_of_new_run
@@ -270,14 +270,14 @@ def _trainer(
     if resume is not None:
         # Other hosts need not have the file.
         with naming_file(file if ranks.is_first else None, TrainConfig, but=flags):
-            config = made_by_first(
+            config = on_first_rank(
                 ranks,
                 lambda: make_config(
                     settings_of_new_run(flags, file=file), file=settings_file(resume)
                 ),
             )
             return Trainer.resume(config, resume, observer=observer, ranks=ranks, device=device)
-    chosen = made_by_first(ranks, lambda: _choose_run(flags, file, world=ranks.world))
+    chosen = on_first_rank(ranks, lambda: _choose_run(flags, file, world=ranks.world))
     return Trainer.new(chosen.config, observer=observer, chosen=chosen, ranks=ranks, device=device)
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gapless.errors import DataError, FirstRankError
-from gapless.nmt.run.rank_agreement import decisions_of, first_difference, made_by_first
+from gapless.nmt.run.rank_agreement import decisions_of, first_difference, on_first_rank
 from gapless.nmt.run.stopping import AgreedClock, StopRequest, WallClock
 from gapless.ranks import SingleRank
 
@@ -152,9 +152,9 @@ def test_what_rank_0_makes_is_everybodys():
     """The others make nothing."""
     first, other = Ranks(), Ranks(is_first=False, heard=("made",))
 
-    assert made_by_first(first, lambda: "made") == "made"
+    assert on_first_rank(first, lambda: "made") == "made"
     assert first.shared == [("made",)]
-    assert made_by_first(other, lambda: pytest.fail("made by another rank")) == "made"
+    assert on_first_rank(other, lambda: pytest.fail("made by another rank")) == "made"
 
 
 def test_an_error_of_rank_0_ends_the_wait_of_the_others():
@@ -165,14 +165,14 @@ def test_an_error_of_rank_0_ends_the_wait_of_the_others():
 
     first = Ranks()
     with pytest.raises(DataError, match="no text"):
-        made_by_first(first, fail)
+        on_first_rank(first, fail)
     with pytest.raises(FirstRankError):
-        made_by_first(Ranks(is_first=False, heard=first.shared[0]), fail)
+        on_first_rank(Ranks(is_first=False, heard=first.shared[0]), fail)
 
 
 def test_nothing_is_an_answer_too():
     """`None` is what a check returns."""
-    assert made_by_first(Ranks(is_first=False, heard=(None,)), lambda: None) is None
+    assert on_first_rank(Ranks(is_first=False, heard=(None,)), lambda: None) is None
 
 
 # --- started alike ---

@@ -184,7 +184,7 @@ def plain(sentence: str) -> str:
 
     Which pairs a run holds out depends on it.
     """
-    # Characters that nobody sees cannot be printed, and are rare.
+    # Invisible characters are not printable, so that nearly all sentences skip this loop.
     if not sentence.isprintable():
         sentence = "".join(sign for sign in sentence if unicodedata.category(sign) != "Cf")
     return " ".join(unicodedata.normalize("NFKC", sentence).casefold().split())
@@ -369,7 +369,7 @@ def _read_sides(src_path: Path, tgt_path: Path) -> tuple[list[str], list[str]]:
 
 def _hold_out(pairs: Pairs, *, path: Path, splits: Sequence[str], seed: int) -> dict[str, Pairs]:
     """Divide pairs into the missing splits and train; all that `plain` makes one source go to one of them."""
-    # The first of them stands for all.
+    # Spellings that `plain` makes one count as their first: split apart, one would be in train and one in test.
     firsts: dict[str, str] = {}
     sources = [firsts.setdefault(plain(source), source.strip()) for source in pairs.src]
     counts = Counter(sources)
@@ -398,7 +398,7 @@ def _choose(sources: list[str], counts: Counter[str]) -> list[str]:
     room = max(1, min(_MAX_HELD_OUT, int(pairs * _HELD_OUT_SHARE)))
     chosen: list[str] = []
     for source in sources:
-        # The limit on sources leaves some for train where most pairs share one source.
+        # Where most pairs share one source, a limit on pairs alone would hold out nearly all other sources.
         if len(chosen) < most and counts[source] <= room:
             chosen.append(source)
             room -= counts[source]

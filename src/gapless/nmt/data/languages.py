@@ -29,11 +29,11 @@ class Language:
 
     Attributes:
         code: such as zh; all Chinese that is not a language of its own has this one.
-        kind: its script or country, such as hant; empty if the name does not say it.
+        variant: its script or country, such as hant; empty if the name does not say it.
     """
 
     code: str
-    kind: str
+    variant: str
 
 
 @cache
@@ -43,7 +43,7 @@ def find_language(name: str) -> Language | None:
     tag = text.casefold().replace("_", "-")
     plain = _PLAIN_CODE.fullmatch(tag)
     if plain is not None:
-        return Language(code=plain[1], kind=plain[2].removeprefix("-"))
+        return Language(code=plain[1], variant=plain[2].removeprefix("-"))
     try:
         import langcodes
 
@@ -51,8 +51,8 @@ def find_language(name: str) -> Language | None:
         found = langcodes.get(tag) if is_code else langcodes.find(text)
     except (ImportError, LookupError, ValueError):
         return None
-    code, _, kind = found.prefer_macrolanguage().to_tag().casefold().partition("-")
-    return Language(code=code, kind=kind)
+    code, _, variant = found.prefer_macrolanguage().to_tag().casefold().partition("-")
+    return Language(code=code, variant=variant)
 
 
 def is_same_language(name: str, other: str) -> bool:
@@ -60,7 +60,7 @@ def is_same_language(name: str, other: str) -> bool:
     one, two = find_language(name), find_language(other)
     if one is None or two is None or one.code != two.code:
         return False
-    return one.kind == two.kind or not (one.kind and two.kind)
+    return one.variant == two.variant or not (one.variant and two.variant)
 
 
 def matching_names(wanted: str, names: Sequence[str]) -> list[int]:

@@ -152,7 +152,7 @@ class PackedLayout:
             batches = self._fill(order[own], shape)
             num_kept = len(batches)
             if num_kept and number + 1 < len(self.shapes):
-                # The last of them is seldom full.
+                # The last batch is seldom full: its pairs go on to the next shape instead of padding.
                 num_kept = (num_kept - 1) // num_together * num_together
             left_over = np.concatenate([order[:0], *batches[num_kept:]])
             plans += [BatchPlan(pairs, shape) for pairs in batches[:num_kept]]

@@ -54,7 +54,7 @@ class PaddedShape:
             ends_update: whether this is the update's last batch.
         """
         return TokenBatch(
-            # Rows that fill up the batch: a source to attend to, and nothing to predict.
+            # Rows that fill up the batch: one source token, since attention over no key gives NaN, and no target.
             src=_pad(src, (self.rows, self.src_len), filler=EOS),
             tgt=_pad(tgt, (self.rows, self.tgt_len + 1), filler=BOS),
             ntokens=torch.tensor(len(tgt.ids) - len(tgt.lengths)),

@@ -174,7 +174,7 @@ class MicrobatchSampler(Sampler[Microbatch]):
         updates = in_updates([plans[number] for number in random.permutation(len(plans))], size)
         if not self._one_shape or len({update[0].shape for update in updates}) == 1:
             return updates
-        # They stand together by shape.
+        # `cut_by_shape` leaves the updates of a shape side by side: unshuffled, an epoch would go through one shape after the other.
         return [updates[number] for number in random.permutation(len(updates))]
 
     def _own(self, update: Update) -> list[Microbatch]:

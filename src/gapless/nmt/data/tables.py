@@ -267,7 +267,7 @@ def _tsv_rows(path: Path) -> Iterator[_Row]:
 def _csv_rows(path: Path) -> Iterator[_Row]:
     """Give the cells of each row; line ends within a cell become spaces."""
     text = io.StringIO(read_text(path), newline="")
-    # Of the process. A document in one cell is longer than what it allows to begin with.
+    # A document in one cell exceeds the default limit. It is the whole process's, so it is set back.
     limit = csv.field_size_limit(_LONGEST_CELL)
     try:
         return iter(

@@ -248,7 +248,7 @@ def _cached(folder: Path, key: str) -> bytes | None:
 
 
 def _cache_name(key: str, content: bytes) -> str:
-    # A run of another vocabulary than its text gives would be another run.
+    # The name holds the content's hash: a damaged file of the cache must not change a run's vocabulary.
     return f"{key}-{hashlib.sha256(content).hexdigest()[:32]}.spm"
 
 

@@ -132,7 +132,7 @@ def build_model(config: TrainConfig, vocabs: Vocabs) -> Transformer:
     names = {item.name for item in fields(ModelSizes)}
     known = {name: getattr(config, name) for name in names if hasattr(config, name)}
     sizes = ModelSizes(src_vocab=len(vocabs.src), tgt_vocab=len(vocabs.tgt), **known)
-    # Both marks, and room for translations longer than what was trained on.
+    # Room for the begin and end marks, and for translations longer than any training sentence.
     return Transformer(sizes, max_positions=2 * config.max_length + 2)
 
 
@@ -241,7 +241,7 @@ def load_model(
         saved = read_saved(
             checkpoint_path(path, checkpoint), advice="choose another with `checkpoint`"
         )
-        # Those of the same moment.
+        # Settings and vocabularies saved with the weights: those of the folder may be newer.
         config = make_config({}, file=saved.path / CONFIG)
         vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
         weights, path = weights_in(saved), saved.path

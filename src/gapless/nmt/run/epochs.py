@@ -90,7 +90,7 @@ class Epochs:
             self._train_part(loader, pace)
             if self._validations.are_due_inside(is_stopping=stop.is_set):
                 self._validate_inside()
-            # A rest is left if the run was stopped, or is at its last update.
+            # Otherwise the run was stopped, or is at its last update, inside an epoch that is not over.
             if run.progress.updates >= run.sampler.num_updates:
                 self._close_epoch(run.progress.end_epoch())
         if run.progress.updates and not stop.is_set:
@@ -170,13 +170,14 @@ class Epochs:
         is_whole = not run.progress.updates
         validates = self._validations.are_due_after(record.number)
         if run.config.average == "auto" and not validates and not record.validation:
-            # So short an epoch that its checkpoint may take longer than itself.
+            # Writing a checkpoint could take longer than so short an epoch.
             self._logs.log_epoch(record)
             observer.epoch_ended(record)
             return
         weights = self._schedule.save_epoch(record.number)
         is_best = validates and self._validations.validate(record)
-        # The end of a run inside an epoch is logged once more when it is resumed.
+        # A run that ends inside an epoch logs it after the state, or a resumed run would keep the line
+        # and log the epoch twice.
         if is_whole:
             self._logs.log_epoch(record)
         self._schedule.save_end_of_epoch(

@@ -11,7 +11,7 @@ import torch
 
 from gapless.errors import RunFolderError
 from gapless.nmt.run.out_of_memory import OF_BATCHES, naming_phase
-from gapless.nmt.run.rank_agreement import made_by_first
+from gapless.nmt.run.rank_agreement import on_first_rank
 from gapless.nmt.run.scores import num_compared
 from gapless.nmt.run.stopping import StopNow
 from gapless.nmt.run.validation import score_pairs
@@ -115,7 +115,7 @@ def averaged_model(run: TrainingRun) -> FinalModel:
     )
     return FinalModel(
         name=f"mean of {counted(len(paths), 'epoch')}",
-        weights=made_by_first(
+        weights=on_first_rank(
             run.ranks, lambda: checkpoints.average_weights(paths, advice="lower `average`")
         ),
         num_averaged=len(paths),
@@ -144,7 +144,7 @@ def best_of_all(
     found: dict[str, Mapping[str, torch.Tensor]] = {}
     candidates = _candidates(run) if run.ranks.is_first else {}
     for name in run.ranks.share(list(candidates)):
-        weights = made_by_first(
+        weights = on_first_rank(
             run.ranks, partial(_read, candidates.get(name), on_damaged=on_damaged)
         )
         if weights is None:

@@ -15,7 +15,7 @@ from gapless.device.find import find_device
 from gapless.errors import RunFolderError, RunLockedError, UserError
 from gapless.nmt.data.languages import is_same_language
 from gapless.nmt.data.vocab import Vocabs
-from gapless.nmt.run.rank_agreement import made_by_first
+from gapless.nmt.run.rank_agreement import on_first_rank
 from gapless.nmt.run.stopping import WallClock
 from gapless.nmt.run.task import Task, make_vocabs, may_be_learned, prepare, read_corpus
 from gapless.nmt.run.training_run import TrainingRun, assemble, device_of
@@ -351,7 +351,7 @@ def new_run(
     effective = resolve(config, is_accelerator=device.is_accelerator, world=ranks.world)
     corpus = read_corpus(config) if chosen is None else chosen.task.corpus
     score_tokenizer = choose_score_tokenizer(config)
-    first = made_by_first(ranks, lambda: _first_weights(config))
+    first = on_first_rank(ranks, lambda: _first_weights(config))
     vocabs = None if first is None else first.vocabs
     task = prepare(config, corpus=corpus, vocabs=vocabs) if chosen is None else chosen.task
     run = assemble(
@@ -360,7 +360,7 @@ def new_run(
         device=device,
         task=task,
         score_tokenizer=score_tokenizer,
-        run_dir=made_by_first(ranks, lambda: _free_folder(config)),
+        run_dir=on_first_rank(ranks, lambda: _free_folder(config)),
         clock=clock,
         ranks=ranks,
     )
@@ -371,7 +371,7 @@ def new_run(
     run.choices = [] if chosen is None else list(chosen.choices)
     if chosen is None or not chosen.holds_update:
         run.choices += grown_update(effective)
-    run_dir = made_by_first(ranks, lambda: _make_folder(run))
+    run_dir = on_first_rank(ranks, lambda: _make_folder(run))
     if not ranks.is_first:
         run.write_to(run_dir)
     return run
@@ -416,7 +416,7 @@ def _make_folder(run: TrainingRun) -> Path:
 def _begin_folder(run: TrainingRun) -> None:
     run.run_dir.mkdir(parents=True, exist_ok=True)
     with _kept_locked(run.lock):
-        # Of two that chose it at once, the second finds what the first has written.
+        # Again under the lock: two runs may have chosen this folder at once, and the second must not write here.
         check_unused(run.run_dir)
         for path in begun_files(run.run_dir):
             path.unlink(missing_ok=True)

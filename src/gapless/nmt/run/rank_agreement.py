@@ -107,7 +107,7 @@ def _content_of(path: Path) -> str:
     try:
         return _size_and_checksum(path)
     except OSError as error:
-        # If no rank can read it, rank 0 refuses it in words of its own.
+        # Not raised here: where no rank can read it, rank 0 has the better message.
         return f"not readable ({error.strerror})"
 
 
@@ -127,7 +127,7 @@ def _size_and_checksum(path: Path) -> str:
 _Made = TypeVar("_Made")
 
 
-def made_by_first(ranks: Ranks, make: Callable[[], _Made]) -> _Made:
+def on_first_rank(ranks: Ranks, make: Callable[[], _Made]) -> _Made:
     """Return what rank 0 makes, on every rank; the others wait.
 
     Args:
@@ -268,7 +268,7 @@ class _SeveralRanks:
         return is_due
 
     def _note_signal(self, number: int) -> None:
-        # Told with the next update: what an agreement takes must not change while it does.
+        # Sent with the next update: a signal that arrives during an agreement would reach some ranks only.
         self._signal = number
 
     def _ask(self) -> None:
@@ -285,7 +285,7 @@ class _SeveralRanks:
         self._clock.agree(agreed.get(_MILLISECONDS, 0) / 1000)
         self._is_save_due |= _SAVE in agreed
         if _FAIL in agreed:
-            # Some ranks may not have read the loss that another has.
+            # A rank that has not read this loss yet would fail without knowing at which update.
             self._losses.drain()
             self.fails = True
         if _STOP in agreed and self._stop.number is None:

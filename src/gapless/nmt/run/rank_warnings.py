@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class _Warned(NamedTuple):
-    """A warning as it can be sent; two that read alike are one."""
+    """A warning as it can be sent; two with the same text are one."""
 
-    kind: str
+    category: str
     text: str
     file: str
     line: int
 
     def of_rank(self, rank: int) -> str:
         """Return it in one line that names the rank."""
-        return f"rank {rank}: {self.kind}: {self.text} ({self.file}:{self.line})"
+        return f"rank {rank}: {self.category}: {self.text} ({self.file}:{self.line})"
 
 
 class RankWarnings:
@@ -60,11 +60,11 @@ class RankWarnings:
         if self._ranks.world == 1:
             return
         kept, self._kept = self._kept, {}
-        # Another rank may still save its last state.
+        # A pause, or a rank that is still saving its last state would look like one that hangs.
         with self._ranks.pause("warnings", may_be_silent=False):
             of_ranks = self._ranks.agree(list(kept))
-        for rank, told in enumerate(of_ranks):
-            for warned in told:
+        for rank, of_rank in enumerate(of_ranks):
+            for warned in of_rank:
                 if self._ranks.is_first and warned not in self._known:
                     self._known.add(warned)
                     self._say(warned.of_rank(rank))
@@ -95,7 +95,7 @@ class RankWarnings:
         warned = _Warned(category.__name__, str(message), filename, lineno)
         is_new = warned not in self._known
         self._known.add(warned)
-        # A process that this one has forked, such as a loader's worker, can hand nothing over.
+        # A warning kept in a forked loader worker would be lost: it shows its own.
         if self._ranks.is_first or os.getpid() != self._pid:
             self._show(message, category, filename, lineno, *arguments, **named)
         elif is_new:

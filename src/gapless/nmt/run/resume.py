@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gapless.checkpoint.lock import RunLock
 from gapless.errors import RunFolderError, UserError
 from gapless.nmt.data.vocab import VOCAB_FILES, Vocabs
-from gapless.nmt.run.rank_agreement import made_by_first
+from gapless.nmt.run.rank_agreement import on_first_rank
 from gapless.nmt.run.stopping import WallClock
 from gapless.nmt.run.task import check_pairs, prepare, read_corpus, read_recorded
 from gapless.nmt.run.training_run import TrainingRun, assemble, changed_numerics, device_of
@@ -69,12 +69,12 @@ def is_to_resume(run_dir: Path) -> bool:
         RunFolderError: its checkpoints are a link that leads nowhere, or to an empty folder.
     """
     if not (run_dir / CONFIG).is_file():
-        # Each state keeps the settings too.
+        # Settings that were deleted from the folder are also in each state.
         return newest_with(run_dir, CONFIG) is not None
     if _has_results(run_dir):
         return True
     with RunLock(run_dir / LOCK):
-        # The process that has just ended may have saved one before it did.
+        # Asked again under the lock: a process that has just ended may have saved a checkpoint meanwhile.
         if _has_results(run_dir):
             return True
         _remove_beginning(run_dir)
@@ -89,7 +89,7 @@ def _has_results(run_dir: Path) -> bool:
 def _remove_beginning(run_dir: Path) -> None:
     for name in (FOLDER, "tensorboard"):
         shutil.rmtree(run_dir / name, ignore_errors=True)
-    # The settings last: without them this would be no run, and nothing of it would be removed.
+    # The settings last: killed in between, a folder without them is no run, and the rest would stay.
     for name in (METRICS, ERRORS, TRAINED_ON, *VOCAB_FILES, CONFIG):
         (run_dir / name).unlink(missing_ok=True)
 
@@ -124,7 +124,7 @@ def resumed_run(
     clock = WallClock()
     device = device_of(config, device)
     lock = RunLock(run_dir / LOCK)
-    made_by_first(ranks, lock.acquire)
+    on_first_rank(ranks, lock.acquire)
     try:
         run = _read_run(config, run_dir, ranks=ranks, device=device, clock=clock)
     except BaseException:
@@ -164,7 +164,7 @@ class _Saved:
 def _read_run(
     config: TrainConfig, run_dir: Path, *, ranks: Ranks, device: Device, clock: WallClock
 ) -> TrainingRun:
-    saved = made_by_first(ranks, lambda: _read_saved(config, run_dir, world=ranks.world))
+    saved = on_first_rank(ranks, lambda: _read_saved(config, run_dir, world=ranks.world))
     run = assemble(
         saved.config,
         saved.effective,
@@ -181,7 +181,7 @@ def _read_run(
         run.load_state(saved.state, path=saved.path)
     if saved.validates_anew:
         run.progress.forget_validations()
-    made_by_first(ranks, lambda: _check_folder(run))
+    on_first_rank(ranks, lambda: _check_folder(run))
     return run
 
 
@@ -253,7 +253,7 @@ def _check_folder(run: TrainingRun) -> None:
         check_averaged(
             run.run_dir,
             done=run.progress.epoch,
-            # A run that was asked to end earlier ends where it is.
+            # With fewer epochs than are done, the run ends where it is.
             end=max(run.progress.epoch, run.last_epoch),
             average=run.config.num_averaged,
         )

@@ -265,7 +265,7 @@ def describe_plan(effective: EffectiveSettings, *, device: Device, workers: int)
         workers: processes that make its batches.
     """
     plan = effective.plan
-    # On a CPU staging buffers are ordinary memory, whatever the plan says.
+    # On a CPU the plan may ask for pinned memory, but staging buffers are pageable.
     pinned = plan.pin_memory and device.is_accelerator
     return (
         f"{plan.name}: {plan.streams} streams, waits with {plan.wait_with}, "

@@ -187,7 +187,7 @@ class WallClock:
 class AgreedClock:
     """Counts the seconds of a run of several ranks: those of rank 0 when all last agreed on them.
 
-    So what depends on time is decided alike on all ranks.
+    So what depends on time is decided the same on all ranks.
 
     Args:
         own: clock of this rank.

@@ -209,7 +209,7 @@ def make_vocabs(train: Pairs, config: TrainConfig, *, nearest: bool = False) -> 
         least, most = max(low for low, _ in limits), min(high for _, high in limits)
         if least <= most:
             raise _suits_one_side(config.vocab_size, least=least, most=most) from error
-    # No size suits both sides.
+    # No size suits both sides: each takes the nearest that it can have.
     return make_vocabs(train, config, nearest=True)
 
 

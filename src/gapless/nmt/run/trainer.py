@@ -192,12 +192,12 @@ class Trainer:
             messages=messages,
             stop=stop,
         )
-        # The request is the last to go: a second SIGTERM must not cut the last save short.
+        # The writer is left before the stop request: a second SIGTERM must not cut the last save short.
         with warnings, stop, run.loop, logs, self._writer, self._declared_compiles():
             start = perf_counter()
             self._capture_ahead(decisions, stop)
             warm_up_seconds = perf_counter() - start
-            # After the captures, which give back the page-locked memory that torch keeps.
+            # After the captures: they free the page-locked memory that torch caches, and would undo this.
             self._writer.reserve(run.model)
             with closing(self._loader(stop)) as loader:
                 epochs.train(loader)
@@ -288,13 +288,13 @@ class Trainer:
     ) -> Scores | None:
         """Make and score the final model, on all ranks; None if one of them is asked to stop."""
         ranks = self.run.ranks
-        # There is no update any more at the end of which all could agree.
+        # No update follows at whose end ranks could agree: a signal counts at once, and is agreed on below.
         stop.tell_others(None)
         with ranks.pause("the final model", may_be_silent=False):
             scores = self._test(logs, stop)
             agreed = max(ranks.agree(stop.number or 0))
             warnings.gather()
-        # Whoever is asked to stop from here on is done.
+        # A signal that came after the agreement is dropped: this rank alone would stop for it.
         stop.number = agreed or None
         return None if agreed else scores
 

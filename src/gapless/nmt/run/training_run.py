@@ -15,7 +15,7 @@ from gapless.device.numerics import random_state, seed_everything, set_numerics,
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run.build import build_step, num_workers, training_sampler
 from gapless.nmt.run.out_of_memory import naming_phase
-from gapless.nmt.run.rank_agreement import made_by_first
+from gapless.nmt.run.rank_agreement import on_first_rank
 from gapless.nmt.run.scores import num_compared, num_translated
 from gapless.nmt.run.stopping import AgreedClock, TimeLimit, WallClock
 from gapless.nmt.run_folder.checkpoints import set_weights
@@ -224,7 +224,7 @@ class TrainingRun:
         Sync: Blocks the host until rank 0 has written it.
         """
         sources = self.task.batched_sources
-        made_by_first(self.ranks, lambda: add_trained_on(self.run_dir, sources()))
+        on_first_rank(self.ranks, lambda: add_trained_on(self.run_dir, sources()))
 
     def _random_states(self) -> dict[str, Any]:
         own = random_state(self.device)

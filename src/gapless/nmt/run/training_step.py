@@ -142,12 +142,12 @@ class TranslationStep:
             out, targets = self._out_and_targets(tokens)
             loss = self._compute.normalized(out, targets, tokens.norm)
         weight = tokens.ntokens
-        # Padding alone fills up an update of several ranks.
+        # A batch that only fills up an update of several ranks has no tokens: divided by 0, its loss would be NaN.
         divisor = weight if self._is_alone else weight.clamp(min=1)
         report = loss.detach() * (tokens.norm / divisor)
         if self._skipped is not None:
             self._skipped.look_at(loss)
-            # What is skipped has no part in means.
+            # An update that is skipped would make the mean of the epoch NaN.
             weight = torch.where(report.isfinite(), weight, torch.zeros_like(weight))
         return TranslationLoss(
             loss=loss, logged=report, weight=weight, ends_update=tokens.ends_update
@@ -187,7 +187,7 @@ class TranslationStep:
             norm = torch.nn.utils.clip_grad_norm_(
                 self.model.parameters(), self._config.clip_norm, foreach=True
             )
-            # With a scaler an infinite gradient is no accident: the scaler skips it by itself.
+            # A scaler provokes infinite gradients and skips them itself: counted here, they would end the run.
             if self._skipped is not None and not self.scaler.is_enabled():
                 self._skipped.look_at(norm)
         self.scaler.step(self.optimizer)

@@ -351,7 +351,7 @@ def _search_together(
 ) -> list[list[Hypothesis]]:
     """Return what all ranks find, in the order of the sources."""
     found: list[list[Hypothesis]] | None = None
-    # The others wait for what this rank finds, even if it stops.
+    # A rank that stops still takes part in the agreement, or the others would wait for it forever.
     with suppress(StopNow):
         found = decoder.translate(
             sources, settings, on_done=on_done, rank=ranks.rank, world=ranks.world

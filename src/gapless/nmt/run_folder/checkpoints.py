@@ -248,7 +248,7 @@ def check_averaged(run_dir: Path, *, done: int, end: int, average: int) -> None:
 
 
 def _not_averaged(path: Path, problem: str, *, average: int) -> RunFolderError:
-    # No lower number would do without the newest epoch.
+    # To advise a lower `average` would be wrong: every mean needs the newest epoch.
     made, advice = "is that of the newest epoch", "use `average=auto`"
     if average > 1:
         made, advice = f"is the mean of the newest {average} epochs", "lower `average`"
@@ -447,7 +447,7 @@ def all_paths(run_dir: Path) -> list[Path]:
 def list_all(run_dir: Path) -> list[Listed]:
     """Return what is to be said of all checkpoints of a run, each verified."""
     listed = [list_checkpoint(path) for path in all_paths(run_dir)]
-    # A run that trains on may have removed some meanwhile.
+    # A run that trains meanwhile may have removed a checkpoint after it was listed.
     return [item for item in listed if item.path.exists()]
 
 

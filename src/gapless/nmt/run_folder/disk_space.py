@@ -54,7 +54,7 @@ def check_disk_space(run_dir: Path, config: TrainConfig, model: nn.Module) -> No
     there = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
     disk = shutil.disk_usage(there)
     free = disk.free
-    # Of some file systems, such as ramfs, no size is known.
+    # Some file systems, such as ramfs, report size 0: every run would be refused there.
     if disk.total and free + used < needed:
         raise RunFolderError(
             f"{run_dir} needs up to {_shown(needed - used)} for its checkpoints, but its disk has "

@@ -98,7 +98,7 @@ def check_unused(path: Path) -> None:
     there = next((part for part in (path, *path.parents) if part.exists()), path)
     if there.exists() and not there.is_dir():
         raise RunFolderError(f"{there} is no folder; choose another `run_dir`")
-    # A run that was killed while it made its folder has left no more than begun files.
+    # A run killed while it made its folder leaves a lock and unfinished files: the folder counts as empty.
     begun = begun_files(path)
     if not path.exists() or all(item.name == LOCK or item in begun for item in path.iterdir()):
         return
@@ -118,7 +118,7 @@ def check_writable(path: Path) -> None:
             pass
     finally:
         for folder in made:
-            # Another process may have begun to write there.
+            # Not empty any more if another process has begun to write there.
             with suppress(OSError):
                 folder.rmdir()
 
@@ -160,7 +160,7 @@ def write_files(path: Path, files: Mapping[str, bytes]) -> None:
 
 def files_of_run(config: TrainConfig, vocabs: Vocabs) -> dict[str, bytes]:
     """Return settings and vocabularies of a run as its files, by name; each checkpoint keeps them."""
-    # What allows other data is asked for with each resume.
+    # Not kept: one resume with other data would allow it for all later ones.
     kept = replace(config, allow_changed_data=False)
     return {CONFIG: to_yaml(kept).encode(), **vocabs.files()}
 
@@ -226,12 +226,12 @@ def changed_files(path: Path) -> list[str]:
         if not file.is_file():
             lines.append(f"{file} is missing; the one in {kept} is used")
         elif file.read_bytes() != (kept / name).read_bytes():
-            told = f"{file} is not what was saved with {kept.name}, which is used"
+            note = f"{file} is not what was saved with {kept.name}, which is used"
             if name == CONFIG:
                 differing = _what_differs(file, kept / name)
-                lines.append(f"{told}{differing}; settings are changed by flags")
+                lines.append(f"{note}{differing}; settings are changed by flags")
             else:
-                lines.append(told)
+                lines.append(note)
     return lines
 
 

@@ -289,7 +289,7 @@ class MetricsFile:
         self._file = path.open("ab", buffering=0)
         self._waiting = bytearray()
         self._trouble: OSError | None = None
-        # The thread that saves states syncs the file.
+        # Held because the thread that writes states syncs this file too.
         self._lock = threading.Lock()
 
     def write(self, row: dict[str, Any]) -> None:
@@ -461,7 +461,7 @@ class ErrorLog:
     def _append(self, text: str, *, update: int) -> None:
         time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         line = f"{time}  update {update}  {text}\n"
-        # The name of a folder may be no text.
+        # A folder's name may be bytes that are no text: strict encoding would raise instead of logging.
         with suppress(OSError), self._path.open("ab") as file:
             file.write(line.encode(errors="backslashreplace"))
 

@@ -1,4 +1,4 @@
-"""What a run was trained on, kept small: by it text that a run has seen is told from new text."""
+"""What a run was trained on, kept small, so that text it has seen is not scored as new text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TRAINED_ON = "trained_on.bin"
 
-# At the end of the file, of what stands before.
+# At the end of the file: the digest of all bytes before it.
 _DIGEST_BYTES = 16
 
 # Of several billion sentences, two have the same hash by chance about once.
@@ -32,7 +32,7 @@ _HASH = np.dtype("<u8")
 def begin_trained_on(run_dir: Path, *, earlier: Path | None) -> None:
     """Keep what the first weights of a new run were trained on, before it trains them itself.
 
-    Where that is not known, nothing is kept: to know a part would tell the rest from new text wrongly.
+    Where that is not known, nothing is kept: with a part of it, the rest would count as new text.
 
     Args:
         run_dir: of the run.
@@ -86,16 +86,16 @@ def notes_of_known(run_dir: Path, corpus: Corpus) -> tuple[str, ...]:
         corpus: that it, or one that starts with its weights, is to be trained on.
     """
     training = set(map(plain, corpus.train.src))
-    told = []
+    parts = []
     for name, pairs in (("validation", corpus.val), ("test", corpus.test)):
         known = find_trained_on(run_dir, pairs.src) or []
         others = [number for number in known if plain(pairs.src[number]) not in training]
         if are_many(len(others), of=len(pairs)):
-            told.append(f"{len(known):,} of {len(pairs):,} {name} sources")
-    if not told:
+            parts.append(f"{len(known):,} of {len(pairs):,} {name} sources")
+    if not parts:
         return ()
     return (
-        f"{' and '.join(told)} are in the text that {run_dir} was trained with, so their scores are not of new "
+        f"{' and '.join(parts)} are in the text that {run_dir} was trained with, so their scores are not of new "
         "text; add validation and test files of new text",
     )
 

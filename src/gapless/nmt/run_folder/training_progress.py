@@ -67,7 +67,7 @@ class TrainingProgress:
         )
         if self.batches:
             record = self.records.pop().followed_by(record)
-        # Of all losses of the epoch at once, which rounds once.
+        # Over all losses of the epoch: a mean of means would round twice, and differ in a resumed run.
         loss = weighted_mean(self.losses, self.weights)
         # The losses of single batches are in `metrics.jsonl`; kept here they would only take memory.
         record = replace(record, work=replace(record.work, mean_loss=loss, losses=[]))
@@ -153,7 +153,7 @@ class TrainingProgress:
 def weighted_mean(losses: list[float], weights: list[float]) -> float:
     """Return the mean of losses, rounded once; NaN if nothing has a weight."""
     total = math.fsum(weights)
-    # What has no weight may be no number.
+    # Without those of weight 0: their loss may be NaN, and 0 * NaN is NaN.
     pairs = zip(losses, weights, strict=True)
     weighted = math.fsum(loss * weight for loss, weight in pairs if weight)
     return weighted / total if total else math.nan

@@ -118,7 +118,7 @@ def settings_given(flags: Mapping[str, Any], *, file: Path | None = None) -> dic
         return of_flags
     of_file = read_settings(file, TrainConfig)
     if "val_interval" in of_flags:
-        # It would have no effect.
+        # `validate_every` of the file would win over the flag.
         of_file.pop("validate_every", None)
     if "tgt" in of_flags and of_flags["tgt"] != of_file.get("tgt"):
         of_file.pop("score_tokenizer", None)
@@ -148,7 +148,7 @@ def settings_of_new_run(flags: Mapping[str, Any], *, file: Path | None = None) -
     if file is not None and given.get("validate_every") is not None:
         if flags.get("validate_every") is not None:
             given.pop("val_interval", None)
-        # Files of runs have all settings, those that nobody set as well.
+        # Not where `val_interval` is the default: a run's file holds all settings, also those nobody set.
         elif given.get("val_interval", TrainConfig.val_interval) != TrainConfig.val_interval:
             raise UserError(
                 f"val_interval and validate_every in {file} both say when to validate; leave out one of them"

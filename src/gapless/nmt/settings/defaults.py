@@ -283,7 +283,7 @@ def _model(facts: Facts, known: Mapping[str, Any]) -> tuple[dict[str, Any], str]
 
 def _dropout(facts: Facts) -> tuple[dict[str, Any], str]:
     if not facts.is_accelerator:
-        # Fewer updates than would be needed with more.
+        # More dropout would need more updates than a CPU makes.
         return {"dropout": 0.1}, "a CPU makes few updates"
     share = 0.3 if facts.pairs < 100_000 else 0.2 if facts.pairs < 500_000 else 0.1
     return {"dropout": share}, f"{facts.pairs:,} pairs"

@@ -80,7 +80,7 @@ def _one_shape(config: TrainConfig, layout: LayoutName, *, world: int) -> bool:
             "`one_shape` needs batches of few shapes, but each has its own: add `fixed_shapes=True`, "
             "or leave it out"
         )
-    # All ranks replay the same graph, and none waits for a larger batch of another.
+    # Otherwise ranks replay graphs of different shapes, and wait in each update for the largest batch.
     return (world > 1 and has_few) if config.one_shape is None else config.one_shape
 
 
@@ -201,7 +201,7 @@ def settings_to_keep(config: TrainConfig, effective: EffectiveSettings) -> dict[
 
 
 def _check_resumable(config: TrainConfig, begun: Mapping[str, Any]) -> None:
-    # Also between epochs: another seed would hold out other pairs, and schedules count updates.
+    # Checked between epochs too: another seed would hold out other pairs, so that test pairs are trained on.
     for name in (*_LAYOUT_SETTINGS, *FIXED_ON_RESUME):
         asked = getattr(config, name)
         is_left_open = asked is None and name in _LAYOUT_SETTINGS
