@@ -1,4 +1,4 @@
-"""The variant in which the model and the optimizer are captured where they stand."""
+"""The variant in which the model and the optimizer are captured in place."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class CapturedParts:
             self._refusal = "the script captures its model or its optimizer itself"
         if self._refusal:
             return
-        # The trial says what it has to say.
+        # The trial shows refusals itself; the warning would appear among the script's own output.
         warnings.simplefilter("ignore", CaptureWarning)
         self._warning_filter = warnings.filters[0]
         for target in targets:
@@ -181,11 +181,13 @@ class _Part:
         capture(target, device=device)
         self._is_in = True
         self._is_over = False
-        self._of_telling = Patches()
+        self._of_notices = Patches()
         self._of_eager_calls = Patches()
         if isinstance(target, Optimizer):
-            told = method_in_place_of(target.step, self._telling(target.step, step_ended), target)
-            self._of_telling.put(target, "step", told)
+            notifying = method_in_place_of(
+                target.step, self._notifying(target.step, step_ended), target
+            )
+            self._of_notices.put(target, "step", notifying)
         self._captured = _own_attributes(target)
 
     @property
@@ -223,7 +225,7 @@ class _Part:
         """Let its calls run as written."""
         if self._is_in:
             for name, value in self._as_written.items():
-                # The script may have put something on top of ours, which stays.
+                # The script may have replaced ours meanwhile, as a scheduler does: to undo it would lose that.
                 if vars(self._target).get(name, _MISSING) is not self._captured[name]:
                     continue
                 if value is _MISSING:
@@ -236,10 +238,10 @@ class _Part:
         """Undo the capture."""
         self._is_over = True
         self._of_eager_calls.take_out()
-        self._of_telling.take_out()
+        self._of_notices.take_out()
         release(self._target)
 
-    def _telling(
+    def _notifying(
         self, step: Callable[..., Any], step_ended: Callable[[Any], None]
     ) -> Callable[..., Any]:
         """Return a step that tells of its end once, whether it is a graph or runs as written.
@@ -248,15 +250,15 @@ class _Part:
         between.
         """
 
-        def told_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if self._is_over:  # a scheduler that was made in the meantime has kept it
+        def notifying_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if self._is_over:  # a scheduler made during the trial keeps this method for good
                 return step(*args, **kwargs)
             with _without_our_hooks():
                 result = step(*args, **kwargs)
             step_ended(optimizer)
             return result
 
-        return told_step
+        return notifying_step
 
 
 def _own_attributes(target: Any) -> dict[str, Any]:
@@ -296,7 +298,7 @@ class CalledParts:
 
     def start(self) -> None:
         """Begin to look."""
-        # Not a hook for the end of a step: there, torch cannot do without one of them in mid course.
+        # A pre-hook of steps: torch fails where a post-hook is removed while post-hooks run.
         self._undo = [
             register_module_forward_pre_hook(self._before_module).remove,
             register_module_forward_hook(self._after_module, always_call=True).remove,
@@ -333,7 +335,7 @@ class CalledParts:
             self._modules.append(module)
 
     def _after_module(self, module: nn.Module, args: Any, result: Any) -> None:
-        # A module that was under way when this began has not been counted.
+        # Not below 0: a module that was running when this began was not counted on entry.
         if threading.get_ident() == self._thread:
             self._depth = max(0, self._depth - 1)
 

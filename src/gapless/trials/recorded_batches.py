@@ -93,7 +93,7 @@ class RecordedBatches:
             self._is_full = True
         elif self._num_asked >= _MOST_STEPS:
             self.refusal = "no loader of torch gave a batch in that time"
-        # The steps that follow are the first with them.
+        # False, so that one step more passes: the steps that follow are the first with recorded batches.
         return False
 
     @property

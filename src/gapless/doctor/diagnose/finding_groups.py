@@ -197,7 +197,7 @@ class KnownWaits:
             if start is None or end is None:
                 continue
             kind = NAMED_KINDS.get(seen.cause)
-            # The collector stops all threads, the others only their own.
+            # A loader or collective of another thread does not hold up the step; the collector stops all threads.
             if kind is not None and (seen.thread == "main" or kind == "gc"):
                 found.append(HostInterval(kind=kind, start_us=start, end_us=end, owner=place))
         return found

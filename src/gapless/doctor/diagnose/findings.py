@@ -35,7 +35,7 @@ def findings_of(
     found = [
         (_finding(key, group, times.step_ms), group)
         for key, group in groups.items()
-        # What came in the first recorded step alone, the profiler may have caused itself.
+        # Not what came in the first recorded step alone: the profiler may have caused it.
         if group.per_step > 0.0
         and (key.cause not in HOST_COSTS or _is_worth(key, group, times.step_ms))
     ]

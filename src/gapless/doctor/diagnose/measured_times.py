@@ -103,7 +103,7 @@ class MeasuredTimes:
         if trace is None or without is None:
             return None
         steps = [(end - start) / 1000.0 for start, end in pairwise(trace.steps)]
-        # A call that might have held waits, and did not, is none.
+        # Without calls that might have held waits but did not: with a wait whose end is unknown, nothing is known.
         owners = set(self._known.joined.owners)
         seen = [
             one
@@ -143,7 +143,7 @@ class MeasuredTimes:
         gaps = charge_gaps(
             played.device, played.host, begin_us=played.begin_us, end_us=played.end_us
         )
-        # Plain steps have no more idle time than they are longer than the device's work.
+        # At most what a plain step takes beyond the device's work: under the profiler the device idles longer.
         idle_ms = sum(gap.us for gap in gaps) / steps / 1000.0
         most_ms = max(0.0, (self.step_ms or played.step_ms) - self.busy_ms)
         scale = min(1.0, most_ms / idle_ms) if idle_ms else 1.0

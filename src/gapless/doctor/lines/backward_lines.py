@@ -101,7 +101,7 @@ class BackwardLinesPass:
                 self._patches.take_out()
 
     def _walk(self, roots: Sequence[Any]) -> None:
-        # Nodes are kept while they are walked: their wrappers are what tells them apart.
+        # Nodes are kept in `known`: torch frees a wrapper that nobody holds, and its address serves another node.
         waiting = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
         known: set[Any] = set()
         while waiting:
@@ -147,7 +147,7 @@ class _AnomalyMode:
 
         def set_anomaly_enabled(mode: bool, check_nan: bool = True) -> None:
             with unseen:
-                set_original(mode, check_nan)  # which judges them
+                set_original(mode, check_nan)  # raises for wrong arguments, as it would without us
                 self._wished = (bool(mode), bool(check_nan))
                 self._let_torch_note()
 

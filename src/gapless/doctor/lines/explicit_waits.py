@@ -68,7 +68,7 @@ class Spins:
         """Note an answer, two calls below whoever asks."""
         frame = getframe(2)
         thread = threading.get_ident()
-        # By line: the condition of a loop is compiled twice.
+        # By line, not by instruction: Python compiles the condition of a loop twice, and one loop would be two.
         key = (id(what), id(frame.f_code), frame.f_lineno, self._notes.step)
         last, since_ns, note = self._last.pop(thread, (None, start_ns, None))
         if last != key:

@@ -87,14 +87,14 @@ class SitesPass:
         """Note that one step has ended and the next begins."""
         self._waits.step += 1
         if self._forget is None:
-            # A script may begin with CUDA late, and may have set warnings anew.
+            # Each step: a script that begins with CUDA late, or resets its warnings, would not be heard from then on.
             self._mode.start(self._patches.put)
             self._warnings.come_first()
 
     def stop(self) -> None:
         """Take everything out again; the last step has ended."""
         self._waits.is_open = False
-        with ExitStack() as ends:  # each of them, the last first, whatever happens to the others
+        with ExitStack() as ends:  # an error in one must not leave the others in the script
             for end in (self._forget_optimizers, self._pauses.stop, self._patches.take_out):
                 ends.callback(end or _nothing)
             ends.callback(self._forget or self._warnings.stop)
@@ -127,7 +127,7 @@ class SitesPass:
         if state.in_wait:
             return
         frame: FrameType | None = getframe(1)
-        # Between us and the call that waits is only what calls us back.
+        # Frames of what calls this back are skipped, or the wait would be blamed on them.
         while frame is not None and (
             frame.f_code.co_name == "fire_callbacks"
             or frame.f_code.co_filename.startswith(OWN_FOLDER)

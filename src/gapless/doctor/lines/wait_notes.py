@@ -149,7 +149,7 @@ class WaitNotes:
         )
 
     def _keep(self, note: Note, *, mark: str) -> None:
-        # A process that was forked off, such as a worker of a loader, is not watched.
+        # A forked process, such as a worker of a loader, has inherited the patches, but nobody reads its notes.
         if not self.is_open or os.getpid() != self._process:
             return
         number = next(self._numbers)
@@ -225,7 +225,7 @@ def explain(note: Note, *, folder: str) -> Explanation:
     operation = "" if innermost is None else operation_at(innermost, place.inner_instruction)
     site = None if place.code is None else site_of(place.code, place.instruction, folder=folder)
     if note.cause == "gc":
-        # The collector runs by itself at any line.
+        # The collector runs by itself at any line, which would be blamed for it.
         is_asked_for = operation == "collect"
         return Explanation(
             "gc", "gc.collect" if is_asked_for else note.call, site if is_asked_for else None

@@ -279,7 +279,7 @@ def _calls(events: list[Mapping[str, Any]], origin: float) -> tuple[Call, ...]:
         start, end = _span(event, origin)
         found.append(
             Call(
-                # Programs that were built for one default stream a thread call these.
+                # Built with a default stream per thread, a program calls `cudaMemcpy_ptds`: its waits would be missed.
                 name=event["name"].removesuffix("_ptsz").removesuffix("_ptds"),
                 thread=_int(event["tid"]),
                 start_us=start,
@@ -397,7 +397,7 @@ def _waits_of_thread(calls: Sequence[Call], copies: Mapping[int, Work]) -> list[
     reached = float("-inf")
     for call in calls:
         if call.end_us <= reached and call.name in _BLOCKING:
-            continue  # the driver's call inside the runtime's
+            continue  # the driver's call inside the runtime's: one wait would count twice
         reached = max(reached, call.end_us)
         kind = _BLOCKING.get(call.name)
         if staged is not None and kind != "stream" and _blocks(copies[staged.correlation]):
@@ -475,7 +475,7 @@ def operation_around(trace: Trace, *, thread: int, at_us: float) -> Operation | 
 def _around(trace: Trace, thread: int, at_us: float) -> Iterable[Operation]:
     operations = trace.operations.get(thread, ())
     place = bisect_right(operations, at_us, key=lambda one: one.start_us)
-    # Operations of torch nest a few levels deep, with many short ones side by side.
+    # So many at most: an enclosing operation has few others between, and a search of all would be quadratic.
     for operation in reversed(operations[max(0, place - 4000) : place]):
         if operation.end_us >= at_us:
             yield operation

@@ -45,7 +45,7 @@ def join(trace: Trace, seen: Sequence[SeenWait]) -> Joined:
     where only the beginning was seen, to that if it is the first behind it.
     """
     marks = [mark for mark in trace.marks if 0 <= mark.place < len(seen)]
-    # The profiler itself waits for the device when it ends, behind the last step.
+    # Up to the last step: behind it the profiler itself waits for the device, and no line is to blame.
     begin, end = (trace.steps[0], trace.steps[-1]) if trace.steps else (0.0, float("inf"))
     waits = sorted(
         (

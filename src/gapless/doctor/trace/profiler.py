@@ -68,7 +68,7 @@ class TimesPass:
         text, self._text = self._text, None
         if text is not None:
             try:
-                # Names of kernels may hold what JSON does not allow in a text.
+                # Not strict: names of kernels may hold control characters, at which the whole trace would be lost.
                 events = json.loads(text.decode(errors="replace"), strict=False)["traceEvents"]
                 self._trace = read_trace(events, step_ns=self._step_ns)
             except (ValueError, KeyError, TypeError) as error:
@@ -91,7 +91,7 @@ class TimesPass:
             )
             return
         try:
-            # Torch 2.11 says so whenever a profiler starts, also where there is but one cycle.
+            # Torch 2.11 warns of this whenever a profiler starts, also with one cycle: the user would see it.
             is_mute = FilterInFront("ignore", message=".*Profiler clears events")
             with cupti_let_go(), profiler_output(self._said), is_mute, no_line_warns_anew():
                 self._profiler = self._new_profiler()

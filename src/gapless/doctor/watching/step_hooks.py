@@ -58,7 +58,7 @@ class StepHooks:
         self._optimizer_hook = register_optimizer_step_post_hook(self._after_optimizer)
         if LoaderIterator is not None:
             self._patches.put_method(LoaderIterator, "__next__", self._loader_next)
-        # Below `torch.autograd.backward`, which scripts and other processes know by its name.
+        # Below `torch.autograd.backward`: replaced itself, it could not be pickled for other processes.
         if RUN_BACKWARD.is_there:
             self._patches.put(*RUN_BACKWARD, self._backward(RUN_BACKWARD.value))
         graphs = graph_class()

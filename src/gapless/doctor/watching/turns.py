@@ -128,7 +128,7 @@ class Turns:
         self._least_s = least_s
         self._trials: list[Trial] = []
         self.is_over = False
-        # Goes on at the end of each step.
+        # A generator that each end of a step resumes.
         self._course = self._take_all()
 
     @property
@@ -167,7 +167,7 @@ class Turns:
             try:
                 yield from self._take_turns(variant, sides)
             except GeneratorExit:
-                # What there is may be enough.
+                # The script ended in mid course; the windows that are over may be enough.
                 if min(len(sides.as_written), len(sides.changed)) < _FEWEST_WINDOWS:
                     sides.problem = _TOO_SHORT
                 raise

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gapless.records.finding import Finding
 
 
-# A process that the script forks is not watched. Handlers of forks cannot be taken out again.
+# One handler of forks for all watches, since it cannot be removed: it ends the watch in a forked process.
 _installed: WeakSet[StepHooks] = WeakSet()
 
 
@@ -167,7 +167,7 @@ class Watch:
         self._is_ended = True
         self._guarded(self._take_out)()
         if self._hooks is not None:
-            self._hooks.remove()  # what could not be removed in mid course
+            self._hooks.remove()  # again, for hooks that could not be removed while they ran
 
     @property
     def is_in_its_process(self) -> bool:
@@ -250,7 +250,7 @@ class Watch:
 
     def _new_phases(self) -> Phases:
         windows = plan_windows(
-            # What was called before it was known for the step was warm-up as well.
+            # Calls made before this was chosen as the step count as warm-up, or a short script ends unwatched.
             warm_up=max(0, self._settings.warm_up - self.source.num_earlier_calls),
             num_steps=self._settings.num_steps,
             has_times=self.has_gpu,
