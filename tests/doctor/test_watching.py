@@ -417,9 +417,9 @@ def test_variants_are_measured_behind_the_windows_until_the_script_ends(model):
 
     with watched(warm_up=0, num_steps=1, variants=lambda: [variant], tries_all=True) as watch:
         run_all(train(model, optimizer, num_steps=90))
-        assert (variant.is_in, watch.turns.is_over) == (True, False)
+        assert (variant.is_in, watch.variant_trials.is_over) == (True, False)
         for _ in range(2):
             gapless.doctor.step()
 
-    assert (variant.is_in, watch.turns.is_over) == (False, True)
+    assert (variant.is_in, watch.variant_trials.is_over) == (False, True)
     assert [(one.phase, one.num_steps) for one in watch.seen] == [("plain", 1), ("sites", 1)]

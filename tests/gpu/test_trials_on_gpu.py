@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gapless.device.find import find_device
-from gapless.doctor.watching.turns import Turns
+from gapless.doctor.watching.variant_trials import VariantTrials
 from gapless.trials.captured_parts import CapturedParts
 
 
@@ -60,7 +60,7 @@ def test_windows_of_captured_parts_have_the_losses_as_written(monkeypatch):
     # Other tests of this process may have compiled something.
     monkeypatch.setattr("torch._dynamo.utils.counters", defaultdict(Counter))
     expected = losses(150)
-    turns = Turns(
+    variant_trials = VariantTrials(
         [CapturedParts(find_device("cuda"))],
         synchronize=torch.cuda.synchronize,
         step_ended=lambda optimizer: None,
@@ -68,12 +68,12 @@ def test_windows_of_captured_parts_have_the_losses_as_written(monkeypatch):
         num_steps=10,
         least_s=0.0,
     )
-    turns.start()
+    variant_trials.start()
 
-    found = losses(150, at_end=turns.next_step)
-    turns.stop()
+    found = losses(150, at_end=variant_trials.next_step)
+    variant_trials.stop()
 
-    (trial,) = turns.trials
+    (trial,) = variant_trials.trials
     assert trial.refusal == ""
     assert len(trial.steps_per_second.rounds) == 3
     assert all("1 graph" in text for text in trial.details), trial.details

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import gapless
 from gapless.device.find import find_device
-from gapless.doctor.watching.turns import Turns
+from gapless.doctor.watching.variant_trials import VariantTrials
 from gapless.testing import SimulatedDevice
 from gapless.trials import captured_parts
 from gapless.trials.captured_parts import CapturedParts
@@ -63,7 +63,7 @@ class Doctor:
 
     def __init__(self, script, variant, **options):
         self.num_steps = 0
-        self.turns = Turns(
+        self.variant_trials = VariantTrials(
             [variant],
             synchronize=lambda: None,
             step_ended=self.step_ended,
@@ -72,17 +72,17 @@ class Doctor:
         self._handle = register_optimizer_step_post_hook(
             gapless_hook(lambda *args: self.step_ended(args[0]))
         )
-        self.turns.start()
+        self.variant_trials.start()
         try:
             script()
         finally:
             self._handle.remove()
-            self.turns.stop()
-        (self.trial,) = self.turns.trials
+            self.variant_trials.stop()
+        (self.trial,) = self.variant_trials.trials
 
     def step_ended(self, optimizer):
         self.num_steps += 1
-        self.turns.next_step()
+        self.variant_trials.next_step()
 
 
 def gapless_hook(hook):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gapless.cli.parser import Parser
-    from gapless.doctor.watching.turns import Variant
+    from gapless.doctor.watching.variant_trials import Variant
     from gapless.records.finding import Finding
 
 

@@ -45,10 +45,10 @@ def make_session(watch: Watch, *, command: Sequence[str]) -> Session:
 
     found = diagnose(_watched_run(watch))
     findings, notes = found.findings, list(found.notes)
-    trials = watch.turns.trials if watch.turns is not None else ()
+    trials = watch.variant_trials.trials if watch.variant_trials is not None else ()
     if any(trial.baseline is not None for trial in trials):
         notes.append(_TRAINED_ON)
-    elif watch.turns is not None and not trials:
+    elif watch.variant_trials is not None and not trials:
         notes.append(_NONE_MENDS)
     if not watch.has_gpu:
         notes.append(

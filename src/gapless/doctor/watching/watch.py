@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from gapless.doctor.seen import Pass
     from gapless.doctor.watching.step_hooks import StepHooks
-    from gapless.doctor.watching.turns import Turns, Variant
+    from gapless.doctor.watching.variant_trials import Variant, VariantTrials
     from gapless.records.finding import Finding
 
 
@@ -124,7 +124,7 @@ class Watch:
         has_torch: whether the script has imported torch.
         has_gpu: whether it had used a GPU when it was watched.
         is_complete: whether all windows were over before the script ended.
-        turns: in which variants are measured; None if there are none.
+        variant_trials: in which variants are measured; None if there are none.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Watch:
         self.is_complete = False
         self._pid = os.getpid()
         self._import: TorchImport | None = None
-        self.turns: Turns | None = None
+        self.variant_trials: VariantTrials | None = None
 
     def start(self) -> None:
         """Begin to watch as soon as torch is there."""
@@ -228,25 +228,25 @@ class Watch:
 
     @property
     def _is_trying(self) -> bool:
-        return self.turns is not None and not self.turns.is_over
+        return self.variant_trials is not None and not self.variant_trials.is_over
 
     def _try_variants(self) -> None:
         """Begin to measure variants, or go on, at the end of a step after all windows."""
         if self._settings.variants is None or self._hooks is None:
             return
-        if self.turns is not None:
-            self.turns.next_step()
+        if self.variant_trials is not None:
+            self.variant_trials.next_step()
             return
         from gapless.device.torch_gpu import synchronize
-        from gapless.doctor.watching.turns import Turns, those_for
+        from gapless.doctor.watching.variant_trials import VariantTrials, those_for
 
         found = self._settings.variants()
-        self.turns = Turns(
+        self.variant_trials = VariantTrials(
             found if self._settings.tries_all else those_for(found, self._findings_so_far(self)),
             synchronize=synchronize,
             step_ended=self._hooks.optimizer_called,
         )
-        self.turns.start()
+        self.variant_trials.start()
 
     def _new_phases(self) -> Phases:
         windows = plan_windows(
@@ -269,8 +269,8 @@ class Watch:
         """Take everything out: what was put in last comes first."""
         self.seen_seconds = self._end_seconds()
         try:
-            if self._is_trying and self.turns is not None:
-                self.turns.stop()
+            if self._is_trying and self.variant_trials is not None:
+                self.variant_trials.stop()
             if self._phases is not None:
                 self._phases.end()
         finally:

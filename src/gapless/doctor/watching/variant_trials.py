@@ -89,7 +89,7 @@ def those_for(variants: Sequence[Variant], findings: Sequence[Finding]) -> list[
     return [variant for variant in variants if variant.is_for(findings)]
 
 
-class Turns:
+class VariantTrials:
     """Windows of the script as written and of a variant, in turns: A B A B; one variant after the other.
 
     A window begins and ends with a device that has nothing to do: the host waits for it there, on

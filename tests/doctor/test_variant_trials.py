@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gapless.doctor.watching.turns import Turns, those_for
+from gapless.doctor.watching.variant_trials import VariantTrials, those_for
 from gapless.records.finding import Finding
 
 
@@ -62,7 +62,7 @@ class Script:
         self.sides = []
         self._variants = variants
         self._written, self._changed, self._late = written, changed, behind
-        self.turns = Turns(
+        self.variant_trials = VariantTrials(
             variants,
             synchronize=self.synchronize,
             step_ended=lambda optimizer: None,
@@ -76,17 +76,17 @@ class Script:
         self.behind = 0.0
 
     def run(self, num_steps):
-        self.turns.start()
+        self.variant_trials.start()
         for _ in range(num_steps):
-            if self.turns.is_over:
+            if self.variant_trials.is_over:
                 break
             is_in = any(variant.is_in for variant in self._variants)
             self.sides.append("B" if is_in else "A")
             self.time += self._changed if is_in else self._written
             self.behind = self._late
-            self.turns.next_step()
-        self.turns.stop()
-        return self.turns.trials
+            self.variant_trials.next_step()
+        self.variant_trials.stop()
+        return self.variant_trials.trials
 
 
 def test_both_sides_are_measured_by_turns():
