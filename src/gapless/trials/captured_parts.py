@@ -48,7 +48,7 @@ _MISSING: Any = object()
 class CapturedParts:
     """Captures the modules that a step calls and the optimizers that it takes, as `gapless.capture` does.
 
-    Between windows the parts run as written; graphs are kept until the end.
+    Between windows the parts run eagerly; graphs are kept until the end.
 
     Args:
         device: where the script trains.
@@ -122,7 +122,7 @@ class CapturedParts:
             part.put_in()
 
     def stop(self) -> None:
-        """Let calls run as written from now on.
+        """Let calls run eagerly from now on.
 
         Sync: Does not block the host.
         """
@@ -165,7 +165,7 @@ def _compiles() -> bool:
 
 
 class _Part:
-    """A module or an optimizer that is captured, and runs as written for a while now and then.
+    """A module or an optimizer that is captured, and runs eagerly for a while now and then.
 
     Args:
         target: the module or optimizer.
@@ -177,7 +177,7 @@ class _Part:
         self, target: nn.Module | Optimizer, device: Device, *, step_ended: Callable[[Any], None]
     ) -> None:
         self._target = target
-        self._as_written = _own_attributes(target)
+        self._of_eager = _own_attributes(target)
         capture(target, device=device)
         self._is_in = True
         self._is_over = False
@@ -222,9 +222,9 @@ class _Part:
         self._is_in = True
 
     def take_out(self) -> None:
-        """Let its calls run as written."""
+        """Let its calls run eagerly."""
         if self._is_in:
-            for name, value in self._as_written.items():
+            for name, value in self._of_eager.items():
                 # The script may have replaced ours meanwhile, as a scheduler does: to undo it would lose that.
                 if vars(self._target).get(name, _MISSING) is not self._captured[name]:
                     continue
@@ -244,7 +244,7 @@ class _Part:
     def _notifying(
         self, step: Callable[..., Any], step_ended: Callable[[Any], None]
     ) -> Callable[..., Any]:
-        """Return a step that tells of its end once, whether it is a graph or runs as written.
+        """Return a step that notes its end once, whether it is replayed or runs eagerly.
 
         A graph calls no hooks, and its capture and its proof call some more often: ours are not called in
         between.
