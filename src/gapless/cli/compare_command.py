@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
     from gapless.nmt.settings.config import TrainConfig
     from gapless.records.comparison import ComparisonReport
-    from gapless.records.verification import Verdict
 
 
 DETAILS = """
@@ -309,30 +308,17 @@ def _facts(asked: CompareSettings, work: _Work) -> list[str]:
 
 def _run(asked: CompareSettings, work: _Work) -> ComparisonReport:
     """Print every verdict as soon as it is known; return the report."""
-    from gapless.cli.progress import Steps
+    from gapless.cli.progress import Verifying
     from gapless.cli.workloads import users_errors
     from gapless.compare.compare_plans import run_comparison
-    from gapless.report.verification_text import verdict_lines
 
-    bar = Steps("done")
-
-    def progress(title: str, done: int, total: int) -> None:
-        bar.show(title, done, of=total)
-
-    def verdict(found: Verdict) -> None:
-        bar.clear()
-        print_result("\n".join(verdict_lines(found)))
-
-    try:
-        with users_errors():
-            return run_comparison(
-                work.one,
-                asked,
-                name=work.name,
-                make_for_plan=work.make,
-                training=None if work.config is None else asdict(work.config),
-                on_progress=progress,
-                on_verdict=verdict,
-            )
-    finally:
-        bar.clear()
+    with Verifying("done") as shown, users_errors():
+        return run_comparison(
+            work.one,
+            asked,
+            name=work.name,
+            make_for_plan=work.make,
+            training=None if work.config is None else asdict(work.config),
+            on_progress=shown.show,
+            on_verdict=shown.print_verdict,
+        )

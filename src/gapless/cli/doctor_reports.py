@@ -79,10 +79,7 @@ class Reports:
             write(self._stream, text)
 
     def _write_all(self, session: Session) -> None:
-        if self._options.private:
-            from gapless.doctor.session.private import private
-
-            session = private(session)
+        session = _shown(session, self._options)
         form = self._options.format
         if not self._put("out", lambda: _formatted(session, form, to_file=True)):
             # Also where it could not be written: what was seen is not lost.
@@ -120,7 +117,7 @@ def _formatted(session: Session, form: str, *, to_file: bool) -> str:
     if form == "json":
         return session_json(session)
     if form == "sarif":
-        return sarif_of(session.findings)
+        return _sarif_of(session.findings)
     if to_file:
         return session_text(session, columns=_COLUMNS)
     columns = terminal_columns(sys.stderr) if _is_terminal(sys.stderr) else _COLUMNS
@@ -136,7 +133,7 @@ def _is_coloured(stream: TextIO | None) -> bool:
     return _is_terminal(stream) and "NO_COLOR" not in os.environ
 
 
-def sarif_of(findings: Sequence[Finding], unread: Sequence[str] = ()) -> str:
+def _sarif_of(findings: Sequence[Finding], unread: Sequence[str] = ()) -> str:
     """Return findings as SARIF, with the titles of their codes, and what could not be read."""
     from gapless.doctor.advice.explanations import CODES
     from gapless.report.sarif import sarif_json
@@ -149,7 +146,7 @@ def _put(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def write_report(path: Path, text: str) -> None:
+def _write_report(path: Path, text: str) -> None:
     """Write a report to a file.
 
     Raises:
@@ -159,6 +156,27 @@ def write_report(path: Path, text: str) -> None:
         _put(path, text)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _shown(session: Session, options: Namespace) -> Session:
+    """Return a session as reports are to show it: with --private, without what is the user's own."""
+    if not options.private:
+        return session
+    from gapless.doctor.session.private import private
+
+    return private(session)
+
+
+def _deliver(text: str, options: Namespace) -> None:
+    """Write a report to the file of --out, or print it.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    if options.out is None:
+        print_result(text.rstrip("\n"))
+    else:
+        _write_report(Path(options.out), text)
 
 
 # --- two sessions ---
@@ -171,25 +189,18 @@ def write_difference(options: Namespace) -> tuple[Finding, ...]:
         UserError: a file is no session, or one of a newer gapless; or a report cannot be written.
         OSError: a file cannot be read.
     """
-    before, after = (_read(name) for name in options.diff)
-    if options.private:
-        from gapless.doctor.session.private import private
-
-        before, after = private(before), private(after)
+    before, after = (_shown(_read(name), options) for name in options.diff)
     difference = SessionDifference.of(before, after)
     if options.html is not None:
         from gapless.report.html.difference_page import difference_page
 
-        write_report(Path(options.html), difference_page(difference))
+        _write_report(Path(options.html), difference_page(difference))
     if options.perfetto is not None:
         runs = (("before", before), ("after", after))
         drawn = [(_timeline(run, title=name), run.findings) for name, run in runs]
-        write_report(Path(options.perfetto), perfetto_json(*drawn))
+        _write_report(Path(options.perfetto), perfetto_json(*drawn))
     text = _difference(difference, options.format, to_file=options.out is not None)
-    if options.out is None:
-        print_result(text.rstrip("\n"))
-    else:
-        write_report(Path(options.out), text)
+    _deliver(text, options)
     return difference.new
 
 
@@ -234,15 +245,9 @@ def look(options: Namespace) -> tuple[Finding, ...]:
         findings=seen.findings,
         notes=seen.unread,
     )
-    if options.private:
-        from gapless.doctor.session.private import private
-
-        session = private(session)
+    session = _shown(session, options)
     text = _of_files(session, options.format, num_files=seen.num_files)
-    if options.out is None:
-        print_result(text.rstrip("\n"))
-    else:
-        write_report(Path(options.out), text)
+    _deliver(text, options)
     if seen.unread and not seen.num_files:
         raise UserError("no file could be looked at; the warnings above say why")
     return seen.findings
@@ -252,5 +257,5 @@ def _of_files(session: Session, form: str, *, num_files: int) -> str:
     if form == "json":
         return session_json(session)
     if form == "sarif":
-        return sarif_of(session.findings, session.notes)
+        return _sarif_of(session.findings, session.notes)
     return static_text(session.findings, num_files=num_files)

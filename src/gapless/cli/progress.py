@@ -17,6 +17,7 @@ from gapless.cli.output import (
     as_flags,
     draws_bars,
     fitting,
+    print_result,
     say_wrapped,
     terminal_columns,
     warn,
@@ -30,6 +31,7 @@ from gapless.report.training_text import (
     progress_line,
     waits_table,
 )
+from gapless.report.verification_text import verdict_lines
 from gapless.unnoticed import Patches
 
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
     from gapless.records.epoch_record import Progress
     from gapless.records.training import RunProgress, TrainingEpoch
+    from gapless.records.verification import Verdict
 
 
 BAR_SECONDS = 0.2
@@ -180,6 +183,34 @@ class Translating:
     def clear(self) -> None:
         """Take the bar away, so that something can be printed."""
         self._steps.clear()
+
+
+class Verifying:
+    """Shows how far `gapless verify` or `gapless compare` is, and prints each verdict, until its body ends.
+
+    Args:
+        unit: what is counted.
+    """
+
+    def __init__(self, unit: str) -> None:
+        self._steps = Steps(unit)
+
+    def __enter__(self) -> Self:
+        """Return this, which is told of each step and each verdict."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the bar away."""
+        self._steps.clear()
+
+    def show(self, title: str, done: int, total: int) -> None:
+        """Show how much of what is under way is done."""
+        self._steps.show(title, done, of=total)
+
+    def print_verdict(self, found: Verdict) -> None:
+        """Print a verdict as soon as it is known."""
+        self._steps.clear()
+        print_result("\n".join(verdict_lines(found)))
 
 
 class TrainingProgress:

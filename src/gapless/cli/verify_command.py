@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gapless.cli.parser import Parser
     from gapless.compare.settings import VerifySettings
     from gapless.compare.workload import WorkloadFunction
-    from gapless.records.verification import Verdict, Verification
+    from gapless.records.verification import Verification
 
 
 DETAILS = """
@@ -161,27 +161,11 @@ def _facts(settings: VerifySettings, workload: str | None) -> list[str]:
 
 def _verified(make: WorkloadFunction, settings: VerifySettings) -> Verification:
     """Print every verdict as soon as it is known; return them all."""
-    from gapless.cli.progress import Steps
+    from gapless.cli.progress import Verifying
     from gapless.cli.workloads import users_errors
     from gapless.compare.verify_plan import run_verification
-    from gapless.report.verification_text import verdict_lines
 
-    bar = Steps("steps")
-
-    def progress(title: str, done: int, total: int) -> None:
-        bar.show(title, done, of=total)
-
-    def verdict(found: Verdict) -> None:
-        bar.clear()
-        print_result("\n".join(verdict_lines(found)))
-
-    try:
-        with users_errors():
-            return run_verification(
-                make,
-                settings,
-                on_progress=progress,
-                on_verdict=verdict,
-            )
-    finally:
-        bar.clear()
+    with Verifying("steps") as shown, users_errors():
+        return run_verification(
+            make, settings, on_progress=shown.show, on_verdict=shown.print_verdict
+        )
