@@ -35,7 +35,7 @@ def asked(*arguments):
     scores = test(*arguments)
     os.kill(os.getpid(), signal.SIGTERM)
     return scores
-test, Trainer._test_together = Trainer._test_together, asked
+test, Trainer._test_on_all_ranks = Trainer._test_on_all_ranks, asked
 """
 
 

@@ -43,19 +43,19 @@ class FixedLayout:
     shapes: list[PaddedShape]
     of_pair: NDArray[np.int64]
 
-    def batches(self, order: NDArray[np.int64], *, num_together: int = 1) -> list[BatchPlan]:
+    def batches(self, order: NDArray[np.int64], *, multiple_of: int = 1) -> list[BatchPlan]:
         """Cut the pairs of each shape into batches; a rest moves on to the next larger shape.
 
         Args:
             order: the numbers of all pairs.
-            num_together: batches of one shape in an update.
+            multiple_of: each shape but the largest has a multiple of so many batches.
         """
         waiting = [order[self.of_pair[order] == number] for number in range(len(self.shapes))]
         batches = []
         for number, shape in enumerate(self.shapes):
             pairs = waiting[number]
             larger = self._next_larger(number)
-            unit = shape.rows if larger is None else shape.rows * num_together
+            unit = shape.rows if larger is None else shape.rows * multiple_of
             num_full = len(pairs) // unit * unit
             batches += [
                 BatchPlan(pairs[start : start + shape.rows], shape)

@@ -51,13 +51,13 @@ class BatchPlan(NamedTuple):
 class Layout(Protocol):
     """Divides the pairs of a training set into batches."""
 
-    def batches(self, order: NDArray[np.int64], *, num_together: int = 1) -> list[BatchPlan]:
+    def batches(self, order: NDArray[np.int64], *, multiple_of: int = 1) -> list[BatchPlan]:
         """Divide all pairs into batches.
 
         Args:
             order: the numbers of all pairs; another order gives other batches.
-            num_together: batches of one shape in an update. Fixed shapes have multiples of it, but
-                for the largest.
+            multiple_of: each fixed shape but the largest has a multiple of so many batches, of which an
+                update of one shape is made.
         """
 
     def examples(self) -> list[BatchPlan]:

@@ -138,12 +138,13 @@ class PackedLayout:
     src_lengths: NDArray[np.int64]
     tgt_lengths: NDArray[np.int64]
 
-    def batches(self, order: NDArray[np.int64], *, num_together: int = 1) -> list[BatchPlan]:
+    def batches(self, order: NDArray[np.int64], *, multiple_of: int = 1) -> list[BatchPlan]:
         """Fill batches with the pairs of each shape; a last batch that is not full moves on.
 
         Args:
             order: the numbers of all pairs.
-            num_together: batches of one shape in an update; what does not fill one moves on too.
+            multiple_of: each shape but the largest has a multiple of so many batches; the pairs of others
+                move on to a larger shape.
         """
         plans: list[BatchPlan] = []
         left_over = order[:0]
@@ -153,7 +154,7 @@ class PackedLayout:
             num_kept = len(batches)
             if num_kept and number + 1 < len(self.shapes):
                 # The last batch is seldom full: its pairs go on to the next shape instead of padding.
-                num_kept = (num_kept - 1) // num_together * num_together
+                num_kept = (num_kept - 1) // multiple_of * multiple_of
             left_over = np.concatenate([order[:0], *batches[num_kept:]])
             plans += [BatchPlan(pairs, shape) for pairs in batches[:num_kept]]
         return plans

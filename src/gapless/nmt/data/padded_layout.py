@@ -91,14 +91,14 @@ class PaddedLayout:
         self._max_tokens = max_tokens or int(np.iinfo(np.int64).max)
         self._max_sentences = max_sentences or len(src_lengths)
 
-    def batches(self, order: NDArray[np.int64], *, num_together: int = 1) -> list[BatchPlan]:
+    def batches(self, order: NDArray[np.int64], *, multiple_of: int = 1) -> list[BatchPlan]:
         """Cut the pairs into batches, the shortest sentences first.
 
         Args:
             order: a permutation of the numbers of all pairs; orders pairs of equal lengths.
-            num_together: without a meaning where each batch has a shape of its own.
+            multiple_of: not used: each batch has a shape of its own.
         """
-        del num_together
+        del multiple_of
         if not len(order):
             return []
         by_length = np.lexsort((order, self._tgt_lengths, self._src_lengths))

@@ -165,12 +165,12 @@ class MicrobatchSampler(Sampler[Microbatch]):
         """Return the updates of an epoch, in their order, as all ranks see them."""
         count, size = len(self._src_lengths), self._accumulate * self._world
         in_updates = cut_by_shape if self._one_shape else cut
-        together = size if self._one_shape else 1
+        multiple_of = size if self._one_shape else 1
         if not self._shuffle:
-            plans = self._layout.batches(np.arange(count), num_together=together)
+            plans = self._layout.batches(np.arange(count), multiple_of=multiple_of)
             return in_updates(plans, size)
         random = np.random.default_rng((self._seed, epoch))
-        plans = self._layout.batches(random.permutation(count), num_together=together)
+        plans = self._layout.batches(random.permutation(count), multiple_of=multiple_of)
         updates = in_updates([plans[number] for number in random.permutation(len(plans))], size)
         if not self._one_shape or len({update[0].shape for update in updates}) == 1:
             return updates

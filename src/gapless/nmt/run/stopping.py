@@ -50,7 +50,7 @@ class StopRequest:
         self._tell: Callable[[int], object] | None = None
 
     def tell_others(self, tell: Callable[[int], object] | None) -> None:
-        """Let signals be told to other ranks; all of them set `number` when they agree.
+        """Pass signals on to other ranks; all of them set `number` when they agree.
 
         A failure of the loader is then raised at once: a rank alone cannot end in good order.
 
@@ -61,8 +61,8 @@ class StopRequest:
         self._tell = tell
 
     @property
-    def is_together(self) -> bool:
-        """Whether several ranks stop together."""
+    def has_several_ranks(self) -> bool:
+        """Whether several ranks agree on a stop."""
         return self._tell is not None
 
     @property
@@ -119,7 +119,7 @@ class StopRequest:
         while self._former:
             number, handler = self._former.popitem()
             ends = self.number is not None and not self._second_raises
-            # Not SIG_IGN: whoever sees to a second SIGINT is still to hear of it.
+            # Not SIG_IGN: the command line is still to hear of a second SIGINT, which ends the process.
             signal.signal(number, _ignore if ends else handler)  # type: ignore[arg-type]
 
 
@@ -152,7 +152,7 @@ def until_stopped(
             if batch.ends_update and (stop.is_set or is_over()):
                 return
     except LoaderError as failure:
-        if stop.is_together or (batch is not None and not batch.ends_update):
+        if stop.has_several_ranks or (batch is not None and not batch.ends_update):
             raise
         stop.failure = failure
     finally:

@@ -205,7 +205,7 @@ class Trainer:
             if stop.failure is not None and stop.number is None:
                 saved = f"update {run.step.num_updates} is saved"
                 raise LoaderError(f"{stop.failure}; {saved}") from stop.failure
-            scores = None if stop.is_set else self._test_together(logs, warnings, stop)
+            scores = None if stop.is_set else self._test_on_all_ranks(logs, warnings, stop)
             summary = summarize(
                 run,
                 scores,
@@ -283,7 +283,7 @@ class Trainer:
 
     # --- the end ---
 
-    def _test_together(
+    def _test_on_all_ranks(
         self, logs: AnyLogs, warnings: RankWarnings, stop: StopRequest
     ) -> Scores | None:
         """Make and score the final model, on all ranks; None if one of them is asked to stop."""

@@ -327,7 +327,7 @@ def translate_lines(
             sources[at] = source[:max_source]
     results = [[Translation(text="", score=0.0)] for _ in lines]
     ranks = SingleRank() if ranks is None else ranks
-    found = _search_together(decoder, sources, settings, on_done=on_done, ranks=ranks)
+    found = _search_on_all_ranks(decoder, sources, settings, on_done=on_done, ranks=ranks)
     for number, hypotheses in zip(full, found, strict=True):
         if hypotheses:
             results[number] = [
@@ -341,7 +341,7 @@ def translate_lines(
     return results
 
 
-def _search_together(
+def _search_on_all_ranks(
     decoder: Decoder,
     sources: Sequence[Sequence[int]],
     settings: DecodeSettings,
