@@ -13,7 +13,7 @@ import pytest
 
 import gapless as package
 from cli.conftest import TINY
-from gapless.cli.ranks import resume_command, speaks_for_all
+from gapless.cli.ranks import is_rank_0, resume_command
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ class Large:
 large = Large()
 atexit.register(print, "handler")
 if {parts}:
-    ranks.part(SingleRank())
+    ranks.leave_together(SingleRank())
 ranks.leave_process(3)
 """
     done = subprocess.run(
@@ -189,4 +189,4 @@ def test_one_process_speaks_for_all(monkeypatch, variables, speaks):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert speaks_for_all() is speaks
+    assert is_rank_0() is speaks

@@ -28,14 +28,14 @@ from gapless.cli.output import (
 )
 from gapless.cli.parser import Parser, UsageError
 from gapless.cli.ranks import (
-    end_behind,
+    announce_leaving,
+    exit_after,
     fail_together,
-    is_left_to_first,
-    is_told_by_first,
+    is_left_to_rank_0,
+    is_rank_0,
     leave_process,
-    of_this_rank,
-    speaks_for_all,
-    tell_of_leaving,
+    naming_rank,
+    rank_0_reports,
 )
 from gapless.cli.signals import Interrupted
 from gapless.device.memory_errors import is_out_of_memory
@@ -77,10 +77,10 @@ _SCRIPTS_OWN = ("doctor",)
 _MISTAKE = 2
 
 # Errors that follow from what happened to another rank.
-_TOLD_BY_OTHERS = (FirstRankError, PeerLostError)
+_OF_OTHER_RANKS = (FirstRankError, PeerLostError)
 
 # Commands in which all processes that torchrun starts take part.
-_OF_SEVERAL = ("train", "doctor")
+_RUN_BY_ALL_RANKS = ("train", "doctor")
 
 # Commands that run no code of the user: what they raise unawares is a bug of ours.
 _OWN = ("train", "translate", "evaluate")
@@ -100,10 +100,10 @@ class Command(Protocol):
         ...
 
 
-# How often a thread of torch looks for new work before it sleeps; by default for milliseconds. Where
-# other programs want the cores too, those looks keep the next thread from its work: training a small
-# model took 95 s beside three of them, and 6 s with this.
-_LOOKS = "1000"
+# How often a thread of torch spins before it sleeps; by default for milliseconds. Where other programs want
+# the cores too, spinning keeps the next thread from its work: training a small model took 95 s beside three
+# of them, and 6 s with this.
+_SPIN_COUNT = "1000"
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -125,7 +125,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def _prepare_process() -> None:
     # Read when torch is imported, which a command does; what the user has set stays.
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", _LOOKS)
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     # Ask a run to save, or to say how it is; one that has not begun, or is at its end, has nothing to.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
@@ -136,7 +136,7 @@ def run_command(arguments: Sequence[str]) -> int:
     """Run one command in this process and return its exit code."""
     try:
         code = _run(arguments)
-        # Now, while an error can still be told: Python's own flush at the end cannot.
+        # Now, while an error can still be reported: Python's own flush at the end cannot.
         if sys.stdout is not None and not _is_scripts_own(arguments):
             with naming_output():
                 sys.stdout.flush()
@@ -220,19 +220,19 @@ def _run_command(name: str, arguments: Sequence[str]) -> int:
     parser = command_parser(name)
     options = parser.parse(arguments)
     warn_with_flags_of(parser.parameters())
-    if name not in _OF_SEVERAL and is_left_to_first(name):
+    if name not in _RUN_BY_ALL_RANKS and is_left_to_rank_0(name):
         return 0
     try:
         return load_command(name).run(options)
     except RankLeftError as error:
         if not error.is_told:
             _write_error(str(error))
-        return end_behind(error)
+        return exit_after(error)
     except UsageError as error:
         parser.error(str(error))
     except GaplessError as error:
         message = with_flags(str(error), parser.parameters())
-        return _fail(message, code=_code(error), is_told=not isinstance(error, _TOLD_BY_OTHERS))
+        return _fail(message, code=_code(error), reports=not isinstance(error, _OF_OTHER_RANKS))
     except Exception as error:
         if is_out_of_memory(error):
             return _fail(memory_message(error), code=1)
@@ -260,19 +260,26 @@ def _code(error: GaplessError) -> int:
     return _MISTAKE if isinstance(error, UserError) else 1
 
 
-def _fail(message: str, *, code: int, is_told: bool = True, trace: Sequence[str] = ()) -> int:
-    """Write a line of error, of several ranks that fail on one alone; return the code."""
+def _fail(message: str, *, code: int, reports: bool = True, trace: Sequence[str] = ()) -> int:
+    """Write a line of error, of several ranks that fail on one alone; return the code.
 
-    def tell(message: str = message) -> None:
+    Args:
+        message: of the error.
+        code: that this process exits with.
+        reports: whether this rank writes the line; else the rank that failed first does.
+        trace: lines that stand before it.
+    """
+
+    def report(message: str = message) -> None:
         _write_error(message, trace=trace)
 
-    fail_together(tell if is_told else None, code=code)
+    fail_together(report if reports else None, code=code)
     # Before the ranks have joined, most make the same mistake, or are interrupted alike.
-    if speaks_for_all() or code == 1:
-        tell()
-        tell_of_leaving(code=code)
-    elif code == _MISTAKE and not is_told_by_first() and tell_of_leaving(code=code):
-        tell(of_this_rank(message))
+    if is_rank_0() or code == 1:
+        report()
+        announce_leaving(code=code)
+    elif code == _MISTAKE and not rank_0_reports() and announce_leaving(code=code):
+        report(naming_rank(message))
     return code
 
 

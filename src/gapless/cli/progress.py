@@ -1,6 +1,6 @@
 """How far work is: a bar of tqdm's on a terminal, else a plain line every few seconds.
 
-Bars are drawn on standard error, and only when something is told: no thread draws, and nothing waits for a
+Bars are drawn on standard error, and only when something happens: no thread draws, and nothing waits for a
 device.
 """
 
@@ -167,7 +167,7 @@ class Translating:
         self.done = 0
 
     def __enter__(self) -> Self:
-        """Return this, which is told of each batch."""
+        """Return this, to which each batch is reported."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -196,7 +196,7 @@ class Verifying:
         self._steps = Steps(unit)
 
     def __enter__(self) -> Self:
-        """Return this, which is told of each step and each verdict."""
+        """Return this, to which each step and each verdict are reported."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -307,17 +307,17 @@ class TrainingProgress:
         if now < self._due:
             return
         seconds = self._read_at - self._epoch_began
-        told = (self._title, progress, run)
+        epoch = (self._title, progress, run)
         if self._draws:
             self._due = now + BAR_SECONDS
             text = progress_bar(
-                *told, seconds=seconds, validation=self._validation, columns=_columns()
+                *epoch, seconds=seconds, validation=self._validation, columns=_columns()
             )
             self._draw(text, done=self._title.num_done + progress.batch)
         else:
             rare = (now - self._run_began) / RARE_LINE_SECONDS
             self._due = now + min(RARE_LINE_SECONDS, max(LINE_SECONDS, rare))
-            say_wrapped(progress_line(*told, seconds=seconds, validation=self._validation))
+            say_wrapped(progress_line(*epoch, seconds=seconds, validation=self._validation))
 
     def validating(self) -> None:
         """Say so where the bar was."""

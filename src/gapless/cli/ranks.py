@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _joined: list[Ranks] = []
 
 # Those that it has left.
-_parted: list[Ranks] = []
+_left: list[Ranks] = []
 
 # Most mistakes are those of all ranks, and rank 0 says them. The others wait so long for it, since it may be
 # slow to import; less without torchrun's agent, where rank 0 keeps the store, which ends with it.
@@ -40,18 +40,18 @@ _SECONDS_FOR_FIRST_RANK, _SECONDS_WITHOUT_AGENT = 20.0, 3.0
 _SECONDS_AHEAD, _SECONDS_BEHIND = 0.3, 1.0
 
 
-def speaks_for_all() -> bool:
+def is_rank_0() -> bool:
     """Return whether this process is the one that says what all have to say: rank 0, or one alone."""
     return "LOCAL_RANK" not in os.environ or _number() == "0"
 
 
-def is_left_to_first(command: str) -> bool:
+def is_left_to_rank_0(command: str) -> bool:
     """Return whether another process does a command that is of one; rank 0 does it, and warns.
 
     Args:
         command: that torchrun has started in several processes.
     """
-    if not speaks_for_all():
+    if not is_rank_0():
         return True
     world = _world()
     if world != "1":
@@ -82,7 +82,7 @@ def resume_command(run_dir: Path) -> str:
     return f"torchrun --nnodes {hosts} --nproc-per-node {own} OPTIONS-AS-BEFORE -m {command}"
 
 
-def is_told_by_first() -> bool:
+def rank_0_reports() -> bool:
     """Wait for rank 0 to say why all end, and return whether it or another has.
 
     torchrun ends this process then, or the other says that it leaves. If rank 0 comes to meet the others
@@ -90,7 +90,7 @@ def is_told_by_first() -> bool:
     """
     has_agent = "TORCHELASTIC_RUN_ID" in os.environ
     seconds = _SECONDS_FOR_FIRST_RANK if has_agent else _SECONDS_WITHOUT_AGENT
-    is_over, is_told = threading.Event(), threading.Event()
+    is_over, has_failed = threading.Event(), threading.Event()
 
     def look() -> None:
         with suppress(Exception):
@@ -98,15 +98,15 @@ def is_told_by_first() -> bool:
             from gapless.ranks.launch import read_launch
 
             if rendezvous.another_has_failed(read_launch(os.environ), seconds=seconds):
-                is_told.set()
+                has_failed.set()
             is_over.set()
 
     threading.Thread(target=look, name="gapless-first-rank", daemon=True).start()
     if _is_ended_within(seconds, or_until=is_over):
         return True
-    if is_told.is_set():
+    if has_failed.is_set():
         _is_ended_within(_SECONDS_BEHIND)
-    return is_told.is_set()
+    return has_failed.is_set()
 
 
 def _is_ended_within(seconds: float, *, or_until: threading.Event | None = None) -> bool:
@@ -123,12 +123,12 @@ def _is_ended_within(seconds: float, *, or_until: threading.Event | None = None)
     return bool(received)
 
 
-def of_this_rank(message: str) -> str:
+def naming_rank(message: str) -> str:
     """Return a message that names this rank."""
     return f"rank {_number()}: {message}"
 
 
-def tell_of_leaving(*, code: int, why: str = "") -> bool:
+def announce_leaving(*, code: int, why: str = "") -> bool:
     """Tell ranks that wait for this one that it will not come; nothing happens to a process alone.
 
     Args:
@@ -142,7 +142,7 @@ def tell_of_leaving(*, code: int, why: str = "") -> bool:
         launcher sees this rank end first.
     """
     is_first = True
-    if _world() == "1" or _joined or _parted:
+    if _world() == "1" or _joined or _left:
         return is_first
     with suppress(Exception):
         from gapless.ranks import rendezvous
@@ -155,7 +155,7 @@ def tell_of_leaving(*, code: int, why: str = "") -> bool:
     return is_first
 
 
-def end_behind(error: RankLeftError) -> int:
+def exit_after(error: RankLeftError) -> int:
     """Wait a little for the rank that left, so that the launcher names it; return the exit code."""
     _is_ended_within(_SECONDS_BEHIND)
     return error.code or 2
@@ -207,14 +207,14 @@ def _check_cores(launch: Launch) -> None:
         )
 
 
-def part(ranks: Ranks) -> None:
+def leave_together(ranks: Ranks) -> None:
     """Leave together with all ranks, when all is done.
 
     Sync: Blocks the host until all ranks are here.
     """
     ranks.end()
     _joined.clear()
-    _parted.append(ranks)
+    _left.append(ranks)
 
 
 def leave_process(code: int) -> NoReturn:
@@ -225,7 +225,7 @@ def leave_process(code: int) -> NoReturn:
     Args:
         code: of the process.
     """
-    if not _parted:
+    if not _left:
         sys.exit(code)
     run_exit_functions()
     for stream in (sys.stdout, sys.stderr):
@@ -234,14 +234,14 @@ def leave_process(code: int) -> NoReturn:
     exit_now(code)
 
 
-def fail_together(tell: Callable[[], None] | None, *, code: int) -> None:
+def fail_together(report: Callable[[], None] | None, *, code: int) -> None:
     """End all ranks because of an error on this one; nothing happens to a process alone.
 
-    With several ranks it does not return. An error of several at a time is told once.
+    With several ranks it does not return. An error of several at a time is reported once.
 
     Args:
-        tell: writes the error; None: another rank says more.
+        report: writes the error; None: another rank says more.
         code: that this process exits with.
     """
     for ranks in _joined:
-        ranks.fail(tell, code=code)
+        ranks.fail(report, code=code)

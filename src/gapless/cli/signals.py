@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from gapless.cli.ranks import resume_command, speaks_for_all
+from gapless.cli.ranks import is_rank_0, resume_command
 from gapless.python_private import exit_now, temporary_folder
 
 
@@ -189,7 +189,7 @@ def _say(text: str) -> None:
     """Write a line to the user, in the place of a bar."""
     if os.isatty(2):
         _write(2, _CLEAR_LINE)
-    if speaks_for_all():
+    if is_rank_0():
         _write(2, f"gapless: {text}\n")
 
 

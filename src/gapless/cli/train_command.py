@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 from gapless.cli.error_text import disk_message
 from gapless.cli.output import as_flags, print_wrapped, say, say_wrapped, warn, write_whole
 from gapless.cli.parser import UsageError, file_or_folder
-from gapless.cli.ranks import join_ranks, part, resume_command, speaks_for_all, tell_of_leaving
+from gapless.cli.ranks import (
+    announce_leaving,
+    is_rank_0,
+    join_ranks,
+    leave_together,
+    resume_command,
+)
 from gapless.cli.requirements import require_extra, require_writable
 from gapless.cli.shared_options import add_setting_options, given_settings, warn_of_removed
 from gapless.cli.signals import Signals
@@ -115,7 +121,7 @@ def _train(options: Namespace, signals: Signals) -> int:
     if ranks.world > 1:
         # The graphs go with it, before the ranks part.
         del trainer
-        part(ranks)
+        leave_together(ranks)
     return code
 
 
@@ -177,7 +183,7 @@ def _device_name(options: Namespace) -> str:
     from gapless.nmt.settings.config import settings_given
 
     flags = given_settings(options)
-    if not speaks_for_all():
+    if not is_rank_0():
         # Rank 0 reads all else of the file.
         if flags.get("device") is not None:
             return str(flags["device"])
@@ -294,8 +300,8 @@ def _choose_run(flags: dict[str, Any], file: Path | None, *, world: int) -> Chos
 
 
 def _dry_run_by_first(options: Namespace) -> int:
-    code = _dry_run(options) if speaks_for_all() else 0
-    tell_of_leaving(
+    code = _dry_run(options) if is_rank_0() else 0
+    announce_leaving(
         code=code,
         why="was started with --dry-run, and trains nothing; start all ranks with the same options",
     )

@@ -136,8 +136,8 @@ def _lines(text: list[str], of_file: list[str] | None) -> Iterator[list[str]]:
             yield of_file[first : first + FILE_LINES]
     elif sys.stdin is not None:
         if sys.stdin.isatty():
-            told = "reading sentences from the keyboard, one a line; Ctrl-D ends"
-            write(sys.stderr, f"{fitting(told, sys.stderr)}\n")
+            prompt = "reading sentences from the keyboard, one a line; Ctrl-D ends"
+            write(sys.stderr, f"{fitting(prompt, sys.stderr)}\n")
         yield from arriving_lines(cast("ByteStream", sys.stdin.buffer), name="standard input")
 
 

@@ -309,12 +309,12 @@ def static_text(findings: Sequence[Finding], *, num_files: int) -> str:
         num_files: that were looked at.
     """
     lines: list[str] = []
-    told: set[str] = set()
+    said: set[str] = set()
     for one in findings:
         mark = " maybe:" if one.certainty == "maybe" else ""
         lines.append(f"{one.site or '?'}: {one.code}{mark} {one.cause}")
-        if one.mend not in told:
-            told.add(one.mend)
+        if one.mend not in said:
+            said.add(one.mend)
             lines += [f"    {line}" for line in one.mend.splitlines()]
     return "\n".join([*lines, _total(findings, num_files)]) + "\n"
 
