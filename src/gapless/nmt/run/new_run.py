@@ -13,22 +13,19 @@ import torch
 
 from gapless.device.find import find_device
 from gapless.errors import RunFolderError, RunLockedError, UserError
-from gapless.nmt.data.languages import is_same_language
 from gapless.nmt.data.vocab import Vocabs
+from gapless.nmt.run.initial_weights import FirstWeights, read_first_weights
 from gapless.nmt.run.rank_agreement import on_first_rank
 from gapless.nmt.run.stopping import WallClock
 from gapless.nmt.run.task import Task, make_vocabs, may_be_learned, prepare, read_corpus
 from gapless.nmt.run.training_run import TrainingRun, assemble, device_of
-from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.checkpoints import set_weights
 from gapless.nmt.run_folder.disk_space import check_disk_space
 from gapless.nmt.run_folder.folder import (
-    CONFIG,
     begun_files,
     check_unused,
     choose_run_dir,
     files_of_run,
-    settings_file,
     write_files,
 )
 from gapless.nmt.run_folder.seen_text import begin_trained_on, notes_of_known
@@ -45,7 +42,6 @@ from gapless.nmt.settings.defaults import (
 from gapless.nmt.settings.effective_settings import grown_update, resolve
 from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer
 from gapless.ranks import SingleRank
-from gapless.report.figures import shell_name
 
 
 if TYPE_CHECKING:
@@ -227,99 +223,6 @@ def _facts(task: Task, device: Device, *, is_trained: bool) -> Facts:
         memory_bytes=device.total_memory_bytes(),
         is_trained=is_trained,
     )
-
-
-# --- first weights ---
-
-
-# What makes other weights, or other ids, of the same text.
-_OF_WEIGHTS = (
-    *("tokenizer", "vocab_size", "vocab_model", "shared_vocab", "share", "norm"),
-    *("d_model", "heads", "ffn", "encoder_layers", "decoder_layers"),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstWeights:
-    """What a run takes over from another.
-
-    Attributes:
-        path: checkpoint of the other run.
-        config: of the other run.
-        vocabs: of both.
-        weights: by name, in host memory.
-    """
-
-    path: Path
-    config: TrainConfig
-    vocabs: Vocabs
-    weights: Mapping[str, torch.Tensor]
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings that the weights and vocabularies belong to."""
-        return {name: getattr(self.config, name) for name in _OF_WEIGHTS}
-
-    def check(self, given: Mapping[str, Any]) -> None:
-        """Check that no setting was given which the weights do not fit.
-
-        Args:
-            given: settings by name; those that are None were not given.
-
-        Raises:
-            UserError: one was.
-        """
-        for name, value in self.settings().items():
-            if given.get(name) is not None and given[name] != value:
-                # With its value, of which the command line makes a flag such as --no-shared-vocab.
-                asked = f"`{name}={given[name]}`"
-                raise UserError(
-                    f"{asked} was given, but {self.path}, whose weights the run starts with, has "
-                    f"`{name}={value}`; leave {asked} out"
-                )
-
-    def note_of_direction(self, config: TrainConfig) -> str | None:
-        """Return a line if the other run translated from or into another language; None: it did not.
-
-        Args:
-            config: of the run that starts with the weights.
-        """
-        before, now = (self.config.src, self.config.tgt), (config.src, config.tgt)
-        if all(
-            one == other or is_same_language(one, other)
-            for one, other in zip(before, now, strict=True)
-        ):
-            return None
-        return (
-            f"{self.path}, whose vocabulary and weights the run starts with, is of {' to '.join(before)}, and this "
-            f"text is of {' to '.join(now)}"
-        )
-
-
-def read_first_weights(run_dir: Path) -> FirstWeights:
-    """Read what a run takes over from another: its final model, or else its best.
-
-    Args:
-        run_dir: of the other run.
-
-    Raises:
-        RunFolderError: the folder is not a run, or holds neither, or it is damaged.
-    """
-    settings_file(run_dir)
-    saved = checkpoints.read_saved(
-        checkpoints.first_weights_path(run_dir), advice=_how_to_mend(run_dir)
-    )
-    config = make_config({}, file=saved.path / CONFIG)
-    return FirstWeights(
-        path=saved.path,
-        config=config,
-        vocabs=Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path),
-        weights=checkpoints.weights_in(saved),
-    )
-
-
-def _how_to_mend(run_dir: Path) -> str:
-    run = shell_name(run_dir)
-    return f"gapless train `resume={run}` makes one at its end, or leave out `init_from`"
 
 
 # --- the run and its folder ---

@@ -9,7 +9,8 @@ import pytest
 
 from gapless.device.numerics import numerics_restored
 from gapless.errors import RunFolderError, UserError
-from gapless.nmt.run.new_run import choose_run, read_first_weights
+from gapless.nmt.run.initial_weights import read_first_weights
+from gapless.nmt.run.new_run import choose_run
 from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.settings.config import make_config, settings_given
