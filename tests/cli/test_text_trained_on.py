@@ -102,7 +102,7 @@ def test_a_split_that_moved_with_its_file_is_no_new_text(gapless, table):
 
 
 @pytest.mark.usefixtures("run_of_table")
-def test_text_of_before_a_resume_and_of_first_weights_was_trained_on(gapless, table):
+def test_text_of_before_a_resume_and_of_initial_weights_was_trained_on(gapless, table):
     """A run that goes on with other text has seen the text before, as has one that starts from it."""
     shutil.copy("d.tsv", "old.tsv")
     table(60, first=100)

@@ -9,7 +9,7 @@ import pytest
 
 from gapless.device.numerics import numerics_restored
 from gapless.errors import RunFolderError, UserError
-from gapless.nmt.run.initial_weights import read_first_weights
+from gapless.nmt.run.initial_weights import read_initial_weights
 from gapless.nmt.run.new_run import choose_run
 from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run_folder import checkpoints
@@ -89,7 +89,7 @@ def test_sizes_that_the_weights_do_not_have(first):
 def test_settings_that_are_all_given_are_not_told(first):
     """No line of choices is without a setting."""
     of_first = vars(make_config({}, file=first / "config.yaml"))
-    names = read_first_weights(first).settings()
+    names = read_initial_weights(first).settings()
     chosen, _ = further(first, epochs=1, **{name: of_first[name] for name in names})
 
     assert [choice for choice in chosen.choices if not choice.settings] == []
@@ -107,13 +107,13 @@ def test_settings_that_are_all_given_are_not_told(first):
 def test_weights_of_other_languages_are_told(first, flags, told):
     """In one line; another name of the same language tells nothing."""
     first_config = make_config({"src": "en", "tgt": "zh", "data": "d.tsv"})
-    weights = replace(read_first_weights(first), config=first_config)
+    weights = replace(read_initial_weights(first), config=first_config)
     note = weights.note_of_direction(make_config({"data": "d.tsv", **flags}))
 
     assert note == told if told is None else note.endswith(told)
 
 
-def test_a_run_notes_that_its_first_weights_are_of_other_languages(first):
+def test_a_run_notes_that_its_initial_weights_are_of_other_languages(first):
     """Beside what is to be known of the text."""
     chosen, _ = further(first, epochs=1, src="de", tgt="fr", columns="de,fr")
 

@@ -37,7 +37,7 @@ def test_near_copies_are_text_that_was_trained_on(run):
     ]
 
 
-def test_text_of_first_weights_counts(run):
+def test_text_of_initial_weights_counts(run):
     """A run that goes on with another's weights was trained on the text of both."""
     first = run("first", ["a red book"])
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from gapless.errors import UserError
 from gapless.nmt.data.languages import is_same_language
@@ -19,6 +16,9 @@ from gapless.report.figures import shell_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
+
+    import torch
 
     from gapless.nmt.settings.config import TrainConfig
 
@@ -31,7 +31,7 @@ _OF_WEIGHTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstWeights:
+class InitialWeights:
     """What a run takes over from another.
 
     Attributes:
@@ -86,7 +86,7 @@ class FirstWeights:
         )
 
 
-def read_first_weights(run_dir: Path) -> FirstWeights:
+def read_initial_weights(run_dir: Path) -> InitialWeights:
     """Read what a run takes over from another: its final model, or else its best.
 
     Args:
@@ -97,10 +97,10 @@ def read_first_weights(run_dir: Path) -> FirstWeights:
     """
     settings_file(run_dir)
     saved = checkpoints.read_saved(
-        checkpoints.first_weights_path(run_dir), advice=_how_to_mend(run_dir)
+        checkpoints.initial_weights_path(run_dir), advice=_how_to_mend(run_dir)
     )
     config = make_config({}, file=saved.path / CONFIG)
-    return FirstWeights(
+    return InitialWeights(
         path=saved.path,
         config=config,
         vocabs=Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path),

@@ -1,4 +1,4 @@
-"""Begin a run: choose the settings that its user left open, take over first weights, make its folder."""
+"""Begin a run: choose the settings that its user left open, take over weights of another, make its folder."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import torch
 
 from gapless.device.find import find_device
 from gapless.errors import RunFolderError, RunLockedError, UserError
-from gapless.nmt.data.vocab import Vocabs
-from gapless.nmt.run.initial_weights import FirstWeights, read_first_weights
+from gapless.nmt.run.initial_weights import InitialWeights, read_initial_weights
 from gapless.nmt.run.rank_agreement import on_first_rank
 from gapless.nmt.run.stopping import WallClock
 from gapless.nmt.run.task import Task, make_vocabs, may_be_learned, prepare, read_corpus
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from gapless.checkpoint.lock import RunLock
     from gapless.device.base import Device
     from gapless.nmt.data.corpus import Pairs
+    from gapless.nmt.data.vocab import Vocabs
     from gapless.nmt.settings.config import TrainConfig
     from gapless.ranks import Ranks
 
@@ -109,21 +109,21 @@ def choose_run(
                 "with `data`"
             )
         return _embedded(given, clock=clock, world=world, holds_update=holds_update)
-    first, choices = None, list[Choice]()
+    initial, choices = None, list[Choice]()
     if given.get("init_from") is not None:
-        first = read_first_weights(Path(given["init_from"]))
-        first.check(given)
-        choices = _of_first(first, given)
-        given = {**given, **first.settings()}
+        initial = read_initial_weights(Path(given["init_from"]))
+        initial.check(given)
+        choices = _choices_of(initial, given)
+        given = {**given, **initial.settings()}
     draft = _draft(given)
     device = find_device(draft.device)
     corpus = read_corpus(draft)
     # Refuses a tokenizer that is missing before the work on the vocabulary.
     choose_score_tokenizer(draft)
-    note = None if first is None else first.note_of_direction(draft)
+    note = None if initial is None else initial.note_of_direction(draft)
     if note is not None:
         corpus = replace(corpus, notes=(*corpus.notes, note))
-    if first is None:
+    if initial is None:
         choices = choose_vocabulary(_text_facts(may_be_learned(corpus.train, draft)), given)
         config = _so_far(choices, given)
         is_chosen = given.get("vocab_size") is None
@@ -131,10 +131,10 @@ def choose_run(
         vocabs = make_vocabs(corpus.train, config, nearest=is_near)
         choices = _with_real_size(choices, vocabs)
     else:
-        vocabs = first.vocabs
+        vocabs = initial.vocabs
     known = {**given, **chosen_settings(choices)}
     task = prepare(_so_far(choices, given), vocabs=vocabs, corpus=corpus)
-    facts = _facts(task, device, is_trained=first is not None)
+    facts = _facts(task, device, is_trained=initial is not None)
     choices += choose(replace(facts, world=world, holds_update=holds_update), known)
     return ChosenRun(
         config=_with(choices, given),
@@ -178,14 +178,14 @@ def _with(choices: list[Choice], given: Mapping[str, Any]) -> TrainConfig:
     )
 
 
-def _of_first(first: FirstWeights, given: Mapping[str, Any]) -> list[Choice]:
+def _choices_of(initial: InitialWeights, given: Mapping[str, Any]) -> list[Choice]:
     """Return the settings that come with the weights of another run, if any was left open."""
     settings = {
         name: value
-        for name, value in first.settings().items()
+        for name, value in initial.settings().items()
         if given.get(name) is None and value is not None
     }
-    reason = f"as in {first.path}, whose weights it starts with"
+    reason = f"as in {initial.path}, whose weights it starts with"
     return [Choice(settings=settings, reason=reason)] if settings else []
 
 
@@ -254,8 +254,8 @@ def new_run(
     effective = resolve(config, is_accelerator=device.is_accelerator, world=ranks.world)
     corpus = read_corpus(config) if chosen is None else chosen.task.corpus
     score_tokenizer = choose_score_tokenizer(config)
-    first = on_first_rank(ranks, lambda: _first_weights(config))
-    vocabs = None if first is None else first.vocabs
+    initial = on_first_rank(ranks, lambda: _initial_weights(config))
+    vocabs = None if initial is None else initial.vocabs
     task = prepare(config, corpus=corpus, vocabs=vocabs) if chosen is None else chosen.task
     run = assemble(
         config,
@@ -267,9 +267,9 @@ def new_run(
         clock=clock,
         ranks=ranks,
     )
-    if first is not None:
+    if initial is not None:
         with run.loop.on_compute_stream(), run.host_waits.blocking("checkpoint"):
-            set_weights(run.model, first.weights, path=first.path)
+            set_weights(run.model, initial.weights, path=initial.path)
     run.notes += corpus.notes
     run.choices = [] if chosen is None else list(chosen.choices)
     if chosen is None or not chosen.holds_update:
@@ -280,12 +280,12 @@ def new_run(
     return run
 
 
-def _first_weights(config: TrainConfig) -> FirstWeights | None:
+def _initial_weights(config: TrainConfig) -> InitialWeights | None:
     if config.init_from is None:
         return None
-    first = read_first_weights(Path(config.init_from))
-    first.check(asdict(config))
-    return first
+    initial = read_initial_weights(Path(config.init_from))
+    initial.check(asdict(config))
+    return initial
 
 
 def _free_folder(config: TrainConfig) -> Path:
@@ -325,8 +325,8 @@ def _begin_folder(run: TrainingRun) -> None:
             path.unlink(missing_ok=True)
         # The folder keeps the settings as asked, so that they serve on another device too.
         write_files(run.run_dir, files_of_run(run.config, run.task.vocabs))
-        first = run.config.init_from
-        earlier = None if first is None else Path(first)
+        init_from = run.config.init_from
+        earlier = None if init_from is None else Path(init_from)
         begin_trained_on(run.run_dir, earlier=earlier)
     if earlier is not None:
         run.notes += notes_of_known(earlier, run.task.corpus)

@@ -402,7 +402,7 @@ def load_state(
     )
 
 
-def first_weights_path(run_dir: Path) -> Path:
+def initial_weights_path(run_dir: Path) -> Path:
     """Return the checkpoint whose weights another run starts with: the final model, or else the best."""
     final, best = final_path(run_dir), best_path(run_dir)
     return final if final.exists() or not best.exists() else best
@@ -417,7 +417,7 @@ def how_to_use_weights(run_dir: Path) -> str | None:
     Returns:
         A few words of advice; None if no weights are whole.
     """
-    first = first_weights_path(run_dir)
+    first = initial_weights_path(run_dir)
     kept = (first, best_path(run_dir), *reversed(epoch_paths(run_dir)))
     whole = next((path for path in kept if list_checkpoint(path).problem is None), None)
     if whole is None:

@@ -30,7 +30,7 @@ _HASH = np.dtype("<u8")
 
 
 def begin_trained_on(run_dir: Path, *, earlier: Path | None) -> None:
-    """Keep what the first weights of a new run were trained on, before it trains them itself.
+    """Keep what the initial weights of a new run were trained on, before it trains them itself.
 
     Where that is not known, nothing is kept: with a part of it, the rest would count as new text.
 
