@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from gapless.doctor.diagnose.watched_run import WatchedRun, host_ms
-from gapless.doctor.seen import MARK, MARK_AFTER, MARK_WITHIN, STEP_MARK, SeenWait
+from gapless.doctor.seen_waits import MARK, MARK_AFTER, MARK_WITHIN, STEP_MARK, SeenWait
 from gapless.doctor.trace.chrome_trace import read_trace
 from gapless.records.finding import Site
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gapless.doctor.lines.backward_lines import BackwardLinesPass, needs_backward_lines
-from gapless.doctor.seen import SeenWait
+from gapless.doctor.seen_waits import SeenWait
 
 
 def line_of(text):

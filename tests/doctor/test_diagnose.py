@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from doctor.simulated_trace import AUTOGRAD, MAIN, step_ms, watched
 from gapless.doctor.diagnose.diagnosis import diagnose
 from gapless.doctor.diagnose.watched_run import WatchedRun
-from gapless.doctor.seen import SeenWait
+from gapless.doctor.seen_waits import SeenWait
 from gapless.records.finding import Site
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gapless.doctor.diagnose.done_once import say_done_once, split_done_once
-from gapless.doctor.seen import SeenWait
+from gapless.doctor.seen_waits import SeenWait
 from gapless.records.finding import Site
 
 

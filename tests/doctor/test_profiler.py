@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from gapless.doctor.seen import MARK
+from gapless.doctor.seen_waits import MARK
 from gapless.doctor.trace.chrome_trace import node_around
 from gapless.doctor.trace.cupti import injected_tool, reason_in
 from gapless.doctor.trace.profiler import TimesPass

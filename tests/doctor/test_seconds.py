@@ -7,7 +7,7 @@ from dataclasses import replace
 from time import sleep
 from types import SimpleNamespace
 
-from gapless.doctor.seen import SeenWait
+from gapless.doctor.seen_waits import SeenWait
 from gapless.doctor.session.make_session import make_session
 from gapless.doctor.session.private import private
 from gapless.doctor.watching.seconds import Seconds

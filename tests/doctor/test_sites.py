@@ -27,7 +27,7 @@ from gapless.doctor.diagnose.done_once import split_done_once
 from gapless.doctor.lines import explicit_waits, host_costs, sites as sites_module
 from gapless.doctor.lines.sites import SitesPass
 from gapless.doctor.lines.wait_cause import cause_of_index
-from gapless.doctor.seen import MARK, MARK_AFTER
+from gapless.doctor.seen_waits import MARK, MARK_AFTER
 from gapless.unnoticed import Patches
 
 

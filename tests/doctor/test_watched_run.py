@@ -3,7 +3,7 @@
 import pytest
 
 from gapless.doctor.diagnose.watched_run import host_ms
-from gapless.doctor.seen import SeenWait
+from gapless.doctor.seen_waits import SeenWait
 
 
 def waited(ms, *, step, cause="item", thread="main", ends=True):

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from gapless.doctor.lines.sites import SitesPass
-from gapless.doctor.seen import MARK, MARK_AFTER
+from gapless.doctor.seen_waits import MARK, MARK_AFTER
 
 
 pytestmark = pytest.mark.gpu

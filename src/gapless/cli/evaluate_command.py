@@ -88,7 +88,7 @@ def run(options: Namespace) -> int:
     from gapless.nmt.run.out_of_memory import naming_phase
     from gapless.nmt.run.scores import evaluate
     from gapless.nmt.run.translator import longest_source
-    from gapless.nmt.run_folder.seen_text import find_trained_on
+    from gapless.nmt.run_folder.trained_on import find_trained_on
     from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer
 
     translator = make_translator(options)
@@ -246,7 +246,7 @@ def _note_trained_on(found: list[int] | None, options: Namespace, *, of: int) ->
         options: of the command.
         of: number of sources.
     """
-    from gapless.nmt.run_folder.seen_text import are_many
+    from gapless.nmt.run_folder.trained_on import are_many
 
     # Whoever asks for the training text knows; a run may not say what it has seen.
     if options.split == "train" or found is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from gapless.doctor.seen import SeenWait
+    from gapless.doctor.seen_waits import SeenWait
 
 # Of so many moments the watched time is made.
 _NUM_MOMENTS = 10

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gapless.doctor.advice.causes import Cause
     from gapless.doctor.diagnose.watched_run import WatchedRun
     from gapless.doctor.replay.exposed import HostKind
-    from gapless.doctor.seen import NodeKey, SeenWait
+    from gapless.doctor.seen_waits import NodeKey, SeenWait
     from gapless.doctor.trace.chrome_trace import Trace, Wait
     from gapless.records.finding import Site
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gapless.doctor.advice.causes import Cause
-    from gapless.doctor.seen import NodeKey, SeenWait
+    from gapless.doctor.seen_waits import NodeKey, SeenWait
     from gapless.doctor.trace.chrome_trace import Trace
     from gapless.records.finding import Site
 

@@ -25,7 +25,7 @@ from gapless.unnoticed import FilterInFront, Patches, unseen
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from gapless.doctor.seen import NodeKey, SeenWait
+    from gapless.doctor.seen_waits import NodeKey, SeenWait
 
 # What `traceback.format_list` writes of a frame.
 _FRAME = re.compile(r'\s*File "(?P<path>.*)", line (?P<line>\d+), in (?P<function>.*)')
@@ -42,7 +42,7 @@ def needs_backward_lines(seen: Iterable[SeenWait]) -> bool:
 
 
 class BackwardLinesPass:
-    """Notes which line made each node of the backward passes; a `gapless.doctor.seen.Pass`.
+    """Notes which line made each node of the backward passes; a `gapless.doctor.seen_waits.Pass`.
 
     Attributes:
         notes: what could not be seen, and why; one sentence each.

@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from gapless.device.cuda_waits import askable_classes
 from gapless.device.waiting_calls import named_like
-from gapless.doctor.seen import MARK, MARK_AFTER
+from gapless.doctor.seen_waits import MARK, MARK_AFTER
 from gapless.python_private import getframe
 from gapless.unnoticed import unseen
 

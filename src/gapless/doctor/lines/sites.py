@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from gapless.doctor.advice.causes import Cause
-    from gapless.doctor.seen import SeenWait
+    from gapless.doctor.seen_waits import SeenWait
 
 
 # What torch's callbacks of `exact` report; why a stream is waited for is not known from that.
@@ -39,7 +39,7 @@ _CAUSES: dict[str, Cause] = {
 
 
 class SitesPass:
-    """Notes where the host waits; a `gapless.doctor.seen.Pass`.
+    """Notes where the host waits; a `gapless.doctor.seen_waits.Pass`.
 
     Methods and functions that wait are replaced by ones that note the call and its duration; torch's
     warnings tell of all other waits for a stream. Both end with `stop`, and leave nothing behind.

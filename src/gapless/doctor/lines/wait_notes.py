@@ -14,7 +14,7 @@ from gapless.device.torch_private import ProfilerMark, current_node
 from gapless.device.user_line import Place, UserCode, module_that_runs, place_in_framework, site_of
 from gapless.doctor.lines.call_syntax import operation_at
 from gapless.doctor.lines.wait_cause import cause_by_name, cause_through, function_called
-from gapless.doctor.seen import MARK, MARK_AFTER, MARK_WITHIN, SeenWait
+from gapless.doctor.seen_waits import MARK, MARK_AFTER, MARK_WITHIN, SeenWait
 from gapless.python_private import DummyThread, getframe
 from gapless.unnoticed import is_of_signal_handler
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from gapless.doctor.seen import MARK, MARK_AFTER, MARK_WITHIN, STEP_MARK
+from gapless.doctor.seen_waits import MARK, MARK_AFTER, MARK_WITHIN, STEP_MARK
 
 
 if TYPE_CHECKING:

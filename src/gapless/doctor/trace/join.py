@@ -13,7 +13,7 @@ from gapless.doctor.trace.chrome_trace import Wait, find_polls, find_waits, opti
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gapless.doctor.seen import SeenWait
+    from gapless.doctor.seen_waits import SeenWait
     from gapless.doctor.trace.chrome_trace import Call, Mark, Trace
 
 # A mark costs a few microseconds itself, and the clocks of marks and of what was seen differ a little.

@@ -16,7 +16,7 @@ from gapless.device.torch_private import (
     ProfilerSettings,
     compiler_counters,
 )
-from gapless.doctor.seen import STEP_MARK
+from gapless.doctor.seen_waits import STEP_MARK
 from gapless.doctor.trace.chrome_trace import Trace, read_trace
 from gapless.doctor.trace.cupti import (
     CUPTI_REMAINS,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class TimesPass:
-    """Records what the host and the device do; a `gapless.doctor.seen.Pass`.
+    """Records what the host and the device do; a `gapless.doctor.seen_waits.Pass`.
 
     Start it before the pass that marks waits, and stop it after that one: the profiler itself waits for
     the device when it stops. Where the profiler cannot run, or is taken by another, `notes` say why, and

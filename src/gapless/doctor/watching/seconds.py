@@ -13,7 +13,7 @@ from gapless.doctor.watching.windows import SeenWindow
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gapless.doctor.seen import Pass
+    from gapless.doctor.seen_waits import Pass
 
 
 # The first use of a GPU loads libraries and models; what follows is the script's work. What is seen in

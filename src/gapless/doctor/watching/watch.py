@@ -18,7 +18,7 @@ from gapless.unnoticed import is_of_signal_handler
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gapless.doctor.seen import Pass
+    from gapless.doctor.seen_waits import Pass
     from gapless.doctor.watching.step_hooks import StepHooks
     from gapless.doctor.watching.variant_trials import Variant, VariantTrials
     from gapless.records.finding import Finding

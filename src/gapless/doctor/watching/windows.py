@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gapless.doctor.seen import Pass
+    from gapless.doctor.seen_waits import Pass
 
 
 Phase = Literal["rest", "plain", "sites", "times", "backward"]

@@ -13,7 +13,7 @@ from gapless.nmt.data.sampler import PairBatches, make_loader
 from gapless.nmt.run.build import make_parts, training_sampler
 from gapless.nmt.run_folder.disk_space import check_disk_space
 from gapless.nmt.run_folder.folder import check_writable, choose_run_dir
-from gapless.nmt.run_folder.seen_text import notes_of_known
+from gapless.nmt.run_folder.trained_on import notes_of_known
 from gapless.nmt.settings.effective_settings import resolve
 from gapless.report.figures import megabytes, time_left
 

@@ -27,7 +27,7 @@ from gapless.nmt.run_folder.folder import (
     files_of_run,
     write_files,
 )
-from gapless.nmt.run_folder.seen_text import begin_trained_on, notes_of_known
+from gapless.nmt.run_folder.trained_on import begin_trained_on, notes_of_known
 from gapless.nmt.settings.config import DEMO, make_config
 from gapless.nmt.settings.defaults import (
     Choice,

@@ -33,7 +33,7 @@ from gapless.nmt.run_folder.folder import (
     write_files,
 )
 from gapless.nmt.run_folder.logs import ERRORS, METRICS, SUMMARY
-from gapless.nmt.run_folder.seen_text import TRAINED_ON, notes_of_known
+from gapless.nmt.run_folder.trained_on import TRAINED_ON, notes_of_known
 from gapless.nmt.settings.config_file import check_removed
 from gapless.nmt.settings.effective_settings import (
     changed_settings,

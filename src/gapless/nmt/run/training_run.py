@@ -20,7 +20,7 @@ from gapless.nmt.run.scores import num_compared, num_translated
 from gapless.nmt.run.stopping import AgreedClock, TimeLimit, WallClock
 from gapless.nmt.run_folder.checkpoints import set_weights
 from gapless.nmt.run_folder.folder import LOCK
-from gapless.nmt.run_folder.seen_text import add_trained_on
+from gapless.nmt.run_folder.trained_on import add_trained_on
 from gapless.nmt.run_folder.training_progress import TrainingProgress
 from gapless.nmt.settings.effective_settings import check_shapes, settings_to_keep
 from gapless.nmt.settings.interval import DueClock

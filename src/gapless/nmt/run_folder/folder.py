@@ -21,7 +21,7 @@ from gapless.nmt.run_folder.checkpoints import (
     state_store,
 )
 from gapless.nmt.run_folder.logs import METRICS, go_back
-from gapless.nmt.run_folder.seen_text import TRAINED_ON, is_damaged
+from gapless.nmt.run_folder.trained_on import TRAINED_ON, is_damaged
 from gapless.nmt.settings.config import make_config
 from gapless.nmt.settings.config_file import shown, to_yaml
 from gapless.report.figures import shell_name

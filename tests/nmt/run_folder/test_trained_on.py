@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gapless.nmt.run_folder.seen_text import (
+from gapless.nmt.run_folder.trained_on import (
     TRAINED_ON,
     add_trained_on,
     begin_trained_on,
