@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
+from gapless.cli import main
 from gapless.cli.main import COMMANDS, command_parser
 from gapless.cli.parser import Parser, UsageError, count_or_auto, file_or_folder, one_of
 from gapless.nmt.settings.config import TrainConfig
@@ -108,6 +110,22 @@ def test_compare_has_the_settings_that_all_plans_can_share():
     assert {"d_model", "batch_size", "workers", "compile"} <= names
     assert "[default: 0.0007]" in command_parser("compare").format_help()
     assert not names & {"plan", "sync_interval", "epochs", "run_dir", "resume"}
+
+
+def test_no_private_name_of_argparse_is_used():
+    """Its releases may rename them; also one that a class of ours inherits."""
+    parser = argparse.ArgumentParser()
+    owners = (argparse, parser, parser.add_argument_group("a"), parser.add_argument("--b"))
+    private = {name for one in owners for name in dir(one) if re.fullmatch(r"_[a-zA-Z]\w*", name)}
+    used = {
+        f"{path.name}: {name}"
+        for path in Path(main.__file__).parent.glob("*.py")
+        for name in re.findall(r"\b_\w+", path.read_text(encoding="utf-8"))
+        if name in private
+    }
+
+    assert "_actions" in private
+    assert used == set()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
