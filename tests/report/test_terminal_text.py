@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gapless.report.terminal_text import columns, cut, display_width, wrapped
+from gapless.report.terminal_text import cut, display_width, table_lines, wrapped
 
 
 def test_rows_are_left_and_right_aligned():
     """The first column stands to the left, all others to the right; Chinese takes two columns."""
     rows = [("a", "1"), ("bbb", "22"), ("中文", "三")]
 
-    assert columns(rows) == ["a      1", "bbb   22", "中文  三"]
-    assert columns(rows[:2], num_left=0) == ["  a   1", "bbb  22"]
+    assert table_lines(rows) == ["a      1", "bbb   22", "中文  三"]
+    assert table_lines(rows[:2], num_left=0) == ["  a   1", "bbb  22"]
 
 
 def test_chinese_characters_take_two_columns():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gapless.cli.output import print_wrapped
 from gapless.plans import PLANS
-from gapless.report.terminal_text import columns
+from gapless.report.terminal_text import table_lines
 
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def run(options: Namespace) -> int:
         )
         for plan in PLANS.values()
     ]
-    left = columns([_TITLES[:-1], *rows])
+    left = table_lines([_TITLES[:-1], *rows])
     summaries = [_TITLES[-1], *(plan.summary for plan in PLANS.values())]
     lines = [f"{line}  {text}" for line, text in zip(left, summaries, strict=True)]
     print_wrapped("\n".join(lines), indent=len(left[0]) + 2)

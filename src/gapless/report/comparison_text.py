@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gapless.report.figures import counted, known, megabytes, share
-from gapless.report.terminal_text import columns
+from gapless.report.terminal_text import table_lines
 
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _host_table(report: ComparisonReport) -> Iterator[str]:
         )
         for row in report.rows
     ]
-    yield from columns(rows)
+    yield from table_lines(rows)
     rounds = counted(len(report.rows[0].ms_per_step.rounds), "round")
     yield f"median of {rounds} of {report.settings['steps']} steps, {order_of(report)}; times in ms a step"
     unsteady = [row.plan for row in report.rows if row.ms_per_step.relative > _UNSTEADY]
@@ -76,7 +76,7 @@ def _host_table(report: ComparisonReport) -> Iterator[str]:
 
 def _device_part(report: ComparisonReport) -> Iterator[str]:
     if report.is_accelerator:
-        yield from columns(_device_rows(report))
+        yield from table_lines(_device_rows(report))
         yield "busy: time in kernels, from a trace; gap: the rest of the step; NVML: as nvidia-smi shows"
     else:
         yield from NO_GAPS

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gapless.report.figures import count, counted, known, milliseconds, ranged
 from gapless.report.session_text import place_of
-from gapless.report.terminal_text import Page, columns as aligned, shown
+from gapless.report.terminal_text import Page, shown, table_lines
 
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _say_steps(page: Page, difference: SessionDifference) -> None:
         *_known_parts(before, after),
     ]
     page.say("")
-    for line in aligned(rows):
+    for line in table_lines(rows):
         page.say_as_it_is(line, indent=2)
 
 

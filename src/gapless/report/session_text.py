@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from gapless.report.figures import MISSING, count, counted, known, milliseconds, percent, ranged
-from gapless.report.terminal_text import Page, columns as aligned, display_width, shown
+from gapless.report.terminal_text import Page, display_width, shown, table_lines
 
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _say_steps(page: Page, steps: StepTimes) -> None:
         if value is not None
     ]
     # As wide for every script: the times of two reports stand under each other.
-    for line in aligned(rows, least=(0, 11, 6)) if rows else ():
+    for line in table_lines(rows, least=(0, 11, 6)) if rows else ():
         page.say_as_it_is(line, indent=2)
 
 
@@ -198,7 +198,7 @@ class _Table:
             (str(number), *(row[name] for name in self._names))
             for number, row in enumerate(cells, start=1)
         ]
-        self.head, *lines = aligned([("", *self._names), *numbered], num_left=0)
+        self.head, *lines = table_lines([("", *self._names), *numbered], num_left=0)
         self.rows = [
             f"{line}  {_code(finding)}" for line, finding in zip(lines, findings, strict=True)
         ]

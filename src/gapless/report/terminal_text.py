@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def columns(
+def table_lines(
     rows: Sequence[tuple[str, ...]], *, num_left: int = 1, least: Sequence[int] = ()
 ) -> list[str]:
     """Return rows as lines, columns two spaces apart.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gapless.report.figures import share, short_number, time_left
-from gapless.report.terminal_text import columns as aligned
+from gapless.report.terminal_text import table_lines
 
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def waits_table(work: EpochRecord) -> str:
     times = [("data wait", work.data_wait_ms), ("launch", work.launch_ms)]
     times.append(("device busy", work.busy_ms))
     rows += [(name, "", f"{ms:.1f}", f"{ms / batches:.3f}") for name, ms in times]
-    return "\n".join(aligned(rows))
+    return "\n".join(table_lines(rows))
 
 
 def epoch_line(epoch: TrainingEpoch, *, num_epochs: int) -> str:
