@@ -45,7 +45,7 @@ class SitesPass:
     warnings tell of all other waits for a stream. Both end with `stop`, and leave nothing behind.
 
     Args:
-        marks: whether to write a mark into the profiler's trace for each wait; see `seen.MARK`.
+        marks: whether to write a mark into the profiler's trace for each wait; see `seen_waits.MARK`.
         exact: whether to use torch's callbacks instead of its warnings. They also see waits for events
             and devices that come from C++.
 

@@ -50,7 +50,7 @@ def watch_program(program: Program, settings: WatchSettings) -> Outcome:
         settings: how it is watched.
     """
     rank, problem = _begun_rank()
-    os.environ.pop(FOLDER_VARIABLE, None)  # what the program starts in turn is nobody's rank
+    os.environ.pop(FOLDER_VARIABLE, None)  # or programs that this one starts would report as ranks
     watch = Watch(settings, findings_so_far=findings_so_far)
     with watched_by(watch):
         watch.start()

@@ -119,7 +119,7 @@ def _join_within(
     marks: Sequence[Mark],
     owners: list[int | None],
 ) -> None:
-    """Give what nobody has to the step of an optimizer that it happened in: sorts of its kernels wait."""
+    """Give waits without an owner to the optimizer step in which they happened: it may sort tensors, which waits."""
     starts = [mark.start_us for mark in marks]
     for place in places:
         wait = waits[place]

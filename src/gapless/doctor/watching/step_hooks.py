@@ -69,8 +69,8 @@ class StepHooks:
     def remove(self) -> None:
         """Take the hooks out; nothing happens if they are out.
 
-        Within the hook of an optimizer that one stays, and does nothing: torch goes through its hooks
-        and cannot do without one of them in mid course. Call this again later.
+        Within the hook of an optimizer that hook stays, and does nothing: torch is iterating over its
+        hooks, and fails where one is removed. Call this again later.
         """
         self._is_in = False
         if self._optimizer_hook is not None and not self._is_in_optimizer_hook:

@@ -45,7 +45,7 @@ class Caller:
     Attributes:
         kind: of what is called.
         name: for people, such as "AdamW.step".
-        key: tells it from others of the kind and name.
+        key: distinguishes it from others of the same kind and name.
     """
 
     kind: Kind
@@ -126,14 +126,14 @@ class StepSource:
         return since >= _SILENT_CALLS + 4 * per_step
 
 
-class ToldOfSteps(Protocol):
-    """Somebody who watches."""
+class StepListener(Protocol):
+    """Hears of each step of the script."""
 
     def step(self) -> None:
         """Note that a step has ended."""
 
 
-_watches: list[ToldOfSteps] = []
+_watches: list[StepListener] = []
 
 
 def step() -> None:
@@ -148,8 +148,8 @@ def step() -> None:
 
 
 @contextmanager
-def watched_by(watch: ToldOfSteps) -> Iterator[None]:
-    """Tell somebody of the steps in the body."""
+def watched_by(watch: StepListener) -> Iterator[None]:
+    """Let a watch hear of the steps in the body."""
     _watches.append(watch)
     try:
         yield

@@ -45,7 +45,7 @@ class RankWarnings:
         self._show: Callable[..., None] = warnings.showwarning
         self._patches = Patches()
         self._known: set[_Warned] = set()
-        # What to show here if nobody gathers it, by what is sent.
+        # Shown here where `gather` is not called again, as after an error; by what is sent.
         self._kept: dict[_Warned, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self._pid = os.getpid()
 

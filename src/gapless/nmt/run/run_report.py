@@ -34,7 +34,7 @@ _WORTH_TELLING = 5.0
 
 
 class Observer(Protocol):
-    """Is told what a run does; the command line prints its progress from it."""
+    """Is called with what a run does; the command line prints its progress from it."""
 
     def started(self, facts: dict[str, str]) -> None:
         """The run is ready; the facts say what is in force, each under its title."""
@@ -104,7 +104,7 @@ class Messages:
 
     Args:
         run: under way.
-        observer: is told what happens.
+        observer: is called with what happens.
 
     Attributes:
         observer: on rank 0 the one that was given, on others one that does nothing.
@@ -127,7 +127,7 @@ class Messages:
         self._error_log.error(error, update=self._run.step.num_updates)
 
     def note_once(self, text: str) -> None:
-        """Tell of something, unless it was told before."""
+        """Note something, unless it was noted before."""
         if text not in self._noted:
             self._noted.add(text)
             self.observer.noted(text)

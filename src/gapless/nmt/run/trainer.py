@@ -51,7 +51,7 @@ class Trainer:
 
     Args:
         run: to train.
-        observer: is told what happens, on rank 0 alone.
+        observer: is called with what happens, on rank 0 alone.
     """
 
     def __init__(self, run: TrainingRun, *, observer: Observer) -> None:
@@ -91,7 +91,7 @@ class Trainer:
 
         Args:
             config: of the run.
-            observer: is told what happens.
+            observer: is called with what happens.
             chosen: how these settings were chosen, if they were; as `new_run` says.
             ranks: that train it together; None: this process alone.
             device: of this rank; None: as the settings say.
@@ -119,7 +119,7 @@ class Trainer:
         Args:
             config: of the run.
             run_dir: folder of the run.
-            observer: is told what happens.
+            observer: is called with what happens.
             ranks: that train it together; None: this process alone.
             device: of this rank; None: as the settings say.
 
