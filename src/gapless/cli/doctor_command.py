@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import sys
 from argparse import ArgumentTypeError
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gapless import __version__
+from gapless.cli.output import write
 from gapless.cli.parser import UsageError, flag, one_of
 from gapless.cli.requirements import require_writable
 from gapless.doctor.advice.causes import CODE_OF
+from gapless.errors import UserError
 from gapless.scripts import Program, check_runs
 from gapless.trials import NAMES
 
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 
     from gapless.cli.parser import Parser
     from gapless.doctor.watching.variant_trials import Variant
-    from gapless.records.finding import Finding
+    from gapless.records.finding import Finding, Session
 
 
 DETAILS = """
@@ -172,14 +176,18 @@ def run(options: Namespace) -> int:
     """Run the script, or read it, and report; return the exit code."""
     _check(options)
     if options.static:
-        from gapless.cli.doctor_reports import look
-
-        return 1 if fails(look(options), options.fail_on) else 0
+        return 1 if fails(_look(options), options.fail_on) else 0
     if options.diff is not None:
-        from gapless.cli.doctor_reports import write_difference
-
-        return 1 if fails(write_difference(options), options.fail_on) else 0
+        return 1 if fails(_compare(options), options.fail_on) else 0
     return _run_script(options)
+
+
+def fails(findings: tuple[Finding, ...], codes: frozenset[str] | None) -> bool:
+    """Return whether a finding, one that is not only maybe, has one of the codes of --fail-on."""
+    return any(one.code in (codes or ()) for one in findings if one.certainty != "maybe")
+
+
+# --- a script ---
 
 
 def _run_script(options: Namespace) -> int:
@@ -246,16 +254,73 @@ def _names_of_variants(text: str) -> Sequence[str]:
     return names
 
 
-def fails(findings: tuple[Finding, ...], codes: frozenset[str] | None) -> bool:
-    """Return whether a finding, one that is not only maybe, has one of the codes of --fail-on."""
-    return any(one.code in (codes or ()) for one in findings if one.certainty != "maybe")
-
-
 def _program(options: Namespace) -> Program:
     if options.module is not None:
         return Program(target=options.module, is_module=True, arguments=tuple(options.script))
     target, *arguments = options.script
     return Program(target=target, arguments=tuple(arguments))
+
+
+# --- two sessions that were saved ---
+
+
+def _compare(options: Namespace) -> tuple[Finding, ...]:
+    """Report what has changed between two saved sessions, and return what is new.
+
+    Raises:
+        UserError: a file is no session, or one of a newer gapless; or a report cannot be written.
+        OSError: a file cannot be read.
+    """
+    from gapless.cli.doctor_reports import for_reports, write_difference
+    from gapless.records.session_difference import SessionDifference
+
+    before, after = (for_reports(_read(name), options) for name in options.diff)
+    difference = SessionDifference.of(before, after)
+    write_difference(difference, options)
+    return difference.new
+
+
+def _read(name: str) -> Session:
+    from gapless.report.json_reports import read_session
+
+    return read_session(Path(name).read_text(encoding="utf-8", errors="replace"), name)
+
+
+# --- files that are looked at ---
+
+
+def _look(options: Namespace) -> tuple[Finding, ...]:
+    """Look at files, write the report, and return the findings.
+
+    Raises:
+        UsageError: a path is not there.
+        UserError: no file could be looked at, or the report cannot be written.
+    """
+    from gapless.cli.doctor_reports import for_reports, write_look
+    from gapless.doctor.static.look import look_at
+    from gapless.records.finding import Session
+
+    paths = [Path(name) for name in options.script]
+    for path in paths:
+        if not path.exists():
+            raise UsageError(f"cannot look at {path}: there is no such file or folder")
+    seen = look_at(paths)
+    for reason in seen.unread:
+        write(sys.stderr, f"gapless: warning: {reason}\n")
+    session = Session(
+        command=("--static", *options.script),
+        device="",
+        versions={"gapless": __version__},
+        findings=seen.findings,
+        notes=seen.unread,
+    )
+    write_look(for_reports(session, options), options, num_files=seen.num_files)
+    if seen.unread and not seen.num_files:
+        raise UserError("no file could be looked at; the warnings above say why")
+    return seen.findings
+
+
+# --- what cannot be done ---
 
 
 def _check(options: Namespace) -> None:

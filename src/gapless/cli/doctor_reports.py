@@ -8,15 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from gapless import __version__
 from gapless.cli.output import print_result, terminal_columns, write
 from gapless.cli.parser import UsageError
 from gapless.errors import UserError
-from gapless.records.finding import Session
-from gapless.records.session_difference import SessionDifference
 from gapless.records.timeline import Timeline
 from gapless.report.difference_text import difference_text
-from gapless.report.json_reports import difference_json, read_session, session_json
+from gapless.report.json_reports import difference_json, session_json
 from gapless.report.perfetto import perfetto_json
 from gapless.report.session_text import session_text, static_text
 
@@ -25,7 +22,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Sequence
 
-    from gapless.records.finding import Finding
+    from gapless.records.finding import Finding, Session
+    from gapless.records.session_difference import SessionDifference
 
 
 # The first line of a report that follows what a script has printed.
@@ -79,7 +77,7 @@ class Reports:
             write(self._stream, text)
 
     def _write_all(self, session: Session) -> None:
-        session = _shown(session, self._options)
+        session = for_reports(session, self._options)
         form = self._options.format
         if not self._put("out", lambda: _formatted(session, form, to_file=True)):
             # Also where it could not be written: what was seen is not lost.
@@ -158,7 +156,7 @@ def _write_report(path: Path, text: str) -> None:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _shown(session: Session, options: Namespace) -> Session:
+def for_reports(session: Session, options: Namespace) -> Session:
     """Return a session as reports are to show it: with --private, without what is the user's own."""
     if not options.private:
         return session
@@ -182,26 +180,21 @@ def _deliver(text: str, options: Namespace) -> None:
 # --- two sessions ---
 
 
-def write_difference(options: Namespace) -> tuple[Finding, ...]:
-    """Report what has changed between two saved sessions, and return what is new.
+def write_difference(difference: SessionDifference, options: Namespace) -> None:
+    """Write all reports of how two sessions differ.
 
     Raises:
-        UserError: a file is no session, or one of a newer gapless; or a report cannot be written.
-        OSError: a file cannot be read.
+        UserError: one cannot be written.
     """
-    before, after = (_shown(_read(name), options) for name in options.diff)
-    difference = SessionDifference.of(before, after)
     if options.html is not None:
         from gapless.report.html.difference_page import difference_page
 
         _write_report(Path(options.html), difference_page(difference))
     if options.perfetto is not None:
-        runs = (("before", before), ("after", after))
+        runs = (("before", difference.before), ("after", difference.after))
         drawn = [(_timeline(run, title=name), run.findings) for name, run in runs]
         _write_report(Path(options.perfetto), perfetto_json(*drawn))
-    text = _difference(difference, options.format, to_file=options.out is not None)
-    _deliver(text, options)
-    return difference.new
+    _deliver(_difference(difference, options.format, to_file=options.out is not None), options)
 
 
 def _difference(difference: SessionDifference, form: str, *, to_file: bool) -> str:
@@ -215,42 +208,21 @@ def _difference(difference: SessionDifference, form: str, *, to_file: bool) -> s
     return difference_text(difference, columns=columns, is_coloured=_is_coloured(sys.stdout))
 
 
-def _read(name: str) -> Session:
-    return read_session(Path(name).read_text(encoding="utf-8", errors="replace"), name)
-
-
 # --- files that are looked at ---
 
 
-def look(options: Namespace) -> tuple[Finding, ...]:
-    """Look at files, write the report, and return the findings.
+def write_look(session: Session, options: Namespace, *, num_files: int) -> None:
+    """Write the report of what was found in files.
+
+    Args:
+        session: the findings, and as notes what could not be read.
+        options: of the command.
+        num_files: that were looked at.
 
     Raises:
-        UsageError: a path is not there.
-        UserError: no file could be looked at, or the report cannot be written.
+        UserError: it cannot be written.
     """
-    from gapless.doctor.static.look import look_at
-
-    paths = [Path(name) for name in options.script]
-    for path in paths:
-        if not path.exists():
-            raise UsageError(f"cannot look at {path}: there is no such file or folder")
-    seen = look_at(paths)
-    for reason in seen.unread:
-        write(sys.stderr, f"gapless: warning: {reason}\n")
-    session = Session(
-        command=("--static", *options.script),
-        device="",
-        versions={"gapless": __version__},
-        findings=seen.findings,
-        notes=seen.unread,
-    )
-    session = _shown(session, options)
-    text = _of_files(session, options.format, num_files=seen.num_files)
-    _deliver(text, options)
-    if seen.unread and not seen.num_files:
-        raise UserError("no file could be looked at; the warnings above say why")
-    return seen.findings
+    _deliver(_of_files(session, options.format, num_files=num_files), options)
 
 
 def _of_files(session: Session, form: str, *, num_files: int) -> str:
