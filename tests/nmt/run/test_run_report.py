@@ -8,7 +8,7 @@ import pytest
 
 from gapless.nmt.data.corpus import Corpus, Pairs
 from gapless.nmt.run import run_report
-from gapless.nmt.run.run_report import Pace, describe_data, describe_plan, plan_settings
+from gapless.nmt.run.run_report import TimeEstimate, describe_data, describe_plan, plan_settings
 from gapless.nmt.settings.config import make_config
 from gapless.nmt.settings.effective_settings import resolve
 from gapless.plans import PLANS, get_plan
@@ -87,10 +87,10 @@ def run(monkeypatch):
 
 def test_the_pace_is_that_of_this_process(run):
     """From its second update on: the first one compiles and captures."""
-    pace = Pace(run)
-    first = pace.progress().seconds_left
+    estimate = TimeEstimate(run)
+    first = estimate.progress().seconds_left
     run.now, run.step.num_updates = 1010.0, 25
-    found = pace.progress()
+    found = estimate.progress()
 
     assert first is None
     assert (found.num_updates, found.total_updates, found.learning_rate) == (25, 100, 0.5)
@@ -100,10 +100,10 @@ def test_the_pace_is_that_of_this_process(run):
 def test_a_limit_of_time_ends_a_run_earlier(run):
     """It is known before the first update, too."""
     run.time_limit.seconds_left = 30.0
-    pace = Pace(run)
-    first = pace.progress().seconds_left
+    estimate = TimeEstimate(run)
+    first = estimate.progress().seconds_left
     run.now, run.step.num_updates = 1100.0, 30
 
-    assert (first, pace.progress().seconds_left) == (30.0, 30.0)
+    assert (first, estimate.progress().seconds_left) == (30.0, 30.0)
     run.time_limit.seconds_left = 3000.0
-    assert pace.progress().seconds_left == pytest.approx(700.0)
+    assert estimate.progress().seconds_left == pytest.approx(700.0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gapless.errors import UserError
 from gapless.nmt.run.nonfinite import LossWatch
 from gapless.nmt.run.out_of_memory import OF_BATCHES
-from gapless.nmt.run.run_report import Pace
+from gapless.nmt.run.run_report import TimeEstimate
 from gapless.nmt.run.stopping import until_stopped
 from gapless.nmt.run_folder.logs import LossLog
 from gapless.pipeline.loaders import LoaderPart
@@ -84,10 +84,10 @@ class Epochs:
         Sync: Blocks the host as the plan says, and between epochs.
         """
         run, stop = self._run, self._stop
-        pace, had_ended = Pace(run), run.is_finished
+        estimate, had_ended = TimeEstimate(run), run.is_finished
         self._go_on_from_validations()
         while not run.is_finished and not stop.is_set:
-            self._train_part(loader, pace)
+            self._train_part(loader, estimate)
             if self._validations.are_due_inside(is_stopping=stop.is_set):
                 self._validate_inside()
             # Otherwise the run was stopped, or is at its last update, inside an epoch that is not over.
@@ -117,7 +117,7 @@ class Epochs:
         if self._validations.are_due_inside(is_stopping=self._stop.is_set):
             self._validate_inside()
 
-    def _train_part(self, loader: WatchedLoader[AnyBatch], pace: Pace) -> None:
+    def _train_part(self, loader: WatchedLoader[AnyBatch], estimate: TimeEstimate) -> None:
         """Train on the batches of an epoch that are not done yet, up to the next validation."""
         run, progress, losses = self._run, self._run.progress, self._run.loop.losses
         run.sampler.set_epoch(
@@ -144,7 +144,7 @@ class Epochs:
             decisions=self._decisions,
             messages=self._messages,
             stop=self._stop,
-            pace=pace,
+            estimate=estimate,
         )
         run.model.train()
         batches = LoaderPart(
@@ -210,7 +210,7 @@ class _Part:
         decisions: of the run's ranks.
         messages: tell what happens.
         stop: the request to stop, and for accounts.
-        pace: of the run.
+        estimate: says when the run ends.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class _Part:
         decisions: Decisions,
         messages: Messages,
         stop: StopRequest,
-        pace: Pace,
+        estimate: TimeEstimate,
     ) -> None:
         self._run = run
         self._writer = writer
@@ -231,7 +231,7 @@ class _Part:
         self._decisions = decisions
         self._messages = messages
         self._stop = stop
-        self._pace = pace
+        self._estimate = estimate
         losses, first_batch = run.loop.losses, run.progress.batches_before
         self._log = LossLog(logs, losses, first_batch=first_batch)
         self._watch = LossWatch(
@@ -271,7 +271,7 @@ class _Part:
             )
         if self._stop.take_account():
             self._messages.observer.noted(waits_table(self._work_so_far(progress)))
-        self._messages.observer.batch_queued(progress, run=self._pace.progress())
+        self._messages.observer.batch_queued(progress, run=self._estimate.progress())
 
     def _work_so_far(self, progress: Progress) -> EpochRecord:
         """Return what the run did, up to the newest loss that was read."""

@@ -183,7 +183,7 @@ class Messages:
         )
 
 
-class Pace:
+class TimeEstimate:
     """Estimates when a run ends, from the time of its updates in this process.
 
     Validations and saves between updates count as well. The first update does not, for it takes
