@@ -32,12 +32,14 @@ class PrivateName(NamedTuple):
         missing: what happens in a release without it.
         place: "anywhere"; "gpu" if only builds for GPUs have it; "objects" if objects have it and their
             class shows nothing of it.
+        releases: of its package that have it, as a requirement says it; empty if all that were seen do.
     """
 
     path: str
     why: str
     missing: str
     place: str = "anywhere"
+    releases: str = ""
 
 
 # In the order of this file.

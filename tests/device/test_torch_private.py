@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from packaging.specifiers import SpecifierSet
 from torch.utils.data import DataLoader
 
 from gapless import python_private
@@ -83,6 +84,12 @@ def scaler():
     return torch.amp.GradScaler("cpu")
 
 
+def cupti_monitor():
+    return import_module(CUPTI_MONITOR.rpartition(".")[0]).CuptiMonitor()
+
+
+CUPTI_MONITOR = "torch.profiler._cupti.monitor.CuptiMonitor"
+
 # Objects that have a name which their class does not show.
 OBJECTS = {
     "torch._ops.OpOverload": lambda: torch.ops.aten.add.Tensor,
@@ -93,6 +100,7 @@ OBJECTS = {
     "torch.utils.data.dataloader._DatasetKind": lambda: torch.utils.data.dataloader._DatasetKind,
     "torch.utils.data.dataloader._MultiProcessingDataLoaderIter": workers_iterator,
     "torch.amp.GradScaler": scaler,
+    CUPTI_MONITOR: cupti_monitor,
     "multiprocessing.process.BaseProcess": multiprocessing.current_process,
 }
 
@@ -117,6 +125,10 @@ def test_each_name_is_in_this_torch(name):
     """A release that takes one away fails here, before a user meets it."""
     if name.place == "gpu" and not torch.backends.cuda.is_built():
         return  # builds for the CPU have none of these
+    if not SpecifierSet(name.releases).contains(torch.__version__, prereleases=True):
+        return
+    if name.path.startswith(CUPTI_MONITOR) and importlib.util.find_spec("cupti") is None:
+        return  # torch's module imports this package, which torch does not require
     if name.path.startswith("libc10.so"):
         assert torch_private._gpu_trace_flag() is not None
         return
@@ -228,6 +240,13 @@ def is_not_there(name):
 
 def is_none(name):
     return gives(lambda module: getattr(module, name), None)
+
+
+def leaves_the_limit(module):
+    """Torch 2.14 has a public name for it too."""
+    module.torch = Without(module.torch, ["distributed", "set_timeout"])
+
+    module.set_timeout(BARE, timedelta(seconds=1))
 
 
 BARE = SimpleNamespace()
@@ -359,9 +378,14 @@ MISSING = {
     "torch.autograd.profiler._is_profiler_enabled": gives(
         lambda module: module.is_profiler_enabled(), False
     ),
-    "torch.profiler._cupti_monitor.get_monitor": gives(
-        lambda module: module.is_cupti_monitored(), False
-    ),
+    **{
+        f"torch.profiler.{name}": gives(lambda module: module.is_cupti_monitored(), False)
+        for name in (
+            "_cupti_monitor.get_monitor",
+            "_cupti.monitor.CuptiMonitor._instance",
+            "_cupti.monitor.CuptiMonitor._subscriber",
+        )
+    },
     f"{LOADER}._BaseDataLoaderIter": is_none("LoaderIterator"),
     f"{LOADER}._MultiProcessingDataLoaderIter": is_none("WorkersIterator"),
     f"{LOADER}._SingleProcessDataLoaderIter": is_none("SingleIterator"),
@@ -413,7 +437,7 @@ MISSING = {
         f"torch.amp.GradScaler.{name}": asks_the_public_state
         for name in ("_scale", "_init_scale", "_growth_tracker", "_init_growth_tracker")
     },
-    f"{C10D}._set_pg_timeout": lambda module: module.set_timeout(BARE, timedelta(seconds=1)),
+    f"{C10D}._set_pg_timeout": leaves_the_limit,
     "torch.distributed.ProcessGroupNCCL.Options._timeout": gives(
         lambda module: module.timeout_of(SimpleNamespace(options=BARE)), timedelta(minutes=30)
     ),
@@ -466,6 +490,17 @@ def test_each_name_has_a_case():
 def test_a_torch_without_a_name(path, torch_without):
     """It loads, and does without, or says in one line what is missing once that is asked for."""
     MISSING[path](torch_without(path))
+
+
+def test_a_monitor_of_this_torch_is_seen_while_it_has_cupti(monkeypatch):
+    """It holds the driver's profiling library while it has a subscriber, and not before and after."""
+    monitor = SimpleNamespace(_subscriber=None)
+    module = SimpleNamespace(CuptiMonitor=SimpleNamespace(_instance=monitor))
+    monkeypatch.setitem(sys.modules, CUPTI_MONITOR.rpartition(".")[0], module)
+
+    assert not torch_private.is_cupti_monitored()
+    monitor._subscriber = 1
+    assert torch_private.is_cupti_monitored()
 
 
 @pytest.mark.parametrize("path", TRACE)

@@ -3,7 +3,7 @@
 A release of torch may take any of them away. Each is looked up here and nowhere else, but for those of
 `graphs`, which a list in `tests/test_private_names.py` counts; those of CPython are in
 `gapless.python_private`. A test looks each of them up, and another takes each away. All were found in torch
-2.13; those of modules and classes in 2.14.1 as well, but for `torch.profiler._cupti_monitor.get_monitor`.
+2.13 and 2.14.1, but for those of one torch only, which say so.
 
 What is missing is done in a slower way that is public, or left out, or refused in one line when it is asked
 for: never when this file is imported. Where a frame or nanoseconds matter, a name here is torch's own object.
@@ -64,9 +64,11 @@ def _look_up(
     return otherwise if found is _NOWHERE else found
 
 
-def _note(*paths: str, why: str, missing: str, place: str = "anywhere") -> None:
+def _note(
+    *paths: str, why: str, missing: str, place: str = "anywhere", releases: str = ""
+) -> None:
     """Note names that the function below looks up each time that it is called."""
-    NAMES.extend(PrivateName(path, why, missing, place) for path in paths)
+    NAMES.extend(PrivateName(path, why, missing, place, releases) for path in paths)
 
 
 def _refusal(path: str, use: str) -> Callable[..., NoReturn]:
@@ -821,6 +823,16 @@ _note(
     "torch.profiler._cupti_monitor.get_monitor",
     why="So does this one of torch's, which holds the driver's profiling library too.",
     missing="Torch's profiler says so itself.",
+    releases=">=2.13,<2.14",
+)
+_CUPTI_MONITOR = "torch.profiler._cupti.monitor"
+_note(
+    f"{_CUPTI_MONITOR}.CuptiMonitor._instance",
+    f"{_CUPTI_MONITOR}.CuptiMonitor._subscriber",
+    why="So does this one, which holds that library while it has a subscriber.",
+    missing="Torch's profiler says so itself.",
+    place="objects",
+    releases=">=2.14",
 )
 
 
@@ -834,7 +846,11 @@ def is_cupti_monitored() -> bool:
     """Return whether torch's CUPTI monitor runs in this process. It is not imported to ask."""
     monitor: Any = sys.modules.get("torch.profiler._cupti_monitor")
     ask: Callable[[], Any] = getattr(monitor, "get_monitor", _nothing)
-    return ask() is not None
+    if ask() is not None:
+        return True
+    of_process = getattr(sys.modules.get(_CUPTI_MONITOR), "CuptiMonitor", None)
+    its_monitor = getattr(of_process, "_instance", None)
+    return getattr(its_monitor, "_subscriber", None) is not None
 
 
 # --- loaders ---
@@ -1101,7 +1117,10 @@ _note(
 
 def set_timeout(group: Any, limit: timedelta) -> None:
     """Give a process group another limit for its collectives."""
-    change = _find(f"{_C10D}._set_pg_timeout")
+    # Public since torch 2.14, which warns of the private name on every rank.
+    change = _find("torch.distributed.set_timeout")
+    if change is _NOWHERE:
+        change = _find(f"{_C10D}._set_pg_timeout")
     if change is not _NOWHERE:
         change(limit, group)
 
