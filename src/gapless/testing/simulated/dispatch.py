@@ -66,6 +66,11 @@ class QueueOperations(TorchDispatchMode):
         simulation: where work is queued and recorded.
     """
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch compile what runs on the device, as it does on a real one."""
+        return True
+
     def __init__(self, simulation: Simulation) -> None:
         super().__init__()
         self._simulation = simulation
