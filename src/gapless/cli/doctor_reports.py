@@ -44,13 +44,13 @@ class Reports:
         self._options = options
         self._text = ""
         self._unwritten: list[str] = []
-        # As they are meant where the script begins; it may go to another folder.
+        # Absolute: the script may change the working folder.
         self._paths = {
             name: Path(getattr(options, name)).absolute()
             for name in ("out", "save", "html", "perfetto")
             if getattr(options, name) is not None
         }
-        # That of the process: a script may put another in its place.
+        # A script may replace sys.stderr.
         self._stream = sys.stderr
 
     def take(self, session: Session | None, problem: str) -> tuple[Finding, ...]:

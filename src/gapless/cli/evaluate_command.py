@@ -109,7 +109,7 @@ def run(options: Namespace) -> int:
     score_tokenizer = choose_score_tokenizer(config)
     folder = options.out or options.run
     if options.out is None and options.data is not None:
-        # Not over those of the run's own text.
+        # Do not overwrite the files of the run's own text.
         folder = options.run / "evaluated" / options.data.resolve().name
     make_folder(folder)
     naming = naming_phase("translating", lower="`batch` or `beam`")
@@ -209,9 +209,9 @@ def _warn_of_changed(corpus: Corpus, translator: Translator, options: Namespace)
         task = prepare(translator.config, corpus=corpus, vocabs=translator.vocabs)
         now = task.fingerprint
         changed = [
-            f"the {now[kind]['count']:,} {kind} pairs are not the {had[kind]['count']:,} that the run had"
-            for kind in dict.fromkeys(("training", _KEPT_AS[options.split]))
-            if now[kind] != had[kind]
+            f"the {now[part]['count']:,} {part} pairs are not the {had[part]['count']:,} that the run had"
+            for part in dict.fromkeys(("training", _KEPT_AS[options.split]))
+            if now[part] != had[part]
         ]
     except DataError:
         # It could not be trained on, which is no reason not to score it.
@@ -248,7 +248,7 @@ def _note_trained_on(found: list[int] | None, options: Namespace, *, of: int) ->
     """
     from gapless.nmt.run_folder.trained_on import are_many
 
-    # Whoever asks for the training text knows; a run may not say what it has seen.
+    # Whoever asks for the training split knows; a run may not have recorded its text.
     if options.split == "train" or found is None:
         return []
     if not are_many(len(found), of=of):

@@ -73,7 +73,7 @@ COMMANDS = {
 # Commands whose process is the user's script's: it sets its own signals, and ends as the script does.
 _SCRIPTS_OWN = ("doctor",)
 
-# Exit code of a mistake in what was asked. All of several processes make it, and one says so.
+# Exit code of a mistake in what was asked. With several ranks all make it, and rank 0 reports it.
 _MISTAKE = 2
 
 # Errors that follow from what happened to another rank.
@@ -82,7 +82,7 @@ _OF_OTHER_RANKS = (FirstRankError, PeerLostError)
 # Commands in which all processes that torchrun starts take part.
 _RUN_BY_ALL_RANKS = ("train", "doctor")
 
-# Commands that run no code of the user: what they raise unawares is a bug of ours.
+# Commands that run no code of the user: an unexpected exception is a bug of ours.
 _OWN = ("train", "translate", "evaluate")
 
 
@@ -126,7 +126,7 @@ def _prepare_process() -> None:
     # Read when torch is imported, which a command does; what the user has set stays.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
-    # Ask a run to save, or to say how it is; one that has not begun, or is at its end, has nothing to.
+    # They ask a run to save or to report; before it begins and at its end it has nothing to save or report.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     take_any_text(sys.stdout)
@@ -274,7 +274,7 @@ def _fail(message: str, *, code: int, reports: bool = True, trace: Sequence[str]
         _write_error(message, trace=trace)
 
     fail_together(report if reports else None, code=code)
-    # Before the ranks have joined, most make the same mistake, or are interrupted alike.
+    # Before the ranks have joined, most make the same mistake, or get the same interrupt.
     if is_rank_0() or code == 1:
         report()
         announce_leaving(code=code)

@@ -32,8 +32,8 @@ _joined: list[Ranks] = []
 # Those that it has left.
 _left: list[Ranks] = []
 
-# Most mistakes are those of all ranks, and rank 0 says them. The others wait so long for it, since it may be
-# slow to import; less without torchrun's agent, where rank 0 keeps the store, which ends with it.
+# Most mistakes are made by all ranks, and rank 0 reports them. The others wait this long for it, since its
+# imports may be slow; less without torchrun's agent, where rank 0 keeps the store, which ends with it.
 _SECONDS_FOR_FIRST_RANK, _SECONDS_WITHOUT_AGENT = 20.0, 3.0
 
 # The launcher is to see a rank that left before those that end because of it.
@@ -41,12 +41,12 @@ _SECONDS_AHEAD, _SECONDS_BEHIND = 0.3, 1.0
 
 
 def is_rank_0() -> bool:
-    """Return whether this process is the one that says what all have to say: rank 0, or one alone."""
+    """Return whether this process speaks for all: rank 0, or a single process."""
     return "LOCAL_RANK" not in os.environ or _number() == "0"
 
 
 def is_left_to_rank_0(command: str) -> bool:
-    """Return whether another process does a command that is of one; rank 0 does it, and warns.
+    """Return whether rank 0 runs a single-process command in place of this rank; rank 0 warns.
 
     Args:
         command: that torchrun has started in several processes.
@@ -83,7 +83,7 @@ def resume_command(run_dir: Path) -> str:
 
 
 def rank_0_reports() -> bool:
-    """Wait for rank 0 to say why all end, and return whether it or another has.
+    """Wait for rank 0 to report why all end, and return whether it or another rank has.
 
     torchrun ends this process then, or the other says that it leaves. If rank 0 comes to meet the others
     instead, or leaves without an error, the mistake is of this rank alone, as where hosts differ.
@@ -218,7 +218,7 @@ def leave_together(ranks: Ranks) -> None:
 
 
 def leave_process(code: int) -> NoReturn:
-    """Exit. One of several ranks spares Python's end, seconds in which all libraries are taken down.
+    """Exit. One of several ranks skips Python's finalization, which takes seconds.
 
     torchrun, and whoever has asked all ranks to stop, waits for the last of them.
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 # The type of a setting: how its text is read, and what the help calls it.
-_KINDS: dict[type, dict[str, Any]] = {
+_BY_TYPE: dict[type, dict[str, Any]] = {
     int: {"type": int, "metavar": "N"},
     float: {"type": float, "metavar": "NUMBER"},
     str: {"type": str, "metavar": "TEXT"},
@@ -88,9 +88,9 @@ def given_settings(
 
 
 def _add_option(group: Group, item: Field[Any], hint: Any, *, text: str) -> None:
-    kind = next((kind for kind in get_args(hint) if kind is not type(None)), hint)
-    value = _COUNT_OR_AUTO if hint == (int | str) else _KINDS.get(kind)
-    if kind is bool:
+    value_type = next((one for one in get_args(hint) if one is not type(None)), hint)
+    value = _COUNT_OR_AUTO if hint == (int | str) else _BY_TYPE.get(value_type)
+    if value_type is bool:
         switch = argparse.BooleanOptionalAction
         group.add_argument(flag(item.name), action=switch, default=None, help=text)
         return
@@ -100,7 +100,7 @@ def _add_option(group: Group, item: Field[Any], hint: Any, *, text: str) -> None
     choices = PLANS if item.name == "plan" else item.metadata["choices"]
     value = value if choices is None else one_of(choices)
     if item.name == "data":
-        value = {**_KINDS[str], "action": _Once}
+        value = {**_BY_TYPE[str], "action": _Once}
     group.add_argument(*names, dest=item.name, help=text, **(value or {}))
 
 

@@ -100,7 +100,7 @@ def _train(options: Namespace, signals: Signals) -> int:
     signals.may_raise()
     _check_options(options)
     if options.dry_run:
-        # It needs no others; all ranks would say the same.
+        # One rank is enough: all would print the same.
         return _dry_run_by_first(options)
     device_name = _device_name(options)
     with signals.ending_at_once():
@@ -222,7 +222,7 @@ def _say_end(options: Namespace, trainer: Trainer, summary: dict[str, Any]) -> N
         say(waits_table(total(works)))
     if summary["interrupted"]:
         say(f"stopped after {summary['steps']} updates; go on with")
-        # Whole, so that it can be copied.
+        # Not wrapped, so that it can be copied.
         say(f"  {resume_command(trainer.run.run_dir)}")
     else:
         say_wrapped("\n".join(_result_lines(summary, trainer.run.run_dir)))

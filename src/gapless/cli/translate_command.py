@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from gapless.nmt.run.translator import Translation
 
 
-# Of a file, translated before the next ones: enough that their lengths are alike in batches, and few to
-# lose where the command is ended.
+# Lines of a file that are translated at a time: enough for batches of similar lengths, and few to lose when
+# the command is interrupted.
 FILE_LINES = 5_000
 
 # Lines that warnings name; the count of all comes at the end.

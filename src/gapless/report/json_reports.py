@@ -167,51 +167,51 @@ _KINDS = get_args(timeline.SpanKind)
 _NAMES = vars(comparison) | vars(finding) | vars(timeline) | {"Spread": comparison.Spread}
 
 
-def _read(kind: Any, value: Any, place: str) -> Any:
+def _read(hint: Any, value: Any, place: str) -> Any:
     """Return the value of a type that JSON stands for.
 
     Raises:
         _DamageError: it is none of that type.
     """
-    if kind is float:
+    if hint is float:
         return math.nan if value is None else _number(value, place)
-    if kind is Timeline:
+    if hint is Timeline:
         return _read_timeline(value, place)
-    if isinstance(kind, type) and is_dataclass(kind):
-        return _read_record(kind, value, place)
-    if get_origin(kind) in (Union, types.UnionType):
-        return _read_optional(kind, value, place)
-    if get_origin(kind) is Literal:
-        return _known(value, get_args(kind), place)
-    if get_origin(kind) is tuple:
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _read_record(hint, value, place)
+    if get_origin(hint) in (Union, types.UnionType):
+        return _read_optional(hint, value, place)
+    if get_origin(hint) is Literal:
+        return _known(value, get_args(hint), place)
+    if get_origin(hint) is tuple:
         items = _checked(list, value, place)
         return tuple(
-            _read(get_args(kind)[0], item, f"{place}[{n}]") for n, item in enumerate(items)
+            _read(get_args(hint)[0], item, f"{place}[{n}]") for n, item in enumerate(items)
         )
-    if get_origin(kind) is dict:
+    if get_origin(hint) is dict:
         found = _checked(dict, value, place)
         return {
-            key: _read(get_args(kind)[1], item, f"{place}.{key}") for key, item in found.items()
+            key: _read(get_args(hint)[1], item, f"{place}.{key}") for key, item in found.items()
         }
-    return _checked(kind, value, place)
+    return _checked(hint, value, place)
 
 
-def _read_record(kind: type, value: Any, place: str) -> Any:
+def _read_record(hint: type, value: Any, place: str) -> Any:
     found = _checked(dict, value, place)
-    hints = get_type_hints(kind, _NAMES)
+    hints = get_type_hints(hint, _NAMES)
     values = {}
-    for field in fields(kind):
+    for field in fields(hint):
         if field.name in found:
             values[field.name] = _read(
                 hints[field.name], found[field.name], f"{place}.{field.name}"
             )
         elif field.default is MISSING and field.default_factory is MISSING:
             raise _DamageError(f"{place} has no {field.name}")
-    return kind(**values)
+    return hint(**values)
 
 
-def _read_optional(kind: Any, value: Any, place: str) -> Any:
-    (wanted,) = (one for one in get_args(kind) if one is not type(None))
+def _read_optional(hint: Any, value: Any, place: str) -> Any:
+    (wanted,) = (one for one in get_args(hint) if one is not type(None))
     return None if value is None else _read(wanted, value, place)
 
 
@@ -265,10 +265,10 @@ def _number(value: Any, place: str) -> float:
 _WANTED = {list: "a list", dict: "an object", str: "a text", bool: "true or false"}
 
 
-def _checked(kind: type, value: Any, place: str) -> Any:
+def _checked(hint: type, value: Any, place: str) -> Any:
     """Return a value as it is, if it is of a type; JSON writes a float without a fraction as an int."""
-    is_right = isinstance(value, (int, float) if kind is float else kind)
-    if not is_right or (isinstance(value, bool) and kind is not bool):
-        expected = _WANTED.get(kind, "a number")
+    is_right = isinstance(value, (int, float) if hint is float else hint)
+    if not is_right or (isinstance(value, bool) and hint is not bool):
+        expected = _WANTED.get(hint, "a number")
         raise _DamageError(f"{place} must be {expected}, but is {value!r:.60}")
     return value

@@ -302,7 +302,7 @@ def _outcome(trial: Trial) -> str:
 def static_text(findings: Sequence[Finding], *, num_files: int) -> str:
     """Return findings as lines of text, then how many there are.
 
-    A mend stands where its kind is found first.
+    A mend is shown with the first finding that has it.
 
     Args:
         findings: of the syntax, by file and line.

@@ -93,7 +93,7 @@ def _name(part: Part) -> Html:
     return element("li", swatch(part.colour), part.name)
 
 
-# Diagonal stripes: what is idle is told apart by more than its colour.
+# Diagonal stripes: idle time is recognised without its colour.
 _PATTERN = Html(
     '<svg class="unseen" aria-hidden="true"><pattern id="hatch" width="6" height="6" '
     'patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
