@@ -112,6 +112,11 @@ def _calling(callback: Callable[[str], None], what: str) -> Callable[..., None]:
 class _BlockingCopies(TorchDispatchMode):
     """Report copies that block although `non_blocking` was asked for."""
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch compile what is called in here first: up to 2.13 it would never do so later."""
+        return True
+
     def __init__(self, observer: WaitObserver) -> None:
         super().__init__()
         self._observer = observer

@@ -46,6 +46,11 @@ class LossReader(Protocol):
 class _SlowCopies(TorchDispatchMode):
     """Delay every copy that is queued on a stream other than the consumer's."""
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch compile what is called in here first: up to 2.13 it would never do so later."""
+        return True
+
     def __init__(self, device: Device, consumer: Stream, delay_ms: float) -> None:
         super().__init__()
         self._device = device
