@@ -22,22 +22,22 @@ def main():
     losses = gapless.DeferredLoss("cpu", ranks=True)
     losses.add(float(dist.get_rank()))
     print(losses.mean())
-    peer_errors.SECONDS_UNTOLD = 0.2
+    peer_errors.SECONDS_UNTIL_REPORT = 0.2
     if dist.get_rank() == 1:
         while not TOLD.exists():
             time.sleep(0.01)
-        peer_errors.SECONDS_UNTOLD = 100.0
+        peer_errors.SECONDS_UNTIL_REPORT = 100.0
     print(losses.mean())  # all ranks
     dist.destroy_process_group()
 
 
-def written(text, write=peer_errors._write):
-    peer_errors.SECONDS_UNTOLD = 100.0
+def written(text, write=peer_errors.write_if_room):
+    peer_errors.SECONDS_UNTIL_REPORT = 100.0
     write(text)
     TOLD.touch()
 
 
-peer_errors._write = written
+peer_errors.write_if_room = written
 
 if __name__ == "__main__":
     main()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gapless.ranks.protocol import Blocking
 
 
-# Between two exchanges, where updates are slow: whoever is asked to stop has to within seconds.
+# Between two exchanges if updates are slow: a run that is asked to stop must do so within seconds.
 _MOST_SECONDS = 0.5
 
 
@@ -93,7 +93,7 @@ class GroupAgreement:
         """
         earlier = self._read()
         self._begin()
-        # What comes between two parts of a run is no time of updates.
+        # Other work may follow, such as validation: its time would count as that of an update.
         self._began_at = None
         return _larger(earlier, self._read())
 
@@ -126,12 +126,12 @@ def _larger(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
 
 
 class _Exchange:
-    """Flags, and the time of an update, that are on their way between the ranks."""
+    """An all-reduce of the flags and of the time of an update, not yet read."""
 
     def __init__(self, raised: RaisedFlags, milliseconds: int, group: dist.ProcessGroup) -> None:
-        taken = raised.take()
+        flags = raised.take()
         self._names = raised.names
-        values = [taken.get(flag, 0) for flag in self._names]
+        values = [flags.get(flag, 0) for flag in self._names]
         self._values = torch.tensor([*values, milliseconds], device="cpu")
         with named_as_lost("agreement"):
             self._work = dist.all_reduce(

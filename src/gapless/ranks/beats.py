@@ -1,7 +1,7 @@
-"""Beats: what ranks tell each other four times a second, and how they come to each other.
+"""Beats: the state that ranks send each other four times a second, and the threads that send it.
 
-Each pair of ranks exchanges them over a gloo group that is used for nothing else, in a thread for each
-peer. Who is lost by what was heard is for others to say (`liveness.py`).
+Each pair of ranks exchanges beats over a gloo group that is used for nothing else, in a thread for each
+peer. `liveness.py` decides from them who is lost.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS = 0.25
 
-# Nobody waits longer for others to hear what it tells: one of them may be silent.
+# Longest wait for others to receive a beat: one of them may be silent.
 _SECONDS_TO_KNOW = 1.0
 
-# A rank that failed has as long to say why.
+# A rank that failed has this long to write its error.
 SECONDS_TO_TELL = 3.0
 
-# gloo closes all connections when a wait times out. The time limits are here, not there.
+# gloo closes all connections when a wait times out, so the time limits are kept here.
 _NO_LIMIT = timedelta(days=365)
 
-# The time of a failure of which another rank says more.
+# Time of a failure that only follows from that of another rank, whose error says more.
 LATER = 2**63 - 1
 
 
@@ -51,15 +51,15 @@ class EndReason(IntEnum):
 
 
 class Beat(NamedTuple):
-    """What a rank tells every other.
+    """State that a rank sends to every other.
 
     Attributes:
         updates: done so far.
         is_paused: whether it does something else than updates, and says so.
         may_be_silent: whether what it does may hold the interpreter, so that no beat comes.
         ends: whether it has nothing more to do.
-        is_done: whether all that the ranks do together is done and kept.
-        why: it ends before its time: an `EndReason`.
+        is_done: whether the run is done and saved.
+        why: an `EndReason`, if the rank ends before its time.
         about: number of the rank that the reason is about.
         since: when the failure was, in ns; `LATER` if another rank says more.
         host: number that ranks of one host share.
@@ -89,11 +89,11 @@ class Peer:
         beat: the last one; a pause until the first has come.
         heard_at: when that was.
         moved_at: when it did an update, or was in a pause, for the last time.
-        failed_at: when it told of a failure.
+        failed_at: when its first beat with a failure came.
         is_closed: whether its connection is.
-        num_heard: how much of what this rank tells it has heard, as a count.
-        has_ended: whether it and this rank have told each other that they have nothing more to do.
-        is_told_of: whether it went without that, and this rank has taken note.
+        acknowledged: newest version of this rank's beat that it has received.
+        has_ended: whether it and this rank have both sent that they have nothing more to do.
+        is_given_up: whether it is lost without that, after all work was done.
     """
 
     beat: Beat = field(default_factory=Beat)
@@ -101,9 +101,9 @@ class Peer:
     moved_at: float = field(default_factory=monotonic)
     failed_at: float | None = None
     is_closed: bool = False
-    num_heard: int = 0
+    acknowledged: int = 0
     has_ended: bool = False
-    is_told_of: bool = False
+    is_given_up: bool = False
 
     def hear(self, beat: Beat) -> None:
         """Note what came."""
@@ -114,8 +114,8 @@ class Peer:
             self.failed_at = now
         self.beat, self.heard_at = beat, now
 
-    def has_told(self, now: float) -> bool:
-        """Return whether this rank has failed and said why, or had the time to."""
+    def has_reported(self, now: float) -> bool:
+        """Return whether it has failed and written its error, or had the time to."""
         return self.failed_at is not None and (
             self.is_closed or now - self.failed_at > SECONDS_TO_TELL
         )
@@ -149,7 +149,7 @@ class Progress:
         return is_first
 
     def begin_pause(self, *, may_be_silent: bool) -> bool:
-        """Enter a pause, and return whether the others do not know of one like it yet."""
+        """Enter a pause, and return whether the others do not know that they must allow for it."""
         self.num_pauses += 1
         self.num_silent_pauses += may_be_silent
         return self.num_pauses == 1 or (may_be_silent and self.num_silent_pauses == 1)
@@ -162,7 +162,7 @@ class Progress:
 
 
 class BeatExchange:
-    """Exchanges beats with every other rank, each in a thread of its own.
+    """Exchanges beats with every other rank, in a thread for each.
 
     Args:
         group: of gloo, over all ranks, that nobody else uses.
@@ -182,7 +182,7 @@ class BeatExchange:
         self.peers = {peer: Peer() for peer in range(world) if peer != rank}
         self.own = Beat(is_paused=False, may_be_silent=False, host=_host(), pid=os.getpid())
         self._group, self._progress = group, progress
-        self._num_told = 0
+        self._version = 0
         self._threads = [
             threading.Thread(
                 target=self._talk, args=(peer,), name=f"gapless-heartbeat-{peer}", daemon=True
@@ -209,11 +209,11 @@ class BeatExchange:
     def tell(self, **changes: object) -> None:
         """Change the own beat, and send it now. The caller holds the lock."""
         self.own = self.own._replace(**changes)  # type: ignore[arg-type]
-        self._num_told += 1
+        self._version += 1
         self.changed.notify_all()
 
     def wait_until_known(self) -> None:
-        """Wait until all that are left have heard the newest that this rank tells, if they ever do.
+        """Wait until all ranks that are left have received this rank's newest beat, for a limited time.
 
         The caller holds the lock.
 
@@ -223,7 +223,7 @@ class BeatExchange:
 
     def _is_known(self) -> bool:
         return all(
-            peer.num_heard == self._num_told or peer.is_closed or peer.has_ended
+            peer.acknowledged == self._version or peer.is_closed or peer.has_ended
             for peer in self.peers.values()
         )
 
@@ -235,7 +235,7 @@ class BeatExchange:
         incoming = torch.frombuffer(got, dtype=torch.uint8)
         while not peer.has_ended:
             with self.changed:
-                own, num_told = self.own._replace(updates=self._progress.updates), self._num_told
+                own, version = self.own._replace(updates=self._progress.updates), self._version
             _FORMAT.pack_into(sent, 0, *own)
             try:
                 works = (
@@ -251,18 +251,18 @@ class BeatExchange:
                 return
             with self.changed:
                 peer.hear(Beat(*_FORMAT.unpack(got)))
-                has_told = num_told != peer.num_heard
-                peer.num_heard = num_told
-                # Both see it after the same exchange: neither waits for another.
+                has_told = version != peer.acknowledged
+                peer.acknowledged = version
+                # Both ranks see this after the same exchange, so neither waits for a further beat.
                 peer.has_ended = own.ends and peer.beat.ends
                 if has_told or peer.has_ended or peer.beat.why != EndReason.NOTHING:
                     self.changed.notify_all()
                 if not peer.has_ended:
-                    self._wait_for_news(num_told)
+                    self._wait_for_news(version)
 
-    def _wait_for_news(self, num_told: int) -> None:
-        """Wait until the next beat is due, or there is more to tell. The caller holds the lock."""
-        self.changed.wait_for(lambda: self._num_told != num_told, BEAT_SECONDS)
+    def _wait_for_news(self, version: int) -> None:
+        """Wait until the next beat is due or the own beat changes. The caller holds the lock."""
+        self.changed.wait_for(lambda: self._version != version, BEAT_SECONDS)
 
 
 def _host() -> int:

@@ -1,4 +1,4 @@
-"""What all ranks decide alike, because each hears what all of them have."""
+"""Collective decisions: every rank gets the values of all, so that all decide the same."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ T = TypeVar("T")
 class CollectiveDecision:
     """Exchanges values between ranks while the host waits, and counts the wait as "agreement".
 
-    All ranks call the same methods at the same points of the run, which counts alone decide on. Whatever
-    follows from the values, an error or a choice, is then the same on all of them. A process alone has its
-    own value at once.
+    All ranks call the same methods at the same points of the run; only counts may lead to a call. What
+    follows from the values, an error or a choice, is then the same on all ranks. With one rank its own
+    value comes back at once.
 
     Args:
         ranks: that decide.

@@ -1,4 +1,4 @@
-"""Flags of one rank that wait to be told to the others."""
+"""Flags that one rank has raised and not yet sent to the others."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class RaisedFlags:
-    """Holds what was raised since it was last taken.
+    """Holds the flags that were raised since the last `take`.
 
-    Signal handlers and other threads raise flags in the middle of anything, so there is no lock.
+    A signal handler may raise a flag while its own thread is in `take`: a lock would hang there.
 
     Args:
         names: of the flags that there are.
@@ -35,11 +35,11 @@ class RaisedFlags:
 
     def take(self) -> dict[str, int]:
         """Return the largest value of each flag that was raised, and forget it."""
-        taken: dict[str, int] = {}
+        raised: dict[str, int] = {}
         while self._raised:
             flag, value = self._raised.popleft()
-            taken[flag] = max(value, taken.get(flag, 0))
-        return taken
+            raised[flag] = max(value, raised.get(flag, 0))
+        return raised
 
 
 class OwnFlags:

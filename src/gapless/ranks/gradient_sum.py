@@ -1,15 +1,15 @@
 """Sum the gradients of all ranks in one piece after the backward pass.
 
-The sum lies in flat memory that stays where it is, and the gradients of parameters are views of its
-parts, so that nothing is copied back. A gradient that was elsewhere is copied there first. One that
-is such a view already was made in its place: a loop that keeps gradients from batch to batch, as one
-that accumulates does, copies nothing.
+The sum lies in flat memory whose address never changes, and the gradients of parameters are views of its
+parts, so that nothing is copied back. A gradient that lies elsewhere is copied there first. A loop that
+keeps its gradients from batch to batch, as gradient accumulation does, adds into these views and copies
+nothing.
 
 Ranks sum, they never average: the loss of a batch is divided by the tokens of the whole update. The
 sum of two ranks has the bits of one rank that accumulates two batches, since a + b is b + a.
 
-All of it may stand in a step that is captured. The first update must run as written: in it the ranks
-compare which parameters get gradients.
+All of it may be captured. The first update must be eager: in it the ranks compare which parameters get
+gradients.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FlatSum:
         agree: Callable[[list[int]], list[list[int]]],
     ) -> None:
         self._weights = [weight for weight in params if weight.requires_grad]
-        self._flats = [_FlatMemory(self._weights, numbers) for numbers in _alike(self._weights)]
+        self._flats = [_FlatMemory(self._weights, numbers) for numbers in _by_dtype(self._weights)]
         self._group = group
         self._trained = _TrainedWeights(self._weights, agree)
 
@@ -150,8 +150,8 @@ def _view(memory: torch.Tensor, weight: torch.Tensor, start: int) -> torch.Tenso
     return memory.as_strided(weight.shape, strides, start)
 
 
-def _alike(weights: list[torch.nn.Parameter]) -> list[list[int]]:
-    """Return the numbers of parameters, those of each dtype together."""
+def _by_dtype(weights: list[torch.nn.Parameter]) -> list[list[int]]:
+    """Return the numbers of the parameters of each dtype."""
     numbers: dict[torch.dtype, list[int]] = {}
     for number, weight in enumerate(weights):
         numbers.setdefault(weight.dtype, []).append(number)

@@ -1,11 +1,10 @@
-"""The heartbeat of the ranks: whoever dies, fails or stands still ends all of them.
+"""The heartbeat of the ranks: one that dies, fails or hangs ends all of them.
 
-Nothing else does. A collective inside a captured graph is seen by no watchdog, and the host that
-waits for it reads no signal, so that the ranks which are left would wait for ever.
+Nothing else does. No watchdog of torch sees a collective inside a captured graph, and a host that
+waits for one handles no signal, so the ranks that are left would wait for ever.
 
-Each pair of ranks exchanges beats (`beats.py`). One more thread looks at what was heard and judges it
-(`liveness.py`). It ends the process by `os._exit`: the main thread may sit in a wait for the device that
-nothing ends.
+Each pair of ranks exchanges beats (`beats.py`). A further thread judges what came (`liveness.py`). It
+ends the process by `os._exit`, because the main thread may hang in a wait for the device.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing
 import os
-import select
 import signal
 import sys
 import threading
@@ -33,6 +31,7 @@ from gapless.ranks.beats import (
     Progress,
 )
 from gapless.ranks.liveness import SILENT_SECONDS, STILL_SECONDS, Liveness
+from gapless.ranks.peer_errors import write_if_room
 
 
 if TYPE_CHECKING:
@@ -52,21 +51,21 @@ _SECONDS_BEHIND = 0.5
 class Heartbeat:
     """Tells the other ranks that this one lives, and ends this process when one of them does not.
 
-    A rank that is gone or silent, one that failed, and ranks that all stand still end every rank,
-    with `EXIT_PEER_LOST`. The first rank that is left says in one line of error why; the others say
-    that they end. Of ranks that stand still each writes the stacks of its threads. Once all is done,
-    a rank that is lost ends nobody; the first that is left says so.
+    Every rank ends with `EXIT_PEER_LOST` if one is gone, is silent or has failed, or if all hang. The
+    first rank that is left writes one line of error with the reason; the others write that they end.
+    If all hang, each also writes the stacks of its threads. Once all work is done, a rank that is lost
+    ends nobody; the first that is left reports it.
 
     Args:
         group: of gloo, over all ranks, that nobody else uses.
         rank: of this process.
         world: number of ranks.
-        silent_seconds: without a beat, after which a rank is given up; before its first update, and
-            in a pause, it is after `still_seconds`.
-        still_seconds: without an update, after which all are, if that is more than 20 times the
-            longest that one took. Before the first update nobody stands still.
-        parent: process that started this one; when it is gone, nobody could end this one any more,
-            so that it gets a SIGTERM. None: nobody is looked after.
+        silent_seconds: after which a rank without a beat is lost. Before its first update, and in a
+            pause, it is lost after `still_seconds`.
+        still_seconds: after which ranks that do no update hang, if that is more than 20 times their
+            slowest update. Before the first update no rank hangs.
+        parent: process that started this one. When it is gone, nobody could end this one any more,
+            so it sends itself a SIGTERM. None: no process is watched.
     """
 
     def __init__(
@@ -119,8 +118,7 @@ class Heartbeat:
 
         Args:
             may_be_silent: whether the body may hold the interpreter for long, so that no beat comes
-                from this rank. Otherwise a rank without a beat is lost, after as long as ranks may
-                stand still.
+                from this rank. Otherwise a rank without a beat is lost after `still_seconds`.
 
         Sync: Blocks the host until the others know, for a quarter of a second or so: what follows
             may keep this rank from telling them.
@@ -141,14 +139,14 @@ class Heartbeat:
         self._beats.tell(is_paused=now.num_pauses > 0, may_be_silent=now.num_silent_pauses > 0)
 
     def note_stop(self) -> None:
-        """Take a silent rank for lost though it said that it pauses: this one is asked to stop.
+        """Treat a silent rank as lost even in a pause, since this one is asked to stop.
 
         May be called by a signal handler.
         """
         self._liveness.is_stop_asked = True
 
     def note_done(self) -> None:
-        """Tell all that what they do together is done and kept, so that nobody needs another any more.
+        """Tell all ranks that the run is done and saved, so that no rank needs another any more.
 
         Sync: Blocks the host until the others know, for a quarter of a second or so.
         """
@@ -173,9 +171,9 @@ class Heartbeat:
         return True
 
     def let_tell(self) -> None:
-        """Wait a little before an error of a connection is raised, and let the heartbeat tell of it.
+        """Wait before a connection error is raised, so that the heartbeat can name the lost rank.
 
-        Whoever is lost is heard of within a second; then this process ends here.
+        A rank that is lost is noticed within a second; then this process ends here.
 
         Sync: Blocks the host for a second at most, if no rank is lost.
         """
@@ -188,8 +186,8 @@ class Heartbeat:
     def fail(self, tell: Callable[[], None] | None, *, code: int) -> NoReturn:
         """End this process, and all ranks, because of an error on this one.
 
-        Of the errors of several ranks the first is told. None is if a rank is lost: they follow from
-        that.
+        If several ranks fail, only the first error is written. If a rank is lost, none is: they follow
+        from that.
 
         Args:
             tell: writes the error; None: another rank has one that says more.
@@ -200,7 +198,7 @@ class Heartbeat:
             self._liveness.has_failed = True
             if not self._is_ending:
                 self._beats.tell(why=EndReason.FAILED, about=self._rank, since=since)
-        # As long as it takes to hear of all that happened before.
+        # An earlier failure or loss may not have reached this rank yet, and its report comes first.
         time.sleep(4 * BEAT_SECONDS)
         with self._changed:
             is_ending, self._is_ending = self._is_ending, True
@@ -217,7 +215,7 @@ class Heartbeat:
         _leave(code)
 
     def _wait_for_end_of_process(self) -> NoReturn:
-        """Wait for the thread that watches: it has lost a rank, says so, and ends the process."""
+        """Wait for the watching thread, which reports the lost rank and ends the process."""
         time.sleep(SECONDS_TO_TELL + 4 * _SECONDS_BEHIND)
         _leave(EXIT_PEER_LOST)
 
@@ -233,7 +231,7 @@ class Heartbeat:
         looked_at = monotonic()
         with self._changed:
             while not all(
-                peer.has_ended or peer.is_told_of for peer in self._beats.peers.values()
+                peer.has_ended or peer.is_given_up for peer in self._beats.peers.values()
             ):
                 self._changed.wait(BEAT_SECONDS)
                 now = monotonic()
@@ -242,7 +240,7 @@ class Heartbeat:
                 looked_at = now
                 if self._liveness.is_all_done():
                     for line in self._liveness.newly_lost_when_done(now):
-                        _write(line)
+                        write_if_room(line)
                     continue
                 end = self._liveness.reason_to_end(now)
                 if end is not None and not self._is_ending:
@@ -257,12 +255,14 @@ class Heartbeat:
 
     def _end(self, end: End) -> NoReturn:
         left = {number: peer for number, peer in self._beats.peers.items() if not peer.is_closed}
-        is_told = self._liveness.is_told_by_another(end)
+        is_told = self._liveness.is_reported_by_another(end)
         noticed_at = monotonic()
         with self._changed:
             if end.why != EndReason.FAILED:
                 self._beats.tell(why=end.why, about=end.about)
-        _write(self._liveness.line(end, is_error=not is_told and end.why != EndReason.FAILED))
+        write_if_room(
+            self._liveness.line(end, is_error=not is_told and end.why != EndReason.FAILED)
+        )
         if end.why == EndReason.STANDING:
             faulthandler.dump_traceback(file=2, all_threads=True)
         if end.why == EndReason.LOST and end.about in left:
@@ -273,17 +273,10 @@ class Heartbeat:
         _leave(EXIT_PEER_LOST)
 
     def _kill(self, peer: Peer) -> None:
-        """Kill a silent rank of this host: it may be stopped, and no milder signal would end it."""
+        """Kill a silent rank of this host: a stopped process does not handle SIGTERM."""
         if peer.beat.host == self._beats.own.host and peer.beat.pid > 0:
             with suppress(OSError):
                 os.kill(peer.beat.pid, signal.SIGKILL)
-
-
-def _write(text: str) -> None:
-    """Write if there is room, without streams and locks, which the main thread may hold."""
-    with suppress(OSError):
-        if select.select([], [2], [], 0)[1]:
-            os.write(2, text.encode(errors="replace"))
 
 
 def _leave(code: int) -> NoReturn:

@@ -36,7 +36,7 @@ def leave(
 
     Args:
         heartbeat: heartbeat of this rank.
-        destroy_groups: of all kinds.
+        destroy_groups: destroys all process groups.
         limit_seconds: for all that follows the agreement. After it the process writes the stacks of
             its threads and exits with 1.
 
@@ -45,7 +45,7 @@ def leave(
     if not heartbeat.end():
         return
     with _limited(limit_seconds):
-        # A graph that is held by a circle of references is let go by the collector alone.
+        # A graph in a reference cycle is freed by the collector alone.
         gc.collect()
         destroy_groups()
 
@@ -60,13 +60,13 @@ def errors_end_all(heartbeat: Heartbeat) -> Iterator[None]:
     write, is_over = sys.excepthook, False
 
     def end_all(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+        error_type: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if is_over:  # somebody has put a hook on top of this one, and calls it still
-            write(kind, error, trace)
+        if is_over:  # a hook that was put on top of this one still calls it
+            write(error_type, error, trace)
             return
-        code = 128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1
-        heartbeat.fail(lambda: write(kind, error, trace), code=code)
+        code = 128 + signal.SIGINT if issubclass(error_type, KeyboardInterrupt) else 1
+        heartbeat.fail(lambda: write(error_type, error, trace), code=code)
 
     with Patches() as patches:
         patches.put(sys, "excepthook", end_all)
@@ -78,7 +78,7 @@ def errors_end_all(heartbeat: Heartbeat) -> Iterator[None]:
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    # A thread of Python could not end this: what hangs may hold the interpreter.
+    # Not a `threading.Timer`: a call of NCCL that hangs may hold the interpreter.
     faulthandler.dump_traceback_later(seconds, exit=True, file=2)
     try:
         yield

@@ -1,6 +1,6 @@
-"""Who is lost, who failed and whether all ranks stand still, by the beats that this rank has heard.
+"""Judge from the beats which rank is lost or has failed, and whether all ranks hang.
 
-Nothing here waits, writes or ends anybody: `heartbeat.py` asks, and does.
+Nothing here waits, writes or ends a process; `heartbeat.py` does.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from gapless.ranks.beats import BeatExchange, Peer, Progress
 
 
-# A rank without a beat for as long is silent: stopped, or on a host that cannot be reached.
+# A rank without a beat for this long is silent: stopped, or on a host that cannot be reached.
 SILENT_SECONDS = 3.5
 
-# Ranks that do no update for as long, or for as many times their slowest one, stand still.
+# Ranks hang if they do no update for this long, and for this many times their slowest update.
 STILL_SECONDS = 60.0
 _STILL_STEPS = 20
 
@@ -47,7 +47,7 @@ class Liveness:
 
     Attributes:
         is_stop_asked: whether a silent rank is lost even in a pause.
-        has_failed: whether this rank has an error of its own to tell.
+        has_failed: whether this rank has failed itself, and writes its own error.
     """
 
     def __init__(
@@ -66,7 +66,11 @@ class Liveness:
         self._silent_without_updates = max(silent_seconds, still_seconds)
 
     def allow_for(self, seconds: float) -> None:
-        """Take nothing amiss that was not heard while this process itself was held up."""
+        """Move all times of peers on by a time in which this process itself was held up.
+
+        A process that was stopped, or whose interpreter was held, heard nobody: without this it would
+        give up ranks that live.
+        """
         if seconds < 4 * BEAT_SECONDS:
             return
         self._progress.moved_at += seconds
@@ -75,27 +79,27 @@ class Liveness:
             peer.moved_at += seconds
 
     def is_all_done(self) -> bool:
-        """Return whether all that the ranks do together is done and kept, so that nobody is missed."""
+        """Return whether the run is done and saved, so that a lost rank is no error."""
         return self._beats.own.is_done or any(
             peer.beat.is_done for peer in self._beats.peers.values()
         )
 
     def newly_lost_when_done(self, now: float) -> list[str]:
-        """Wait no longer for ranks that are lost now that all is done.
+        """Give up ranks that are lost after all work was done.
 
         Returns:
-            What is to be said of those of which this rank is the one to say it.
+            A line for each of those that this rank has to report.
         """
         stands_still = self._seconds_still(now) > self._patience()
         said = []
         for number, peer in self._beats.peers.items():
             is_lost = peer.is_closed or self._is_silent(peer, now)
             is_behind = stands_still and not peer.beat.ends
-            if peer.has_ended or peer.is_told_of or not (is_lost or is_behind):
+            if peer.has_ended or peer.is_given_up or not (is_lost or is_behind):
                 continue
-            peer.is_told_of = True
+            peer.is_given_up = True
             end = End(EndReason.LOST, number)
-            if self.is_told_by_another(end):
+            if self.is_reported_by_another(end):
                 continue
             what = self._what(end) if is_lost else f"rank {number} does not come to its end"
             said.append(f"gapless: {what}; all was done before, and is kept\n")
@@ -111,9 +115,9 @@ class Liveness:
             if peer.failed_at is None and (peer.is_closed or self._is_silent(peer, now)):
                 return End(EndReason.LOST, number)
         for number, peer in living.items():
-            if peer.has_told(now) and not self.has_failed:
+            if peer.has_reported(now) and not self.has_failed:
                 return End(EndReason.FAILED, number)
-        # One rank decides it, so that it is said once; it tells the others.
+        # Rank 0 alone decides it, so that one line is written; it tells the others.
         if self._rank == 0 and self._seconds_still(now) > self._patience():
             counts = self._counts()
             return End(EndReason.STANDING, min(counts, key=lambda number: counts[number]))
@@ -154,23 +158,23 @@ class Liveness:
         ]
         return all((since, self._rank) < (beat.since, beat.about) for beat in failed)
 
-    def is_told_by_another(self, end: End) -> bool:
-        """Return whether one of those that are left says before this rank why all end."""
-        return any(self._tells_before(number, end) for number in self._beats.peers)
+    def is_reported_by_another(self, end: End) -> bool:
+        """Return whether another rank that is left reports why all end, so that this one need not."""
+        return any(self._reports_before(number, end) for number in self._beats.peers)
 
-    def _tells_before(self, number: int, end: End) -> bool:
-        """Return whether a peer is the one of those that are left to say why all end."""
+    def _reports_before(self, number: int, end: End) -> bool:
+        """Return whether a peer is left and reports before this rank."""
         peer = self._beats.peers[number]
         if number > self._rank or (end.why == EndReason.LOST and number == end.about):
             return False
         return not peer.is_closed or peer.beat.why in (EndReason.LOST, EndReason.STANDING)
 
     def line(self, end: End, *, is_error: bool) -> str:
-        """Return what this process says when it ends.
+        """Return the line that this process writes when it ends.
 
         Args:
-            end: why it does.
-            is_error: whether it says so for all ranks.
+            end: why it ends.
+            is_error: whether this is the one line of error for all ranks.
         """
         what = self._what(end)
         if not is_error:

@@ -1,4 +1,4 @@
-"""What is said where other ranks are waited for: of one that is gone, and of a wait that takes long."""
+"""Errors and messages of a rank that waits for others: one of them is gone, or the wait takes long."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 
-# Of the ranks that this process has joined: waits a little, and does not return if a rank is lost.
+# One for each time that this process has joined ranks: waits a little, and does not return if one is lost.
 _heartbeats: list[Callable[[], None]] = []
 
-# Before it is told. Ranks of one loop are seldom as far apart, but where one of them writes a checkpoint.
-SECONDS_UNTOLD = 10.0
+# Ranks of one loop are seldom further apart, except where one of them writes a checkpoint.
+SECONDS_UNTIL_REPORT = 10.0
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 @contextmanager
 def heartbeat_tells(let_tell: Callable[[], None]) -> Iterator[None]:
-    """Let the heartbeat tell of a lost rank, by its number, where a connection fails in the body.
+    """Let the heartbeat report a lost rank, by its number, if a connection fails in the body.
 
     Args:
         let_tell: waits a little, and does not return if a rank is lost.
@@ -48,7 +48,7 @@ def named_as_lost(what: str) -> Iterator[None]:
     """Raise PeerLostError for what torch raises where a connection is closed.
 
     Args:
-        what: is done together with the other ranks.
+        what: the collective in the body, as the error names it.
     """
     try:
         yield
@@ -64,7 +64,7 @@ def named_as_lost(what: str) -> Iterator[None]:
 
 
 def is_of_a_connection(error: RuntimeError) -> bool:
-    """Return whether gloo or the store raised an error; gloo's are told from others by text alone."""
+    """Return whether gloo or the store raised an error; those of gloo have no type, only a text."""
     of_store = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
     return of_store or "gloo" in str(error)
 
@@ -75,14 +75,14 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def told_if_long(*, rank: int, limit: timedelta) -> Iterator[None]:
+def reported_if_long(*, rank: int, limit: timedelta) -> Iterator[None]:
     """Write a line to standard error if the body, in which this rank waits for others, takes long.
 
     Args:
         rank: of this process.
         limit: of the wait.
     """
-    seconds = SECONDS_UNTOLD
+    seconds = SECONDS_UNTIL_REPORT
     timer = threading.Timer(seconds, _tell, (rank, seconds, limit, threading.get_ident()))
     timer.daemon = True
     timer.start()
@@ -94,7 +94,7 @@ def told_if_long(*, rank: int, limit: timedelta) -> Iterator[None]:
 
 
 def _tell(rank: int, seconds: float, limit: timedelta, thread: int) -> None:
-    _write(
+    write_if_room(
         f"gapless: rank {rank} has waited {seconds:g} s for the other ranks{_place_of(thread)}, and "
         f"waits {limit.total_seconds():,.0f} s at most; all ranks have to make this call, and equally "
         "often: none may stand under a condition such as `if rank == 0`\n"
@@ -114,8 +114,11 @@ def _place_of(thread: int) -> str:
     return ""
 
 
-def _write(text: str) -> None:
-    """Write if there is room: the thread that waits must be able to go on."""
+def write_if_room(text: str) -> None:
+    """Write to standard error if that does not block, without streams and locks.
+
+    A thread that hangs may hold the locks, and whoever writes must be able to go on.
+    """
     with suppress(OSError):
         if select.select([], [2], [], 0)[1]:
             os.write(2, text.encode(errors="replace"))

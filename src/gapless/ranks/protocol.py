@@ -1,10 +1,11 @@
-"""What a run asks of its ranks: sums of gradients, losses of all, decisions that all take alike.
+"""What a run asks of its ranks: sums of gradients, losses of all ranks, collective decisions.
 
 `Ranks` is the protocol that the loop and the trainer write against. `gapless.ranks.find_ranks`
 returns the one to use. `Peers` is the part of it that the ranks of a user's own loop have as well.
 
 Every rank calls the same methods in the same order. What leads to a call depends on counts alone,
-never on a clock, a file or the state of an event: these differ between ranks.
+never on a clock, a file or the state of an event: these differ between ranks, and one that makes a
+call alone hangs.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class HoldsGraphs(Protocol):
 
 
 class Peers(Protocol):
-    """Processes that run the same loop, as far as they tell each other what it needs."""
+    """Processes that run the same loop, and exchange what it needs."""
 
     @property
     def world(self) -> int:
@@ -193,7 +194,7 @@ class Ranks(Peers, Protocol):
         """
 
     def note_done(self) -> None:
-        """Tell the heartbeat that all is done and kept: a rank that is lost now is no error.
+        """Tell the heartbeat that the run is done and saved: a rank that is lost now is no error.
 
         All ranks call it, after the last exchange between them; it is so as soon as rank 0 has.
 
@@ -203,8 +204,8 @@ class Ranks(Peers, Protocol):
     def fail(self, tell: Callable[[], None] | None, *, code: int) -> None:
         """End all ranks because of an error on this one. With several ranks it does not return.
 
-        Of errors that several ranks have at a time the first is told. None is told if a rank is
-        lost, since they follow from that.
+        If several ranks fail, only the first error is written. If a rank is lost, none is, since they
+        follow from that.
 
         Args:
             tell: writes the error; None: that of another rank says more.

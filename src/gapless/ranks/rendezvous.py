@@ -1,8 +1,8 @@
 """Where ranks find each other before they are a group, and learn of one that will not come.
 
-torchrun ends all ranks of its host as soon as one fails, but not where one is done with exit code 0,
-and not those of other hosts. So whoever ends before all have met says so in the store over which they
-meet, and nobody waits for it.
+torchrun ends all ranks of its host as soon as one fails, but not if one exits with code 0, and not those
+of other hosts. So a rank that ends before all have met writes that into the store over which they meet,
+and no rank waits for it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from gapless.ranks.launch import Launch
 
 
-# Until all ranks have come: they start at about the same time, but a host may be slow to import.
+# For all ranks to come: they start at about the same time, but a host may be slow to import.
 SECONDS_TO_ARRIVE = 300.0
 
-# Whoever leaves does not wait longer for a store that may be gone.
+# A rank that leaves waits no longer than this for a store that may be gone.
 _SECONDS_TO_TELL = 2.0
 
 _SECONDS_BETWEEN_LOOKS = 0.05

@@ -4,15 +4,14 @@ There are three groups, since the collectives of a group are matched by their or
 
     main        gradients and losses, on the device: NCCL on GPUs, gloo on a CPU
     side        what ranks agree on and share, on the host: gloo
-    heartbeat   in threads of its own: gloo
+    heartbeat   beats, in separate threads: gloo
 
-`side` comes first, as the process's default group: over it two ranks on one GPU are found out, with
-which NCCL would not start. `main` comes last, with the first sum of gradients, and connects at once,
-because a capture must not be what connects it.
+`side` is made first, as the process's default group: over it the ranks find out that two of them have one
+GPU, with which NCCL would not start. `main` is made last, with the first sum of gradients, and connects
+at once: connecting takes memory and starts threads, which must not happen in a capture.
 
-Groups on the host connect within a limit: until the heartbeat beats, nobody tells of a rank that has
-died. No collective has a time limit of its own: rank 0 may prepare data for hours while the others
-wait.
+Groups on the host connect within a time limit: until the heartbeat beats, nobody reports a rank that has
+died. Collectives have no limit: rank 0 may prepare data for hours while the others wait.
 """
 
 from __future__ import annotations
@@ -193,11 +192,11 @@ class TorchRanks:
         return self._heartbeat.pause(may_be_silent=may_be_silent)
 
     def note_stop(self) -> None:
-        """Take a rank for lost if it is silent, even in a pause: this one is asked to stop."""
+        """Treat a silent rank as lost even in a pause, since this one is asked to stop."""
         self._heartbeat.note_stop()
 
     def note_done(self) -> None:
-        """Let nobody need another any more; what rank 0 says counts."""
+        """Tell the others that the run is done and saved; only rank 0 decides it."""
         if self.is_first:
             self._heartbeat.note_done()
 

@@ -4,8 +4,8 @@ The user's group carries what lies on the device. What the ranks agree on goes o
 beside it, so that it never meets a collective of the loop. There is one such group for each of the
 user's; all ranks make it when they first need it.
 
-A loop that is not ours has no heartbeat. Whoever waits for a rank that does not come says so after some
-seconds, and gives up after the time limit of the user's own group.
+A user's own loop has no heartbeat. A rank that waits for another one writes a line after some seconds, and
+raises an error after the time limit of the user's group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gapless.device.torch_private import (
     timeout_of,
 )
 from gapless.errors import DeviceError, PeerLostError, UserError
-from gapless.ranks.peer_errors import first_line, is_of_a_connection, told_if_long
+from gapless.ranks.peer_errors import first_line, is_of_a_connection, reported_if_long
 from gapless.unnoticed import PatchesWhileAlive
 
 
@@ -56,7 +56,7 @@ def _let_groups_end(patches: Patches) -> None:
         if group is dist.group.WORLD or not _is_on_the_host(group):
             for holder in _holders.living:
                 holder.drop_graphs()
-            # A graph that is held by a circle of references is let go by the collector alone.
+            # A graph in a reference cycle is freed by the collector alone, and NCCL waits for it.
             gc.collect()
         shut_down(group)
 
@@ -119,7 +119,7 @@ def count_collectives() -> dict[int, tuple[int, int]]:
 
 
 def _counts_of(group: dist.ProcessGroup) -> list[int]:
-    # By backend: a group with one for each kind of device counts those of one of them.
+    # By backend: one that serves two types of device would be counted twice.
     counts: dict[int, int] = {}
     for backend in _backends_of(group):
         with suppress(RuntimeError):
@@ -174,7 +174,7 @@ class UserRanks:
         Sync: Blocks the host until all ranks are here, but not on the device.
         """
         values: list[Any] = [None] * self.world
-        with _named_as_lost("agree"), told_if_long(rank=self._main.rank(), limit=self._limit):
+        with _named_as_lost("agree"), reported_if_long(rank=self._main.rank(), limit=self._limit):
             dist.all_gather_object(values, value, group=self._side)
         return values
 
@@ -200,7 +200,7 @@ def _group_beside(main: dist.ProcessGroup, *, limit: timedelta) -> dist.ProcessG
     for known, side in _known:
         if known() is main:
             return side
-    with _named_as_lost("meet"), told_if_long(rank=main.rank(), limit=limit):
+    with _named_as_lost("meet"), reported_if_long(rank=main.rank(), limit=limit):
         made: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=limit)
     _known.append((weakref.ref(main), made))
     return made
