@@ -275,7 +275,7 @@ class _Unseen:
         return None
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+        self, error_type: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
         if error is not None:
             error.__traceback__ = _without_stand_ins(error.__traceback__)

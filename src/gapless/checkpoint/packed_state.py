@@ -80,9 +80,9 @@ class _Packer:
         if type(value) in (list, tuple):
             items = [self.pack(item, _below(place, number)) for number, item in enumerate(value)]
             return items if type(value) is list else {_TUPLE: items}
-        kind = type(value)
+        type_ = type(value)
         raise CheckpointError(
-            f"{place or 'the state'} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint "
+            f"{place or 'the state'} is a {type_.__module__}.{type_.__qualname__}, which a checkpoint "
             "cannot hold; turn it into tensors, numbers, text, lists or dictionaries"
         )
 

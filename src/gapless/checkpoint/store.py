@@ -444,9 +444,9 @@ def _further_file(name: object, data: bytes) -> memoryview:
     try:
         return memoryview(data).cast("B")
     except TypeError as error:
-        kind = type(data)
+        type_ = type(data)
         raise CheckpointError(
-            f"the further file {name!r} is a {kind.__module__}.{kind.__qualname__}, expected bytes"
+            f"the further file {name!r} is a {type_.__module__}.{type_.__qualname__}, expected bytes"
         ) from error
 
 

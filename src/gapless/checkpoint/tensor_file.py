@@ -79,17 +79,17 @@ def _check(name: object, tensor: object) -> None:
     if type(name) is not str or name == "__metadata__":
         raise CheckpointError(f"{name!r} cannot be the name of a tensor; give it another")
     if not isinstance(tensor, torch.Tensor):
-        kind = type(tensor)
+        type_ = type(tensor)
         raise CheckpointError(
-            f"{name!r} is a {kind.__module__}.{kind.__qualname__}, expected a tensor; "
+            f"{name!r} is a {type_.__module__}.{type_.__qualname__}, expected a tensor; "
             "`pack` divides other state into tensors and JSON"
         )
     if _has_no_values(tensor):
         raise CheckpointError(f"tensor {name!r} holds no dense values that could be saved")
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        kind = type(tensor)
+        type_ = type(tensor)
         raise CheckpointError(
-            f"tensor {name!r} is a {kind.__module__}.{kind.__qualname__}, which may hold its values "
+            f"tensor {name!r} is a {type_.__module__}.{type_.__qualname__}, which may hold its values "
             "elsewhere; save the plain tensors that it stands for"
         )
     if tensor.dtype not in _NAMES:

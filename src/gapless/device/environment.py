@@ -31,7 +31,7 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
     Each function takes well below a microsecond and returns a plain value.
 
     Args:
-        device_type: such as "cuda".
+        device_type: for example "cuda".
     """
     known: list[tuple[str, Callable[[], Any]]] = [
         ("torch.is_grad_enabled()", torch.is_grad_enabled),

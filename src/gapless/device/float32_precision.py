@@ -30,7 +30,7 @@ def readers_of_float32_precision(device_type: str) -> list[tuple[str, Callable[[
     """Return the names of these settings, and functions that read them.
 
     Args:
-        device_type: such as "cuda".
+        device_type: for example "cuda".
     """
     if _get is None:
         return [

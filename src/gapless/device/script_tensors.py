@@ -36,9 +36,9 @@ _sizes = torch.Tensor.size
 
 
 def is_on_accelerator(tensor: torch.Tensor) -> bool:
-    """Whether the host would have to wait for a tensor's values. Looks at nothing but the tensor's kind.
+    """Whether the host would have to wait for a tensor's values. No value is read for the answer.
 
-    Tensors that stand for others, such as those of torch's compiler, have no values of their own.
+    Tensors that torch's compiler traces with hold no values.
     """
     if not holds_values(tensor):
         return False
@@ -55,14 +55,14 @@ def is_accelerator(device: torch.device) -> bool:
 
 
 def holds_values(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has values of its own, and no class of a script answers for it."""
-    kind = type(tensor)
-    if kind is torch.Tensor:
+    """Whether a tensor holds values, and no class of the script overrides what is asked of it."""
+    type_ = type(tensor)
+    if type_ is torch.Tensor:
         return True
-    is_plain = _is_plain.get(kind)
+    is_plain = _is_plain.get(type_)
     if is_plain is None:
-        is_plain = _is_plain[kind] = all(
-            getattr(kind, name, None) == getattr(torch.Tensor, name) for name in _ASKED
+        is_plain = _is_plain[type_] = all(
+            getattr(type_, name, None) == getattr(torch.Tensor, name) for name in _ASKED
         )
     return is_plain
 
@@ -70,7 +70,7 @@ def holds_values(tensor: torch.Tensor) -> bool:
 def shapes_of(value: Any, *, depth: int = 0) -> Hashable:
     """Return the shapes of the tensors of a batch, however they are held; None for anything else.
 
-    No code of the script runs for it: containers of its own are looked at as the ones they derive from.
+    No code of the script runs for it: subclasses of containers are read by the methods of their base.
     """
     if isinstance(value, torch.Tensor):
         return _shape_of(value)
@@ -85,9 +85,9 @@ def _parts_of(value: Any) -> list[Any] | None:
         value = vars(value).get("data")
     if issubclass(type(value), dict):
         return list(islice(dict.values(value), _MAX_PARTS))
-    for kind in (list, tuple):
-        if issubclass(type(value), kind):
-            return list(kind.__getitem__(value, slice(_MAX_PARTS)))
+    for type_ in (list, tuple):
+        if issubclass(type(value), type_):
+            return list(type_.__getitem__(value, slice(_MAX_PARTS)))
     return None
 
 

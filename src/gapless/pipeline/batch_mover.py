@@ -55,7 +55,7 @@ class BatchMover:
             wait until a batch has left it.
         pin_memory: stage in page-locked memory; without it the copy of a large tensor blocks the
             host, and is counted as such.
-        max_in_flight: most batches with copies under way.
+        max_in_flight: most batches with copies in flight.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class BatchMover:
         self._max_direct_bytes = -1 if looks_ahead else device.max_direct_copy_bytes
         is_queued = pin_memory and not looks_ahead
         self._max_queued_bytes = device.max_queued_copy_bytes if is_queued else -1
-        # Of page-locked memory of the loader. A copy on the stream of the step reads it only after the
-        # steps queued before. A loader that fills the same memory again (a ring of pinned buffers)
-        # would wait in `leave_loader_memory` for all of them, at every batch. With -1 its copies go to
-        # the transfer stream, which reads at once.
+        # For page-locked memory of the loader. A copy on the step's stream reads it only after the steps
+        # queued before. With a loader that refills its memory (a ring of pinned buffers) the host would
+        # wait in `leave_loader_memory` for all of those steps, at every batch. With -1 these copies go
+        # to the transfer stream, which reads at once.
         self._max_late_bytes = -1 if self._leaves_late else self._max_queued_bytes
         self._events = EventPool(device)
         self._loans = Loans(device)
@@ -96,14 +96,14 @@ class BatchMover:
         self._last: StagedBatch | None = None
         self._loader_memory = LoaderMemory(device, host_waits=host_waits)
 
-    # --- what it does ---
+    # --- a batch, from the loader to the step ---
 
     def leave_loader_memory(self) -> None:
         """Return when the batch that was staged last has left the loader's memory.
 
         The loader may change its memory as soon as it is asked for the next batch.
 
-        Sync: Blocks the host only for copies from page-locked memory that are still under way
+        Sync: Blocks the host only for copies from page-locked memory that are still in flight
             ("loader_memory"), and for the background thread ("staging").
         """
         last, self._last = self._last, None
@@ -122,7 +122,7 @@ class BatchMover:
             BatchError: a container in it cannot be rebuilt, or leads to itself.
             Exception: what an object raises that moves itself.
 
-        Sync: Does not block the host, unless too many copies are under way ("staging"), or
+        Sync: Does not block the host, unless too many copies are in flight ("staging"), or
             without page-locked memory ("pageable_copy").
         """
         device, lane = self._device, self._lanes[0]
@@ -134,8 +134,8 @@ class BatchMover:
             raise BatchError(endless(batch)) from None
         finally:
             self._mark_ends(staged)
-        # After this batch's memory was allocated, not before: so its copy waits for the reads of
-        # the batch before the last, and runs beside those of the last.
+        # Only after this batch's memory was allocated. Otherwise it could get the memory of the last
+        # batch, and its copy would wait for the step that reads that one.
         self._loans.collect()
         return staged
 
@@ -147,7 +147,7 @@ class BatchMover:
         """
         if staged.enqueued is not None:
             self._wait_for_thread(staged.enqueued)
-        # What is handed out belongs to the loop: nothing here holds it any longer.
+        # The loop owns it now. A reference kept here would hold its memory for one more step.
         value, staged.value = staged.value, None
         staged.was_handed_out = True
         if staged.copies:
@@ -174,7 +174,7 @@ class BatchMover:
         self._events.give_back(was_moved)
 
     def close(self) -> None:
-        """End the pass: leave all memory to whoever holds it, and end the background thread.
+        """End the pass: release all memory, and end the background thread.
 
         Sync: As `leave_loader_memory`.
         """
@@ -190,7 +190,7 @@ class BatchMover:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
@@ -235,15 +235,15 @@ class BatchMover:
 
     def _move_object(self, value: Any) -> Any:
         assert self._last is not None
-        kind = type(value)
-        if kind not in self._takes_non_blocking:
-            self._takes_non_blocking[kind] = takes_non_blocking(kind)
+        type_ = type(value)
+        if type_ not in self._takes_non_blocking:
+            self._takes_non_blocking[type_] = takes_non_blocking(type_)
         if self._leaves_late:
             self._loader_memory.tensors += tensors_inside(value)
         device = self._device.torch_device
         moved = (
             value.to(device, non_blocking=True)
-            if self._takes_non_blocking[kind]
+            if self._takes_non_blocking[type_]
             else value.to(device)
         )
         found = value if moved is None else moved

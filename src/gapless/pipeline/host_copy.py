@@ -40,8 +40,8 @@ class HostCopy:
         self._device = device
         tree = flatten(value)
         if tree.unknown:
-            kind = type(tree.unknown[0])
-            raise BatchError(f"cannot copy a {kind.__module__}.{kind.__qualname__} to the host")
+            type_ = type(tree.unknown[0])
+            raise BatchError(f"cannot copy a {type_.__module__}.{type_.__qualname__} to the host")
         tensors = {id(tensor): tensor.detach() for tensor in tree.leaves}
         queued = {key: tensor for key, tensor in tensors.items() if not device.needs_copy(tensor)}
         copies = _buffers_for(queued, device)

@@ -1,4 +1,4 @@
-"""What is under way to the device: batches, the bound on them, and memory of the loader being read."""
+"""Copies in flight to the device: staged batches, the limit on them, and loader memory being read."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from gapless.pipeline.transfer import TransferLane
 
 
-# Copies that are under way hold page-locked memory. Beyond this the host waits for the oldest.
+# Copies in flight hold page-locked memory. Beyond this the host waits for the oldest.
 _MAX_BYTES = 1 << 30
 DEFAULT_MAX_IN_FLIGHT = 128
 
 
 @dataclass(eq=False, slots=True)
 class StagedBatch:
-    """A batch on its way to the device.
+    """A batch that is being moved to the device.
 
     Attributes:
         stream: the stream that was current when it was staged; small tensors were moved there.
@@ -39,7 +39,7 @@ class StagedBatch:
         enqueued: done when a background thread has queued the copies.
         reads_loader_memory: whether the copies read page-locked memory of the loader itself.
         num_bytes: page-locked memory that its copies hold.
-        is_in_flight: whether it counts as under way until `copied` is done.
+        is_in_flight: whether `BatchesInFlight` counts it until `copied` is done.
         was_handed_out: whether streams wait for `copied` already.
     """
 
@@ -59,13 +59,13 @@ class StagedBatch:
 
 
 class BatchesInFlight:
-    """Batches whose copies are under way: few enough, and not too much page-locked memory.
+    """Limits the batches whose copies are in flight, and the page-locked memory that they hold.
 
     Args:
         device: where the batches go.
         host_waits: the door for waits.
         events: the events of copies are given back there.
-        most: batches under way at one time.
+        most: batches in flight at one time.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class BatchesInFlight:
         self._batches.append(staged)
 
     def make_room(self, num_bytes: int) -> None:
-        """Wait for the oldest copies if too many are under way.
+        """Wait for the oldest copies if too many are in flight.
 
         Args:
             num_bytes: of page-locked memory that are to come.
@@ -133,7 +133,7 @@ class LoaderMemory:
         """
         tensors, self.tensors = self.tensors, []
         for tensor in tensors:
-            # To ask the event again takes less time than to ask the next tensor.
+            # Asked again for each tensor: a query of the event is cheaper than `is_pinned`.
             if self._device.query_event(self.were_read):
                 break
             if may_be_pinned(tensor):
@@ -146,5 +146,5 @@ def may_be_pinned(tensor: torch.Tensor) -> bool:
     """Return whether a tensor may lie in page-locked memory, which a queued move reads later."""
     try:
         return tensor.is_cpu and tensor.is_pinned()
-    except (RuntimeError, NotImplementedError):  # not every kind of tensor can tell
+    except (RuntimeError, NotImplementedError):  # not every layout or subclass answers `is_pinned`
         return True

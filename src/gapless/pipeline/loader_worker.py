@@ -1,4 +1,4 @@
-"""What a worker process of a loader does besides making batches."""
+"""Set up a worker process of a loader: signals, its end with the training process, lost batches."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 def prepare_worker(worker: int) -> None:
-    """Let this process serve the one that started it, and no longer than that; a `worker_init_fn`.
+    """Prepare a worker process; a `worker_init_fn`.
 
-    It ignores the signals by which a run is stopped, it dies with the training process, and it
-    reports a batch that it cannot hand over. Who uses it has to end the workers, as
+    The worker ignores the signals that stop a run, dies with the training process, and reports a batch
+    that it cannot send. The caller has to end the workers, as
     `gapless.pipeline.watched_loader.WatchedLoader` does.
     """
     del worker
     signal.set_wakeup_fd(-1)
     for number in _FOR_THE_TRAINING_PROCESS:
         signal.signal(number, signal.SIG_IGN)
-    # Torch would write lines of its own about these. The exit code says it as well.
+    # Torch's handlers would print a line about these. The exit code names the signal anyway.
     for number in (signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE):
         signal.signal(number, signal.SIG_DFL)
     # The thread that hands batches over prints the end of the training process as an error.
@@ -46,8 +46,8 @@ def prepare_worker(worker: int) -> None:
 def _die_with_parent() -> None:
     """Have the kernel kill this process when its parent dies.
 
-    Torch's own watch over the parent does not help a worker that is stuck, such as one that writes
-    to a full pipe which nobody reads.
+    Torch's workers look between two batches whether the parent lives. A worker that is stuck, for example
+    in a write to a full pipe, never gets there.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -61,9 +61,9 @@ def _say_nothing(*error: object) -> None:
 
 
 def _report(queue: Any, error: Exception, item: Any) -> None:
-    """Send the error in place of a batch that could not be sent, such as for want of memory.
+    """Send the error instead of a batch that could not be sent, for example for lack of memory.
 
-    Python would print it and drop the batch, for which the training process would wait.
+    Python would print it and drop the batch, and the training process would wait for that batch for ever.
     """
     if isinstance(item, tuple) and ExceptionWrapper is not None:
         queue.put((item[0], ExceptionWrapper(sys.exc_info(), where="while it was handed over")))

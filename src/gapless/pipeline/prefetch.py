@@ -54,7 +54,7 @@ class Prefetcher(Generic[BatchT]):
         lanes: carry large tensors to the device, in turn.
         depth: batches read ahead of the one in use.
         pin_memory: stage large tensors in page-locked memory.
-        max_in_flight: most batches whose copies are under way.
+        max_in_flight: most batches whose copies are in flight.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Prefetcher(Generic[BatchT]):
                 then, if the loader can go on.
 
         Sync: Does not block the host on the device, except for copies from page-locked memory of
-            the loader ("loader_memory"), for more than 1 GiB of copies under way ("staging"), and
+            the loader ("loader_memory"), for more than 1 GiB of copies in flight ("staging"), and
             where the move of an object or of a tensor that is not plain does. Waits for the
             loader.
         """
@@ -154,7 +154,7 @@ class Prefetcher(Generic[BatchT]):
         return Pass(source, self._batches(source, hand_over))
 
     def _batches(self, source: _Source, hand_over: Callable[[Any], Any]) -> Generator[Any]:
-        """Yield batches, and failures in their place."""
+        """Yield batches; a batch that fails comes as its failure."""
         staged: deque[StagedBatch] = deque()
         with source, self._mover() as mover:
             while staged or source.has_failed or not source.is_used_up:
@@ -204,7 +204,7 @@ class Pass(Generic[BatchT]):
 
     Args:
         source: the loader's iterator.
-        batches: yields batches, and failures in their place.
+        batches: yields batches, or failures.
     """
 
     def __init__(self, source: _Source, batches: Generator[Any]) -> None:
@@ -271,7 +271,7 @@ class _Source:
         return []
 
     def fail(self, failure: Exception) -> None:
-        """Stop here until the batches before it are used up and the failure is taken."""
+        """Stop here until the batches before it are used up and the failure was raised."""
         self._failure = failure
 
     @property
@@ -295,7 +295,7 @@ class _Source:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
@@ -348,7 +348,7 @@ def prefetch(
 
     Sync: Does not block the host. Iteration waits for the loader, and for the device only where
         memory that the loader page-locked may be filled again ("loader_memory"), more than 1 GiB
-        of copies is under way ("staging"), or `pin_memory` is False ("pageable_copy").
+        of copies is in flight ("staging"), or `pin_memory` is False ("pageable_copy").
     """
     if depth < 0:
         raise UserError(f"`depth` must be at least 0, but is {depth}")

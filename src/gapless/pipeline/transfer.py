@@ -75,7 +75,7 @@ class TransferLane:
         """
         read = self._events.record(loan.stream)
         self._device.wait_event(self.stream, read)
-        # The stream has taken its wait; nobody else will wait for this record.
+        # The wait is queued on the stream, and nothing else waits for this record.
         self._events.give_back(read)
         loan.memory = None
 

@@ -132,7 +132,7 @@ class Trial:
     """One variant of the script that was measured against the script as written.
 
     Attributes:
-        name: such as "recorded batches".
+        name: for example "recorded batches".
         change: what it changes, in one sentence.
         steps_per_second: over the windows; None where it could not run.
         baseline: the script as written, in windows between those of the variant.

@@ -36,7 +36,7 @@ class Lane:
     """One host thread or one stream of a device.
 
     Attributes:
-        name: such as "main thread" or "stream 7".
+        name: for example "main thread" or "stream 7".
         is_device: whether it is a stream; else it is a thread of the host.
         spans: in order of their start.
     """

@@ -86,8 +86,8 @@ class CompileClock:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._callbacks.__exit__(kind, error, trace)
+        self._callbacks.__exit__(error_type, error, trace)

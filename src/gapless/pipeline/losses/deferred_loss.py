@@ -56,16 +56,16 @@ class DeferredLoss:
             `drain`, `mean` or `reset`. With `every=10` these are steps 9, 19 and so on. What it
             raises comes out of that call.
         warn_nonfinite: give a RuntimeWarning when the first value that is NaN or infinite is read.
-        readback_stream: carries the copies to the host; a stream of its own by default.
+        readback_stream: carries the copies to the host; by default a stream for this alone.
         wait_stats: where host waits are counted.
         ranks: True in a loop of several ranks that has made a process group of its own: values
             are the weighted means over all ranks, on each of them. All ranks make it, add as many
             steps with the same names and call `mean`, `drain`, `reset` and `flush` after the same
-            steps; a rank that is not told values gives `every` alone. Or the ranks themselves,
+            steps; a rank that needs no values gives `every` alone. Or the ranks themselves,
             which do all of this by construction.
 
     Raises:
-        UserError: `every` is given without `on_values`, or the other way round, or is below 1. Or
+        UserError: only one of `every` and `on_values` is given, or `every` is below 1. Or
             `ranks` is True, and torchrun started several processes without a process group, or
             theirs would make the host wait for the device.
         RanksError: `ranks` is True, and not all ranks come.
@@ -346,7 +346,7 @@ class DeferredLoss:
                     return
 
     def _forget(self) -> None:
-        """Forget all values, those on their way among them."""
+        """Forget all values, also those in flight."""
         with self._lock:
             self._history = LossHistory()
             self._ring.forget()
@@ -377,7 +377,7 @@ class DeferredLoss:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
@@ -396,8 +396,8 @@ class RunningMean:
         losses: given by position.
 
     Attributes:
-        weight: of all losses taken in.
-        newest: the last loss taken in, None before the first.
+        weight: of all losses read.
+        newest: the last loss read, None before the first.
     """
 
     def __init__(self, losses: DeferredLoss) -> None:

@@ -1,11 +1,11 @@
-"""Ranks of a user's own loop see that they add the same losses, before they wait for each other.
+"""Check that the ranks of a user's own loop add the same losses, before they wait for each other.
 
-Nothing but the loop itself says that its ranks take as many steps. If they do not, ranks would gather
-rows that others do not have: for ever, or of other steps. So they compare what they have added where
-the host waits anyway, and whoever differs is told so on all ranks.
+Only the loop itself knows whether its ranks take equally many steps. If they do not, a rank would gather
+rows that others do not have: it would hang, or get rows of other steps. So the ranks compare what they
+have added where the host waits anyway, and all of them raise the same error if one differs.
 
-In between, rows are gathered after steps that counts alone decide on. A rank that finds itself behind
-takes part in what others have queued for the device already, so that no device waits for ever.
+In between, rows are gathered after steps that counts alone decide on. A rank that is behind joins the
+collectives that others have queued already, so that no device hangs.
 """
 
 from __future__ import annotations

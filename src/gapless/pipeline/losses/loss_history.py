@@ -89,14 +89,14 @@ class LossHistory:
         )
 
     def count(self, names: Iterable[str], *, is_by_name: bool) -> None:
-        """Count a step whose values are on their way; the first one names them."""
+        """Count a step whose values were written; the first one gives their names."""
         if not self.num_added:
             self.columns = {name: [] for name in names}
             self.is_by_name, self._names = is_by_name, tuple(names)
         self.num_added += 1
 
     def take(self, columns: Sequence[list[float]]) -> None:
-        """Take in a column of each value, and one of weights, of the next steps."""
+        """Add the next steps: a column of each value, and one of weights."""
         start, (*values, weights) = self.num_read, columns
         if self.first_nonfinite is None:
             self.first_nonfinite = self._first_nonfinite(values)

@@ -1,4 +1,4 @@
-"""A guarded ring: rows of losses on the device, on their way, and on the host.
+"""A ring of losses that is guarded against overwriting: rows on the device, in flight, and on the host.
 
 `write` writes a row on the current stream. `send` queues the copy of new rows on the readback stream,
 behind every stream that wrote one. `take_arrived` reads the rows whose copy an event says is done.
@@ -6,11 +6,11 @@ behind every stream that wrote one. `take_arrived` reads the rows whose copy an 
 One rule guards the ring: a row is written again only after the host has read it, because a row that
 was read has been computed and copied.
 
-A history and a queue say what was added, copied and read: `num_added` and `num_read` of the history,
-and the ends of `pending`. Each grows by one assignment, after the work that it stands for. So if
-something interrupts the work, the next `send` or `take_arrived` does it again.
+Three counts say what was added, copied and read: `num_added` and `num_read` of the history, and the
+ends of `pending`. Each is assigned once, after its work is done. So after an interrupt, Ctrl-C say, the
+next `send` or `take_arrived` repeats the work instead of losing it.
 
-Nothing here is guarded against other threads: `DeferredLoss` has a lock.
+Not thread-safe: `DeferredLoss` holds a lock around all calls.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ROWS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class _PendingCopy:
-    """Rows on their way to the host, up to step `end`; without an event if they are there."""
+    """Rows in flight to the host, up to step `end`; without an event if nothing had to be copied."""
 
     done: Event | None
     end: int
@@ -56,7 +56,7 @@ class LossRing:
 
     Attributes:
         num_rows: that may wait to be read.
-        pending: the copies under way, the oldest first.
+        pending: the copies in flight, the oldest first.
         rows: the memory; None before the first row.
         ranks: as given.
     """
@@ -107,13 +107,13 @@ class LossRing:
 
         Sync: Blocks the host until the oldest copy is done ("loss_ring").
         """
-        # A full ring has been sent, for that is due whenever half of it is new; and what has arrived
-        # was taken in.
+        # There is a pending copy: half of the ring is sent as soon as it is new. It has an event that is
+        # not done: whatever had arrived was read before.
         self._host_waits.wait_event(self.pending[0].done, reason="loss_ring")
         self.take_arrived(history)
 
     def is_half_new(self, history: LossHistory) -> bool:
-        """Return whether half of the ring is to be sent: it must not be full of what is not.
+        """Return whether half of the ring is new and must be sent, so that it never fills with unsent rows.
 
         Sync: Does not block the host.
         """
@@ -152,14 +152,14 @@ class LossRing:
                 self._events.give_back(copy.done)
 
     def last_copy(self) -> Event | None:
-        """Return the event of the last copy under way, None if there is none.
+        """Return the event of the last copy in flight, None if there is none.
 
         Sync: Does not block the host.
         """
         return next((copy.done for copy in reversed(self.pending) if copy.done is not None), None)
 
     def reset_events(self) -> None:
-        """Take all events back, unless copies are under way.
+        """Take all events back, unless copies are in flight.
 
         Sync: Does not block the host.
         """
@@ -167,7 +167,7 @@ class LossRing:
             self._events.reset()
 
     def forget(self) -> None:
-        """Forget all rows that are not read, those on their way among them.
+        """Forget all rows that were not read, also those in flight.
 
         Sync: Does not block the host.
         """
@@ -180,7 +180,7 @@ class LossRing:
             num_rows=self.num_rows,
             num_columns=num_columns,
             ranks=self.ranks,
-            skips_together=not self._gathers_beside,
+            skips_on_all_ranks=not self._gathers_beside,
         )
         self._device.record_stream(rows.memory, self._stream)
         self.rows, self._writers = rows, []
@@ -193,12 +193,12 @@ class LossRing:
         for stream in self._writers:
             written = self._events.record(stream)
             self._device.wait_event(self._stream, written)
-            # The readback stream has taken its wait; nobody else will wait for this record.
+            # The wait is queued on the readback stream, and nothing else waits for this record.
             self._events.give_back(written)
         with self._device.use_stream(self._stream):
             if self._gathers_beside:
-                # Where ranks differ, this waits until they have compared. So the stream of the loop
-                # must not wait for it: a loop that stands still would never compare.
+                # Where ranks differ, this waits until they have compared. If the loop's stream waited for
+                # it, the loop would hang before it comes to the comparison.
                 self.rows.gather(start, end, for_stream=self._stream)
             self.rows.copy_to_host(start, end)
         return self._events.record(self._stream)

@@ -7,8 +7,8 @@ device: it waits beside its row.
 With several ranks all numbers go to the device, where the rows of all ranks are gathered before they
 are copied, and what the host reads are the means over the ranks.
 
-The ring guards nothing. Its user does: a row is written again only after the host has read it,
-because a row that was read has been computed and copied.
+Nothing here prevents overwriting; `LossRing` does: a row is written again only after the host has read
+it, because a row that was read has been computed and copied.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 # What torch copies into float64 for many tensors in one launch; of any other dtype, one by one.
-_COPIED_TOGETHER = {
+_COPIED_IN_ONE_LAUNCH = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 }
@@ -43,8 +43,8 @@ class LossRows:
         num_rows: in the ring.
         num_columns: numbers in a row; the last is the weight of the others.
         ranks: that write the same rows; None: the process trains alone.
-        skips_together: whether a value that is not finite and has no weight means that all ranks have
-            skipped the step, so that it has no part in means. Otherwise it has none on its rank.
+        skips_on_all_ranks: whether a value that is not finite and has no weight means that all ranks
+            skipped the step, which is then left out of means. Otherwise only that rank is left out.
 
     Attributes:
         memory: of the rows on the device.
@@ -60,9 +60,9 @@ class LossRows:
         num_rows: int,
         num_columns: int,
         ranks: Peers | None = None,
-        skips_together: bool = True,
+        skips_on_all_ranks: bool = True,
     ) -> None:
-        self._skips_together = skips_together
+        self._skips_on_all_ranks = skips_on_all_ranks
         self.num_columns = num_columns
         self._ranks = ranks
         self._gathered: list[torch.Tensor] = []
@@ -167,7 +167,7 @@ class LossRows:
             of_ranks = [rows[first:last].t().tolist() for rows in self._host_rows]
             copied = of_ranks[0]
             if self._ranks is not None:
-                copied = _mean_of_ranks(of_ranks, skips_together=self._skips_together)
+                copied = _mean_of_ranks(of_ranks, skips_on_all_ranks=self._skips_on_all_ranks)
             for column, late, on_host in zip(columns, copied, self._on_host, strict=True):
                 column += _merged(late, on_host[first:last])
         return columns
@@ -195,7 +195,7 @@ def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         if len(same) < len(sources):
             pairs = zip(targets, sources, strict=True)
             some = [target for target, source in pairs if source.dtype is dtype]
-        if dtype in _COPIED_TOGETHER:
+        if dtype in _COPIED_IN_ONE_LAUNCH:
             foreach_copy_(some, same)
         else:
             for target, source in zip(some, same, strict=True):
@@ -203,17 +203,17 @@ def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
 
 
 def _mean_of_ranks(
-    of_ranks: list[list[list[float]]], *, skips_together: bool
+    of_ranks: list[list[list[float]]], *, skips_on_all_ranks: bool
 ) -> list[list[float]]:
     """Return the columns of weighted means over ranks, and the sums of weights.
 
-    What is not finite on one rank is not on average. Without a weight it has no part in the mean; or,
-    where ranks skip together, it keeps its value and its weight, so that the step has none.
+    A value that is not finite on one rank makes the mean not finite. If it has no weight, that rank is left
+    out; or, if all ranks skip such a step, the value stays and the weight of the step is 0.
     """
     *values, weights = [
         list(zip(*columns, strict=True)) for columns in zip(*of_ranks, strict=True)
     ]
-    if not skips_together:
+    if not skips_on_all_ranks:
         means = [list(map(_mean_with_weight, column, weights)) for column in values]
         return [*means, list(map(math.fsum, weights))]
     means = [list(map(_mean, column, weights)) for column in values]

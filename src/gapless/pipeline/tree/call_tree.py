@@ -27,13 +27,13 @@ _SIMPLE: Final = frozenset((int, bool, str, bytes, type(None), torch.dtype, torc
 # Kinds of calls that are known at one time.
 _MAX_KNOWN = 1_000
 
-# Calls of one structure whose first tensors have one shape are compared one after the other.
-_MAX_ALIKE = 4
+# Known layouts of one structure and first shape: each is compared in turn, so a long list would be slow.
+_MAX_CANDIDATES = 4
 
-# Stands for all parts of a container that has tensors alone, such as the gradients of a model.
+# Replaces the parts of a container of tensors alone: a dict of gradients would make long forms.
 _ONLY_TENSORS: Final = frozenset((torch.Tensor,))
 
-# Stands between arguments by position and by name.
+# Separates arguments by position from those by name.
 _NAMED: Final = "named"
 
 
@@ -63,24 +63,24 @@ class CallTrees:
 
     def _key_of(self, tree: Tree, form: Hashable) -> Hashable:
         place = (form, shape_of(tree.leaves[0]) if tree.leaves else None)
-        alike = self._known.get(place)
-        if alike is None:
+        candidates = self._known.get(place)
+        if candidates is None:
             if self._num_known >= _MAX_KNOWN:
                 self._known = {}
                 self._num_known = 0
-            alike = self._known[place] = []
-        for number, (check, key) in enumerate(alike):
+            candidates = self._known[place] = []
+        for number, (check, key) in enumerate(candidates):
             if check(*tree.leaves):
                 if number:
-                    alike.insert(0, alike.pop(number))
+                    candidates.insert(0, candidates.pop(number))
                 return key
         key = _Key(tree.key())
         comparison = comparison_with(tree.leaves)
         if comparison is not None:
-            alike.insert(0, (comparison, key))
+            candidates.insert(0, (comparison, key))
             self._num_known += 1
-            if len(alike) > _MAX_ALIKE:
-                alike.pop()
+            if len(candidates) > _MAX_CANDIDATES:
+                candidates.pop()
         return key
 
 
@@ -119,20 +119,20 @@ def form_of(
 
 def _add_all(values: Any, form: list[Any], leaves: list[torch.Tensor]) -> bool:
     for value in values:
-        kind = type(value)
-        if kind is torch.Tensor:
+        type_ = type(value)
+        if type_ is torch.Tensor:
             leaves.append(value)
-            form.append(kind)
-        elif kind is tuple or kind is list:
-            form.append(kind)
+            form.append(type_)
+        elif type_ is tuple or type_ is list:
+            form.append(type_)
             form.append(len(value))
             if not _add_flat(value, form, leaves):
                 return False
-        elif kind is dict:
-            form.extend((kind, len(value), *map(_name_of, value)))
+        elif type_ is dict:
+            form.extend((type_, len(value), *map(_name_of, value)))
             if not _add_flat(value.values(), form, leaves):
                 return False
-        elif not _add_plain(value, kind, form):
+        elif not _add_plain(value, type_, form):
             return False
     return True
 
@@ -143,20 +143,20 @@ def _add_flat(values: Any, form: list[Any], leaves: list[torch.Tensor]) -> bool:
         form.append(_ONLY_TENSORS)
         return True
     for value in values:
-        kind = type(value)
-        if kind is torch.Tensor:
+        type_ = type(value)
+        if type_ is torch.Tensor:
             leaves.append(value)
-            form.append(kind)
-        elif not _add_plain(value, kind, form):
+            form.append(type_)
+        elif not _add_plain(value, type_, form):
             return False
     return True
 
 
-def _add_plain(value: Any, kind: type, form: list[Any]) -> bool:
-    if kind in _SIMPLE:
-        form.extend((kind, value))
-    elif kind is float:
-        form.extend((kind, repr(value)))
+def _add_plain(value: Any, type_: type, form: list[Any]) -> bool:
+    if type_ in _SIMPLE:
+        form.extend((type_, value))
+    elif type_ is float:
+        form.extend((type_, repr(value)))
     else:
         return False
     return True

@@ -1,4 +1,4 @@
-"""The containers that a batch may be made of: how each is taken apart and put together again.
+"""The containers that a batch may be made of: how each is flattened and rebuilt.
 
 A batch is any nesting of tuples, named tuples, lists, mappings and dataclasses. Everything else in
 it is a leaf: a tensor, a plain value, an object with a `to` of its own, or anything that nobody
@@ -38,7 +38,7 @@ class OddContainerError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Container:
-    """How one type of container is taken apart and put together.
+    """How one type of container is flattened and rebuilt.
 
     Attributes:
         names: returns the names of a container's parts, in order: indices, keys or fields.
@@ -57,18 +57,18 @@ class Container:
 
 
 def container_of(value: Any) -> Container | None:
-    """Return how a container is taken apart; None if a value is none, or behaves otherwise than one."""
+    """Return how to flatten a container; None if the value is none, or does not behave like its type."""
     container = container_of_type(type(value))
     if container is None or not container.may_be_odd or why_odd(value) is None:
         return container
     return None
 
 
-def container_of_type(kind: type) -> Container | None:
-    """Return how honest containers of this type are taken apart; None if it is no container."""
-    if kind not in _known:
-        _known[kind] = _new_container(kind)
-    return _known[kind]
+def container_of_type(type_: type) -> Container | None:
+    """Return how to flatten containers of this type; None if it is no container."""
+    if type_ not in _known:
+        _known[type_] = _new_container(type_)
+    return _known[type_]
 
 
 _known: dict[type, Container | None] = {}
@@ -139,26 +139,26 @@ def tensor_beside(value: Any, names: Sequence[Any]) -> str | None:
     return next((name for name in tensors if name not in known), None)
 
 
-def take_apart(kind: type) -> None:
+def take_apart(type_: type) -> None:
     """Let objects of a class be containers, whose parts are those of their attributes that are one.
 
     Parts are attributes that are tensors or containers; a twin shares the others.
     """
-    _known[kind] = Container(_holding, _of_holding, _read_holding, _with_holding)
+    _known[type_] = Container(_holding, _of_holding, _read_holding, _with_holding)
 
 
-def _new_container(kind: type) -> Container | None:
-    if kind is dict:
+def _new_container(type_: type) -> Container | None:
+    if type_ is dict:
         return _DICT
-    if issubclass(kind, Mapping):
-        base = next((base for base in _MAPPINGS_IN_C if issubclass(kind, base)), None)
-        return _PLAIN_MAPPING if base is not None and _reads_as(kind, base) else _MAPPING
-    if dataclasses.is_dataclass(kind):
-        return _dataclass_container(kind)
-    # What these hold is read past methods of their own.
-    if issubclass(kind, tuple):
+    if issubclass(type_, Mapping):
+        base = next((base for base in _MAPPINGS_IN_C if issubclass(type_, base)), None)
+        return _PLAIN_MAPPING if base is not None and _reads_as(type_, base) else _MAPPING
+    if dataclasses.is_dataclass(type_):
+        return _dataclass_container(type_)
+    # Subclasses may override reading, so what these hold is read by the methods of their base.
+    if issubclass(type_, tuple):
         return Container(_indices, _of_tuple, _read_tuple, _tuple_with_parts)
-    if issubclass(kind, list):
+    if issubclass(type_, list):
         return Container(_indices, list.copy, _read_list, _list_with_parts)
     return None
 
@@ -172,9 +172,9 @@ _MAPPINGS_IN_C: tuple[type, ...] = (OrderedDict, defaultdict, dict)
 _READING = ("__getitem__", "__iter__", "__len__", "values")
 
 
-def _reads_as(kind: type, base: type) -> bool:
+def _reads_as(type_: type, base: type) -> bool:
     """Return whether a class reads its items as one of Python's own mappings does."""
-    return all(getattr(kind, name) is getattr(base, name) for name in _READING)
+    return all(getattr(type_, name) is getattr(base, name) for name in _READING)
 
 
 def _of_mapping(value: Any) -> list[Any]:
@@ -271,9 +271,9 @@ _MAPPING = Container(list, _of_mapping, _read_mapping, _mapping_with_parts, may_
 # --- dataclasses, and objects whose attributes are parts ---
 
 
-def _dataclass_container(kind: Any) -> Container:
-    """Return how a dataclass is taken apart; a field that was never set is no part of it."""
-    fields = tuple([field.name for field in dataclasses.fields(kind)])
+def _dataclass_container(type_: Any) -> Container:
+    """Return how to flatten a dataclass; a field that was never set is no part of it."""
+    fields = tuple([field.name for field in dataclasses.fields(type_)])
 
     def read(value: Any) -> tuple[Sequence[str], list[Any]]:
         try:
@@ -347,10 +347,10 @@ def _read_list(value: Any) -> tuple[tuple[()], list[Any]]:
 def _tuple_with_parts(value: Any, parts: Sequence[Any]) -> Any:
     if all(map(operator.is_, _of_tuple(value), parts)):
         return value
-    kind = type(value)
-    if hasattr(kind, "n_sequence_fields"):  # made in C, such as `torch.return_types.max`
-        return kind(parts)
-    return _with_attributes(tuple.__new__(kind, parts), value)
+    type_ = type(value)
+    if hasattr(type_, "n_sequence_fields"):  # made in C, such as `torch.return_types.max`
+        return type_(parts)
+    return _with_attributes(tuple.__new__(type_, parts), value)
 
 
 def _list_with_parts(value: Any, parts: Sequence[Any]) -> Any:
@@ -422,11 +422,11 @@ def tensors_inside(value: Any) -> list[torch.Tensor]:
     todo = [value]
     while todo and len(seen) < _MOST_PARTS:
         part = todo.pop()
-        kind = type(part)
-        if id(part) in seen or issubclass(kind, PLAIN):
+        type_ = type(part)
+        if id(part) in seen or issubclass(type_, PLAIN):
             continue
         seen.add(id(part))
-        if issubclass(kind, torch.Tensor):
+        if issubclass(type_, torch.Tensor):
             found.append(part)
         else:
             todo += _inner_parts(part)
@@ -450,10 +450,10 @@ def _parts_of(value: Any) -> list[Any] | None:
 
 def attributes_of(value: Any) -> list[tuple[str, Any]]:
     """Return the attributes that an object holds, in slots and in its `__dict__`."""
-    kind = type(value)
-    slots = _slots.get(kind)
+    type_ = type(value)
+    slots = _slots.get(type_)
     if slots is None:
-        slots = _slots[kind] = tuple([name for one in kind.__mro__ for name in _slots_of(one)])
+        slots = _slots[type_] = tuple([name for one in type_.__mro__ for name in _slots_of(one)])
     in_slots = [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
     return in_slots + list(getattr(value, "__dict__", {}).items())
 
@@ -461,7 +461,7 @@ def attributes_of(value: Any) -> list[tuple[str, Any]]:
 _slots: dict[type, tuple[str, ...]] = {}
 
 
-def _slots_of(kind: type) -> tuple[str, ...]:
-    slots = kind.__dict__.get("__slots__", ())
+def _slots_of(type_: type) -> tuple[str, ...]:
+    slots = type_.__dict__.get("__slots__", ())
     names = (slots,) if isinstance(slots, str) else tuple(slots)
     return tuple([name for name in names if name not in ("__dict__", "__weakref__")])

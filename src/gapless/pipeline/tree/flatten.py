@@ -220,8 +220,8 @@ class _PlainNode:
 
     def differences(self, other: _Node, where: str) -> Iterator[str]:
         if self.key() != other.key():
-            kind = type(other.value).__name__ if isinstance(other, _PlainNode) else "its kind"
-            yield f"{where} ({kind})"
+            type_ = type(other.value).__name__ if isinstance(other, _PlainNode) else "its kind"
+            yield f"{where} ({type_})"
 
 
 class _UnknownNode:
@@ -261,9 +261,9 @@ class _SequenceNode:
         return value, _SequenceNode(value, self.container, nodes)
 
     def key(self) -> Hashable:
-        kind = type(self.value)
-        own = () if kind in (list, tuple) else _plain_attributes(self.value)
-        return (kind, *own, *[part.key() for part in self.parts])
+        type_ = type(self.value)
+        own = () if type_ in (list, tuple) else _plain_attributes(self.value)
+        return (type_, *own, *[part.key() for part in self.parts])
 
     def differences(self, other: _Node, where: str) -> Iterator[str]:
         if not isinstance(other, _SequenceNode) or len(self.parts) != len(other.parts):
@@ -310,8 +310,8 @@ def _text_of(value: Any) -> str:
     if isinstance(value, enum.Enum):
         return value.name
     # A user's class may show less of a value than there is.
-    kind: Any = next((one for one in _PLAIN_ATTRIBUTE if isinstance(value, one)), type(value))
-    text: str = kind.__repr__(value)
+    type_: Any = next((one for one in _PLAIN_ATTRIBUTE if isinstance(value, one)), type(value))
+    text: str = type_.__repr__(value)
     return text
 
 
@@ -329,14 +329,14 @@ def _plain_key(value: Any, depth: int = _DEPTH) -> Hashable | None:
     """Return what two attributes share if they are equal; None for what is not plain all through."""
     if isinstance(value, _PLAIN_ATTRIBUTE):
         return (type(value), _text_of(value))
-    kind = type(value)
-    if kind not in (list, tuple, set, frozenset, dict) or not depth or len(value) > _MOST_ITEMS:
+    type_ = type(value)
+    if type_ not in (list, tuple, set, frozenset, dict) or not depth or len(value) > _MOST_ITEMS:
         return None
-    items = value.items() if kind is dict else value
+    items = value.items() if type_ is dict else value
     keys = [_plain_key(item, depth - 1) for item in items]
     if None in keys:
         return None
-    return (kind, frozenset(keys) if kind in (set, frozenset) else tuple(keys))
+    return (type_, frozenset(keys) if type_ in (set, frozenset) else tuple(keys))
 
 
 def _differences_of_attributes(
@@ -356,16 +356,16 @@ _BARE: Final = frozenset((tuple, list, dict))
 
 def _node_of(value: Any, leaves: list[torch.Tensor], unknown: list[Any]) -> _Node:
     # An object may name another class as its own, as one of `unittest.mock` does: its type is asked.
-    kind = type(value)
-    if issubclass(kind, torch.Tensor):
+    type_ = type(value)
+    if issubclass(type_, torch.Tensor):
         leaves.append(value)
         return _TENSOR
-    if issubclass(kind, PLAIN):
+    if issubclass(type_, PLAIN):
         return _unknown(value, unknown) if has_attributes(value) else _PlainNode(value)
-    container = container_of_type(kind)
+    container = container_of_type(type_)
     if container is None:
         return _unknown(value, unknown)
-    if kind in _BARE:
+    if type_ in _BARE:
         names, parts = container.read(value)
     else:
         try:
@@ -375,7 +375,7 @@ def _node_of(value: Any, leaves: list[torch.Tensor], unknown: list[Any]) -> _Nod
         if tensor_beside(value, names) is not None:
             return _unknown(value, unknown)
     nodes = [_node_of(part, leaves, unknown) for part in parts]
-    if issubclass(kind, (tuple, list)):
+    if issubclass(type_, (tuple, list)):
         return _SequenceNode(value, container, nodes)
     return _NamedNode(value, container, dict(zip(names, nodes, strict=True)))
 
@@ -387,9 +387,9 @@ def _unknown(value: Any, unknown: list[Any]) -> _Node:
 
 def has_attributes(value: Any) -> bool:
     """Return whether a plain value has attributes of its own, which its text does not show."""
-    kind = type(value)
-    if kind in _PLAIN_ATTRIBUTE or isinstance(value, enum.Enum):
+    type_ = type(value)
+    if type_ in _PLAIN_ATTRIBUTE or isinstance(value, enum.Enum):
         return False
     return bool(getattr(value, "__dict__", None)) or any(
-        vars(owner).get("__slots__") for owner in kind.__mro__
+        vars(owner).get("__slots__") for owner in type_.__mro__
     )

@@ -133,13 +133,13 @@ class SimulatedDevice:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self._is_entered = False
         for mode in reversed(self._modes):
-            mode.__exit__(kind, error, trace)
+            mode.__exit__(error_type, error, trace)
         self._simulation.finish()
         if error is None:
             self._simulation.raise_failure()
