@@ -74,9 +74,9 @@ class Plan:
             raise PlanError(f"`streams` must be 1 to {MAX_STREAMS}, but is {self.streams}")
         if self.workers > MAX_WORKERS:
             raise PlanError(f"`workers` must be at most {MAX_WORKERS}, but is {self.workers}")
-        for name, kind in (("wait_with", WaitWith), ("graphs", Graphs)):
-            if getattr(self, name) not in get_args(kind):
-                known = ", ".join(get_args(kind))
+        for name, choices in (("wait_with", WaitWith), ("graphs", Graphs)):
+            if getattr(self, name) not in get_args(choices):
+                known = ", ".join(get_args(choices))
                 raise PlanError(f"`{name}` must be one of {known}, but is {getattr(self, name)!r}")
         for knob, least in _LEAST.items():
             value = getattr(self, knob)

@@ -111,7 +111,7 @@ def check_runs(program: Program) -> None:
 def run_program(program: Program) -> Ending:
     """Run a program in this process and thread to the end of its main thread.
 
-    An exception is told as Python tells it, without frames of the caller. Threads that are no
+    An exception is shown as Python shows it, without frames of the caller. Threads that are no
     daemons may still run: see `wait_for_threads`.
 
     Args:
@@ -176,8 +176,8 @@ def _prepare_file(program: Program, path: str, main: ModuleType) -> CodeType:
     sys.argv[:] = [program.target, *program.arguments]
     _put_first_on_path(str(Path(path).resolve().parent))
     is_compiled = path.endswith(".pyc")
-    kind = SourcelessFileLoader if is_compiled else SourceFileLoader
-    main.__loader__ = kind("__main__", path)
+    loader_type = SourcelessFileLoader if is_compiled else SourceFileLoader
+    main.__loader__ = loader_type("__main__", path)
     main.__file__ = path
     if is_compiled:
         compiled: Any = SourcelessFileLoader("__main__", path).get_code("__main__")
@@ -236,7 +236,7 @@ def _is_archive(path: str) -> bool:
 
 
 def _put_first_on_path(folder: str, *, is_asked: bool = False) -> None:
-    """Put a folder where Python puts that of a script, in the place of our own.
+    """Put a script's folder where Python puts it in `sys.path`, instead of ours.
 
     Args:
         folder: of the script.
@@ -252,7 +252,7 @@ def _put_first_on_path(folder: str, *, is_asked: bool = False) -> None:
 
 
 def _forget_shadowed(folder: str) -> None:
-    """Let the script import files of its own whose names are those of modules that we have loaded."""
+    """Let the script import its own files that have the names of modules which we have loaded."""
     finder = importlib.machinery.FileFinder(
         folder,
         (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES),
@@ -298,7 +298,7 @@ def _ended_by(error: BaseException) -> Ending:
 
 
 def _code_of(exit: SystemExit) -> object:
-    """Return what a program ends with; a class of its own may fail to say, and ends as one that failed."""
+    """Return the exit code; a subclass of SystemExit may raise when asked, which counts as a failure."""
     try:
         return exit.code
     except Exception:

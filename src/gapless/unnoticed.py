@@ -1,6 +1,6 @@
-"""Change a running program for a while so that it does not notice: attributes, methods, warnings.
+"""Patch a running program for a while, without effect on what it does: attributes, methods, warnings.
 
-What is replaced in the whole process, by whom, and until when. All go through `Patches`, which undoes itself:
+What is patched in the whole process, by which file, and until when. All go through `Patches`, which undoes itself:
 
 * `device/autocast_blocks.py`: `torch.clear_autocast_cache`, until nobody keeps a block or waits for its end
 * `ranks/user_process_group.py`: `ProcessGroup.shutdown`, until the last object that holds graphs is gone
@@ -8,7 +8,7 @@ What is replaced in the whole process, by whom, and until when. All go through `
 * `nmt/run/rank_warnings.py`: `warnings.showwarning`, for a run on several ranks
 * `nmt/run_folder/logs.py`: `threading.excepthook`, while the logs of a run are open
 * `cli/progress.py`: `warnings.showwarning`, while a bar is drawn
-* `scripts.py`: `sys.excepthook`, until Python has told of the interrupt that ends it
+* `scripts.py`: `sys.excepthook`, until Python has shown the interrupt that ends the script
 * `unnoticed.py`: what Python calls when filters of warnings change, while a filter stays in front
 * `doctor/watching/torch_import.py`: what loads torch, until it is loaded or nobody waits for it
 * `doctor/watching/step_hooks.py`: `DataLoader`'s `__next__`, backward passes, `CUDAGraph.replay`, the step that was asked for
@@ -27,9 +27,9 @@ What is replaced in the whole process, by whom, and until when. All go through `
 * `testing/simulated/patches.py`: what no mode of torch sees, while a simulated device is entered
 
 Not through it: `pipeline/loader_worker.py` prepares a worker process, which nothing outlives;
-`graphs` replaces `torch.autograd.backward`, `grad` and steps in its watched runs, with functions of its own
-that put them back. What is no attribute is put back by whoever sets it:
-handlers of signals, `gc.callbacks`, `sys.meta_path`, hooks and modes of torch.
+`graphs` replaces `torch.autograd.backward`, `grad` and steps in its watched runs, and restores them itself.
+What is no attribute is restored by the code that sets it: handlers of signals, `gc.callbacks`, `sys.meta_path`,
+hooks and modes of torch.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 _NOT_ITS_OWN = object()
 
-# What binds to an object as methods do. Programs also put other things in the place of methods.
+# What binds to an object as methods do. Programs also replace methods by objects that do not bind.
 _METHODS: tuple[type, ...] = (
     FunctionType,
     MethodDescriptorType,
@@ -82,14 +82,14 @@ _STAND_IN_FILES = (
 
 
 class Patches:
-    """Attributes that stand for others until `take_out`, or until the end of a `with` block.
+    """Replaces attributes until `take_out`, or until the end of a `with` block.
 
     Args:
-        keeps_others: whether what somebody else has put over ours stays. Else all is as it was before,
-            as after a try of which nothing is to be left.
+        keeps_others: whether a patch that somebody else has put over ours stays. Otherwise everything is
+            restored as it was before.
 
     Attributes:
-        are_in: whether something stands for something.
+        are_in: whether an attribute is replaced now.
     """
 
     def __init__(self, *, keeps_others: bool = True) -> None:
@@ -107,10 +107,10 @@ class Patches:
         """Replace an attribute; one that the holder inherits is shadowed.
 
         Args:
-            holder: class, module or object. Of an object it is an attribute of its own, whatever its
-                class says of writing. Or a dict, such as that of a module's parameters.
+            holder: class, module or object. An object's attribute is written into its `__dict__`, past a
+                `__setattr__` of its class. Or a dict, for example that of a module's parameters.
             name: of the attribute or entry.
-            value: what stands there from now on.
+            value: its new value.
         """
         self._note(holder, name, value)
         _set(holder, name, value)
@@ -132,7 +132,7 @@ class Patches:
 
     def put_method(
         self,
-        kind: Any,
+        owner: Any,
         name: str,
         make: Callable[[Callable[..., Any]], Callable[..., Any]],
         *,
@@ -143,17 +143,17 @@ class Patches:
         Where a program has put something in the place of the method that is none, it stays.
 
         Args:
-            kind: class.
+            owner: class that has the method.
             name: of the method.
             make: takes the method, and returns a function that takes the object first.
             is_for: whether the other method is for an object just now.
         """
-        shown = getattr(kind, name)
-        held = next(vars(one)[name] for one in kind.__mro__ if name in vars(one))
+        shown = getattr(owner, name)
+        held = next(vars(one)[name] for one in owner.__mro__ if name in vars(one))
         is_ours = isinstance(held, StandIn)
         if is_ours or isinstance(held, _METHODS) or type(held).__name__ == "instancemethod":
             method = make(held.method if is_ours else shown)
-            self.put(kind, name, StandIn(held, shown, method, is_for))
+            self.put(owner, name, StandIn(held, shown, method, is_for))
 
     def take_out(self) -> None:
         """Put back what was there."""
@@ -181,7 +181,7 @@ def _set(holder: Any, name: str, value: Any) -> None:
 
 
 class PatchesWhileAlive:
-    """Patches that stand as long as one of the objects lives that need them.
+    """Patches that stay as long as one of the objects lives that need them.
 
     Args:
         put: puts them in.

@@ -25,7 +25,7 @@ from gapless.records.bottleneck import (
 def sample(period_ms, *, shape="a", is_replay=False, **changed):
     launched = {"host_ms": 1.0, "data_wait_ms": 0.0, "found_idle": True, **changed}
     busy_ms = launched.pop("busy_ms", 1.0)
-    launch = Launch(way="replay" if is_replay else "eager", key=shape, **launched)
+    launch = Launch(ran_as="replay" if is_replay else "eager", key=shape, **launched)
     return Sample(launch=launch, busy_ms=busy_ms, period_ms=period_ms)
 
 

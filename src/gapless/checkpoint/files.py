@@ -33,7 +33,7 @@ class Disk:
     """The operations that writers ask of a file system, one method each.
 
     A subclass can record them, or let one fail. Files are descriptors, because an error of
-    writing is only told to the descriptors that were open when it happened.
+    writing is reported only by descriptors that were open when it happened.
     """
 
     def create(self, path: Path) -> int:
@@ -213,7 +213,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _sync_errors() -> Iterator[None]:
-    """Let an error of a sync be told from others; a full disk is full the second time as well."""
+    """Raise SyncFailedError for an error of a sync; not for a full disk, where writing anew fails too."""
     try:
         yield
     except OSError as error:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-# What a lock that somebody else has is answered with.
-_TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
+# Errors of a lock that another process holds.
+_HELD_BY_ANOTHER = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 class RunLock:
@@ -28,7 +28,7 @@ class RunLock:
     It is a `flock` that forked children let go of at once. The three locks that a system offers:
 
     - `lockf` belongs to a process, but is lost as soon as the process closes *any* descriptor of the
-      file, such as one through which somebody only read it.
+      file, even one that was opened only to read it.
     - `flock` belongs to an open file, and is kept until its last descriptor is closed. A forked
       child inherits one, so a stuck loader worker would keep a dead run locked.
     - A lock of an open file description (`F_OFD_SETLK`) is inherited in the same way, and not every
@@ -67,7 +67,7 @@ class RunLock:
             except OSError as error:
                 holder = _named_in(file)
                 os.close(file)
-                if error.errno not in _TAKEN:
+                if error.errno not in _HELD_BY_ANOTHER:
                     raise
                 raise RunLockedError(
                     f"{self.path.parent} is being written by {holder}; wait until it ends, or end it"
@@ -91,7 +91,7 @@ class RunLock:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             fcntl.flock(file, fcntl.LOCK_UN)
         except OSError as error:
-            return _named_in(file) if error.errno in _TAKEN else None
+            return _named_in(file) if error.errno in _HELD_BY_ANOTHER else None
         finally:
             os.close(file)
         return None

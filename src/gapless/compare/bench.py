@@ -1,7 +1,7 @@
 """Time plans on the same work, round by round in turns.
 
 Speed drifts: clocks fall as a device warms up, and a shared host has other users. So each round
-takes every plan once, in a new random order, and a drift affects all plans alike. Building,
+runs every plan once, in a new random order, and a drift affects all plans equally. Building,
 capturing and warm-up rounds come before. Kernel traces, the driver's utilisation and
 timelines, which cost time, come after.
 """

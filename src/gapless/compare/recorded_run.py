@@ -86,7 +86,7 @@ def run_plan(
             workload = make(device.torch_device)
             recorder = StateRecorder(workload, device=device, copy_of=copy_of)
         try:
-            taken = take_round(
+            done = take_round(
                 loop,
                 workload.batches,
                 recorder.step,
@@ -98,8 +98,8 @@ def run_plan(
         summary = RunSummary(
             plan=loop.plan.name,
             losses=loop.losses.history,
-            waits=taken.total.waits,
-            passes=taken.passes,
+            waits=done.total.waits,
+            passes=done.passes,
             num_replays=0 if loop.capture_report is None else loop.capture_report.num_replays,
             not_captured=_why_not_captured(loop),
         )

@@ -26,7 +26,7 @@ def row_of_rounds(plan: Plan, rounds: Sequence[Round], *, unit: str) -> PlanRow:
     """Return the row of one plan with what its rounds tell: mostly medians, a step.
 
     Args:
-        plan: under which the rounds were taken.
+        plan: under which the rounds ran.
         rounds: the timed rounds, at least one.
         unit: what the weights of the steps count; empty if they count nothing.
     """

@@ -143,5 +143,5 @@ class _RecordedStep(_HostPart):
 
 
 def _recorded(step: SplitStep | WholeStep, recorder: StateRecorder) -> SplitStep | WholeStep:
-    kind = _RecordedSplitStep if isinstance(step, SplitStep) else _RecordedStep
-    return kind(step, recorder)
+    recorded = _RecordedSplitStep if isinstance(step, SplitStep) else _RecordedStep
+    return recorded(step, recorder)

@@ -79,7 +79,7 @@ def require_batches(count: int, *, done: int) -> None:
 
     Args:
         count: number of batches of the pass.
-        done: steps taken before it.
+        done: number of steps before it.
 
     Raises:
         UserError: there were none.
@@ -115,8 +115,8 @@ def _num_graphs(loop: TrainLoop) -> int:
 
 
 def _without_start(record: EpochRecord, start_ms: float) -> EpochRecord:
-    # Nothing of the epoch is under way before its first batch, so the whole of it is a delay.
-    # A simulated device has a clock of its own, which waiting for a loader does not move.
+    # Nothing of the epoch runs before its first batch, so all of this time is a delay. Never below 0:
+    # on a simulated device waiting for a loader does not move the virtual clock.
     return replace(
         record,
         wall_ms=record.wall_ms - start_ms,

@@ -55,7 +55,7 @@ class TimedPlan:
         peak_memory_bytes: most memory that its tensors held so far, what others hold left out.
         held_memory_bytes: memory that torch took from the device for it, after the warm-up rounds.
         grown_memory_bytes: by how much the memory that its tensors hold grew in the timed rounds.
-        num_warmup_rounds: warm-up rounds that were taken, or of which the batches were skipped.
+        num_warmup_rounds: warm-up rounds that ran, or whose batches were skipped.
     """
 
     def __init__(

@@ -104,9 +104,9 @@ def _walk(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
             yield from _walk(part, f"{path}[{number}]")
 
 
-def _dense(kind: str, tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+def _dense(prefix: str, tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     for name, tensor in tensors.items():
-        full = f"{kind} {name}".strip()
+        full = f"{prefix} {name}".strip()
         if tensor.layout == torch.strided:
             yield full, tensor
         elif tensor.layout == torch.sparse_coo:

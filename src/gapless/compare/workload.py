@@ -101,8 +101,8 @@ class Workload:
 
 def _require(holds: bool, *, field: str, value: object, expected: str) -> None:
     if not holds:
-        kind = type(value).__name__
-        raise UserError(f"{field} of the workload is of type {kind}, expected {expected}")
+        found = type(value).__name__
+        raise UserError(f"{field} of the workload is of type {found}, expected {expected}")
 
 
 def checked_workload_function(function: WorkloadFunction) -> WorkloadFunction:

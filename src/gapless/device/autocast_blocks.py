@@ -1,4 +1,4 @@
-"""Tell blocks of autocast apart: torch has no number for them, but clears its casts at their end."""
+"""Distinguish blocks of autocast: torch gives them no number, but clears its cache of casts at their end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Needed:
-    """As long as one lives, ends of blocks are heard: who needs that keeps it."""
+    """Keeps torch's function patched as long as it lives: held by all that must hear the end of a block."""
 
 
 class Block:
@@ -42,11 +42,11 @@ class _Blocks:
     """Hears when casts are cleared, as long as somebody keeps a block or waits for its end."""
 
     def __init__(self) -> None:
-        # Of those who keep it: whoever kept none has none to compare.
+        # Weak: a block that nobody keeps is compared with none, and need not be heard of.
         self._current: weakref.ref[Block] | None = None
-        # One for all blocks: there is a new block in each step.
+        # One for all blocks: each step has a new block, and would patch and restore torch.
         self._needed: weakref.ref[_Needed] | None = None
-        # A thread has blocks of its own.
+        # Blocks of autocast belong to a thread.
         self._of_thread = local()
         self._heard = PatchesWhileAlive(self._hear)
 
@@ -93,9 +93,9 @@ _BLOCKS = _Blocks()
 
 
 def block_of_autocast() -> Block:
-    """Return an object that two calls share only if they stand in one outermost block of autocast.
+    """Return an object that two calls share only if they are in the same outermost block of autocast.
 
-    While one of them is kept, a function of torch has another in its place.
+    While one of them is kept, `torch.clear_autocast_cache` is patched.
 
     Sync: Does not block the host.
     """

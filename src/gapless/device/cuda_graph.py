@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _EMPTY = "The CUDA Graph is empty"
 
 
-# Graphs whose capture has failed, and the pools that they were to allocate from. Torch's allocator
-# of page-locked memory takes such a capture for one under way (torch 2.11 to 2.13): it asks the
-# graph whether a stream belongs to it, so it must not be freed, and begins no other in its pool.
+# Graphs whose capture has failed, and the pools that they were to allocate from. Torch's allocator of
+# page-locked memory still counts such a capture as running (torch 2.11 to 2.13): it asks the graph
+# whether a stream belongs to it, so the graph must not be freed, and no capture can begin in its pool.
 _FAILED: list[torch.cuda.CUDAGraph] = []
 _SPOILED_POOLS: set[Any] = set()
 
@@ -74,7 +74,7 @@ class CudaGraph:
 
 
 class CudaCapture:
-    """A capture under way, in one segment after the other.
+    """A running capture, in one segment after the other.
 
     Args:
         device: of the stream.
@@ -184,7 +184,7 @@ class CudaCapture:
             return
         _FAILED.append(segment)
         _SPOILED_POOLS.add(self._pool)
-        # Not under way on this side if `capture_begin` failed before.
+        # Nothing is being captured here if `capture_begin` failed before.
         with suppress(RuntimeError):
             end_allocation_to_pool(self._device.index, self._pool)
             release_pool(self._device.index, self._pool)

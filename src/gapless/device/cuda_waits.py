@@ -92,7 +92,7 @@ def call_before_waits(callback: Callable[[str], None]) -> Callable[[], None]:
         for what, registry in registries.items():
             registry.add_callback(calls[what])
         if flag is not None:
-            # Torch sets it at the first activation only. Last, since an end on the way clears it.
+            # Torch sets it at the first activation only. Last: another watch that ends in between clears it.
             flag.value = True
 
     def forget() -> None:

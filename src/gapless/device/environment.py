@@ -50,10 +50,10 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
         ("torch.backends.mha.get_fastpath_enabled()", torch.backends.mha.get_fastpath_enabled),
     ]
     known += readers_of_float32_precision(device_type)
-    for kind in dict.fromkeys((device_type, "cpu")):
+    for name in dict.fromkeys((device_type, "cpu")):
         known += [
-            (f"autocast of {kind}", partial(torch.is_autocast_enabled, kind)),
-            (f"autocast's dtype of {kind}", partial(torch.get_autocast_dtype, kind)),
+            (f"autocast of {name}", partial(torch.is_autocast_enabled, name)),
+            (f"autocast's dtype of {name}", partial(torch.get_autocast_dtype, name)),
         ]
     known += setting_readers.items()
     for name, reader in preferred_library_readers.items():

@@ -35,8 +35,8 @@ def find_device(name: str | torch.device | Device = "auto") -> Device:
         text = "cuda" if torch.cuda.is_available() else "cpu"
     if text in ("cpu", "cpu:0"):
         return _cpu()
-    kind, _, number = text.partition(":")
-    if kind != "cuda" or not (number.isdecimal() or text == "cuda"):
+    device_type, _, number = text.partition(":")
+    if device_type != "cuda" or not (number.isdecimal() or text == "cuda"):
         raise DeviceError(f"unknown device {text!r}; the devices are auto, cpu, cuda and cuda:N")
     return _cuda(_present_gpu(text, number))
 

@@ -1,7 +1,7 @@
-"""How precisely float32 products are computed: torch has an old way to set it, and a new one.
+"""How precisely float32 products are computed: torch has an old API for it, and a new one.
 
-Where both were used, torch raises for everybody who asks in the old way. So they are asked for in the
-new way, which knows what was set in either.
+Where both were used to set it, reading by the old one raises. So it is read by the new one, which knows
+what was set by either.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def float32_precision_restored() -> Iterator[None]:
     new = {} if _get is None else {backend: _get(backend, "matmul") for backend in _BACKENDS}
     try:
         old = torch.get_float32_matmul_precision()
-    except RuntimeError:  # set in both ways, which do not agree
+    except RuntimeError:  # set by both APIs, to different values
         old = None
     try:
         yield

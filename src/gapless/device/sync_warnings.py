@@ -1,4 +1,4 @@
-"""Hear torch's warnings of waits, whatever the script does with warnings, and keep them from the script."""
+"""Listen to torch's warnings of waits, whatever filters the script sets, and hide them from the script."""
 
 from __future__ import annotations
 

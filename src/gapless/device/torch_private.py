@@ -5,8 +5,9 @@ A release of torch may take any of them away. Each is looked up here and nowhere
 `gapless.python_private`. A test looks each of them up, and another takes each away. All were found in torch
 2.13 and 2.14.1, but for those of one torch only, which say so.
 
-What is missing is done in a slower way that is public, or left out, or refused in one line when it is asked
-for: never when this file is imported. Where a frame or nanoseconds matter, a name here is torch's own object.
+Where a name is missing, slower public code runs, or the feature is left out, or refused in one line when it
+is asked for: importing this file never fails. Where a frame or nanoseconds matter, a name here is torch's own
+object.
 """
 
 from __future__ import annotations
@@ -367,7 +368,7 @@ current_graph_task: Callable[[], int] = _look_up(
 is_multithreading_enabled: Callable[[], bool] = _look_up(
     "torch._C._is_multithreading_enabled",
     why="It says whether backward passes of a GPU run on a thread of their own, whose kernels may differ.",
-    missing="They are taken to: torch does so unless it is told not to.",
+    missing="They are assumed to, which is torch's default.",
     otherwise=lambda: True,
 )
 _saved_tensors_hooks: Any = _look_up(
@@ -537,8 +538,8 @@ def _current_stream_key(index: int) -> tuple[int, int, int]:
 
 current_stream_key: Callable[[int], tuple[int, int, int]] = _look_up(
     "torch._C._cuda_getCurrentStream",
-    why="The public way makes an object each time, which takes 4 us.",
-    missing="The public way is taken.",
+    why="The public function makes an object each time, which takes 4 us.",
+    missing="The public function is used.",
     otherwise=_current_stream_key,
     place="gpu",
 )
@@ -574,7 +575,7 @@ release_pool: Callable[[int, Any], None] = _look_up(
 _note(
     "torch.cuda._lazy_call",
     why="What a script does with a GPU is watched from its first use of one on.",
-    missing="The script is taken to use the GPU at once.",
+    missing="The script is assumed to use the GPU at once.",
 )
 
 
@@ -734,7 +735,7 @@ _note(
 
 
 def allow_recompiles(most: int) -> None:
-    """Let torch compile one function for so many kinds of arguments."""
+    """Let torch compile one function for this many signatures."""
     config = _find("torch._dynamo.config")
     if hasattr(config, "recompile_limit"):
         config.recompile_limit = most
@@ -798,7 +799,7 @@ parse_to: Callable[..., tuple[Any, ...]] = _look_up(
 ProfilerMark: Any = _look_up(
     "torch._C._profiler._RecordFunctionFast",
     why="It marks a call in the trace in a fraction of the time of `record_function`, and not on the device's lane.",
-    missing="`record_function` is taken.",
+    missing="`record_function` is used.",
     otherwise=torch.profiler.record_function,
 )
 ProfilerSettings: Any = _look_up(
@@ -1051,7 +1052,7 @@ _note(
     "torch.amp.GradScaler._growth_tracker",
     "torch.amp.GradScaler._init_growth_tracker",
     why="`state_dict` waits for the device to read two numbers.",
-    missing="`state_dict` is taken.",
+    missing="`state_dict` is used.",
     place="objects",
 )
 
@@ -1150,7 +1151,7 @@ def backend_on(group: Any, device: torch.device) -> Any:
 
 
 def devices_of(group: Any) -> list[torch.device]:
-    """Return the kinds of devices on which a process group works; none where torch does not tell."""
+    """Return the device types on which a process group works; none where torch does not say."""
     return list(getattr(group, "_device_types", ()))
 
 
@@ -1211,7 +1212,7 @@ neg_view: Callable[[torch.Tensor], torch.Tensor] = _look_up(
 DispatchKey: Any = _look_up(
     "torch._C.DispatchKey",
     why="An operator that is made of others is known by one of its keys.",
-    missing="No operator is taken to be.",
+    missing="No operator is assumed to be.",
 )
 REDUCE_INTERNAL = _place(
     "torch.Tensor._reduce_ex_internal",
@@ -1227,7 +1228,7 @@ GROUP_TENSORS = _place(
 _note(
     "torch.Tensor._is_zerotensor",
     why="A tensor of zeros may have no memory.",
-    missing="Every tensor is taken to have memory.",
+    missing="Every tensor is assumed to have memory.",
 )
 
 

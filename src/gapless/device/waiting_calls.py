@@ -1,10 +1,10 @@
 """The one interceptor of calls by which the host waits for a device, and reads its values.
 
-A listener is told of each call of a method of tensors that reads or copies (`loss.item()`, `x.to("cuda")`), and of
-each function that waits by its name (`torch.cuda.synchronize()`): which operation it is, at its beginning and its
-end, in the frame that made it. Calls that do not wait are left alone: for tensors on the host, and for copies that
-`gapless.device.waiting_operations` says not to block. It works on every device, and sees nothing of what C++ reads by
-itself; of that torch's warnings tell (`gapless.device.sync_warnings`), and operators in a dispatch mode (`read_by`).
+A listener hears of each call of a tensor method that reads or copies (`loss.item()`, `x.to("cuda")`), and of each
+function that waits (`torch.cuda.synchronize()`): which operation it is, at its beginning and its end, in the frame
+that made it. Calls that do not wait are passed over: those for tensors on the host, and copies that do not block by
+`gapless.device.waiting_operations`. It works on every device. It does not see what C++ reads by itself: for that
+there are torch's warnings (`gapless.device.sync_warnings`) and a dispatch mode (`read_by`).
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ WaitingOperation: TypeAlias = (
 
 
 class Listener(Protocol):
-    """Who is told of calls that wait."""
+    """Hears of calls that wait."""
 
     @property
     def are_wanted(self) -> bool:
-        """Whether calls of this thread are to be told of now."""
+        """Whether it wants to hear of this thread's calls now."""
 
     @property
     def around(self) -> Callable[[WaitingOperation, str, str], AbstractContextManager[None]]:
-        """Return a context for a call that waits, which begins in the frame that the user has called.
+        """Return what makes a context for a call that waits; it is entered in the frame of the call.
 
-        It takes the operation, the call as users write it, such as "Tensor.item", and its size or "".
+        It takes the operation, the name of the call, "Tensor.item" for example, and its size or "".
         """
 
 

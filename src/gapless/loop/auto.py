@@ -1,16 +1,16 @@
-"""Plan `auto`: measure a step, try it as a graph, and run it in the way that is faster.
+"""Plan `auto`: time a step eager and as a graph, and run it as the faster of the two.
 
-Both ways give the same bits, so a run may change between them after any step. The device's times
-come from the events of the gap meter, which are read late: measuring makes nobody wait, and steps
-go on as before until enough of them were read.
+Both give the same bits, so a run may change between them after any step. The device's times come from
+the events of the gap meter, which are read late: measuring adds no wait, and steps go on as before
+until enough times were read.
 
     start      kernels are loaded and chosen; nothing is measured
     measure    eager steps: what is the bottleneck?
     trial      steps as graphs: are they faster?
-    settled    the faster way; measured again when the pace changes, a few times at most
+    settled    the faster of both; measured again when the pace changes, a few times at most
 
-When times are read differs between ranks. So several of them end a phase after steps that counts alone
-decide on: they wait for the device there, and then ask each other. The slowest decides for all, once.
+Ranks read their times after different steps. So several ranks end a phase at a step that counts alone
+decide on: they wait for the device there, and decide together. The slowest rank counts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 # Steps before the first measurement.
 _START = 3
 
-# Measured steps of each way before the decision.
+# Eager steps and replays that are measured before the decision, each.
 _WINDOW = 10
 
 # After this many steps that follow no other, there is nothing to measure.
@@ -146,7 +146,7 @@ class AutoSteps:
         done = self._run(batch, sites)
         launch = Launch(
             round=self._round,
-            way=done.way,
+            ran_as=done.way,
             key=done.kind,
             host_ms=self._device.now_ms() - start,
             data_wait_ms=data_wait_ms,
@@ -189,7 +189,7 @@ class AutoSteps:
 
         Sync: Does not block the host.
         """
-        if launch.round != self._round or launch.way == "capture":
+        if launch.round != self._round or launch.ran_as == "capture":
             return
         if period_ms is None:
             self._note_unmeasured()
@@ -199,7 +199,7 @@ class AutoSteps:
             self._eager.append(sample)
             if self._is_alone and len(self._eager) >= _WINDOW:
                 self._end_measurement()
-        elif self._phase == "trial" and launch.way == "replay":
+        elif self._phase == "trial" and launch.ran_as == "replay":
             self._replays.append(sample)
         elif self._phase == "settled" and self._is_alone:
             self._watch_pace(sample)

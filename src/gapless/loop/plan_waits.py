@@ -1,4 +1,4 @@
-"""When the host waits and reads losses, by plan: one small policy for each way to wait."""
+"""When the host waits and reads losses, by plan: one policy for each value of `Plan.wait_with`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def waits_of(engine: Engine) -> PlanWaits:
 
 
 class StreamWaits:
-    """Wait for the whole compute stream; each read of losses is a wait of its own.
+    """Wait for the whole compute stream; each read of losses is a further wait.
 
     Sync: Blocks the host every `sync_interval` steps ("batch", "interval"), and every `loss_interval`
         steps ("loss_read").

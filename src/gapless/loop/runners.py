@@ -1,7 +1,7 @@
 """How the steps of an epoch run: eagerly, or as captured graphs.
 
 A runner takes one batch at a time, calls the step's host part and then runs the step. Plan `auto`
-has a runner of its own, `gapless.loop.auto`.
+has its runner in `gapless.loop.auto`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class EagerSteps:
 
 
 class GraphSteps:
-    """Run a step as a graph for each kind of batch."""
+    """Run a step as a graph for each signature of batches."""
 
     diagnosis: Diagnosis | None = None
 

@@ -169,10 +169,10 @@ class TrainLoop:
         scaler: torch.amp.GradScaler | None = None,
         on_batch: Callable[[int], None] | None = None,
     ) -> CaptureReport | None:
-        """Capture the step for the kinds of these batches, before a run; train on none of them.
+        """Capture the step for the signatures of these batches, before a run; train on none of them.
 
         Args:
-            batches: on the CPU, one of each kind. The first are captured first; what a memory
+            batches: on the CPU, one of each signature. The first are captured first; what a memory
                 budget leaves out are the last.
             step: that `run_epoch` will be given.
             model: that the step trains; its weights and buffers are put back.

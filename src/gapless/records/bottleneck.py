@@ -46,8 +46,8 @@ class Launch:
 
     Attributes:
         round: number of the stretch of steps that it belongs to.
-        way: how it ran: eagerly, as a graph, or as a graph that was captured for it just now.
-        key: what its batch shares with others that the same graph can take.
+        ran_as: eager, as a replay, or as a replay of a graph that was captured for it just now.
+        key: signature of its batch: the same graph can take all batches that have it.
         host_ms: time the host spent in the step.
         data_wait_ms: time the host waited for the loader before it.
         found_idle: whether the device had nothing to do when the host began with it.
@@ -55,7 +55,7 @@ class Launch:
     """
 
     round: int = 0
-    way: Literal["eager", "replay", "capture"]
+    ran_as: Literal["eager", "replay", "capture"]
     key: Hashable
     host_ms: float
     data_wait_ms: float
@@ -79,7 +79,7 @@ class Sample:
 
     @property
     def own_ms(self) -> float:
-        """Milliseconds that the step would have taken with its batch at hand."""
+        """Milliseconds of the step without the wait for its batch."""
         return max(self.busy_ms, self.period_ms - self.launch.data_wait_ms)
 
 
@@ -210,22 +210,22 @@ def _typical(samples: Sequence[Sample]) -> Sequence[Sample]:
 
 
 def trial_of(eager: Sequence[Sample], replays: Sequence[Sample]) -> Trial:
-    """Compare eager steps and graphs, on the kinds of batches that ran as both.
+    """Compare eager steps and replays, on the signatures that ran as both.
 
-    Each kind counts by its median, and as often as it came. Waiting for data is left out: it is
+    Each signature counts by its median, and as often as it came. Waiting for data is left out: it is
     the loader's time, and varies more than a graph can gain.
     """
     times: dict[Hashable, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for sample in (*eager, *replays):
-        times[sample.launch.key][sample.launch.way == "replay"].append(sample.own_ms)
+        times[sample.launch.key][sample.launch.ran_as == "replay"].append(sample.own_ms)
     both = [pair for pair in times.values() if all(pair)]
     if not both:
         return Trial()
     weights = [len(first) + len(second) for first, second in both]
     means = [
-        sum(weight * median(pair[way]) for weight, pair in zip(weights, both, strict=True))
+        sum(weight * median(pair[is_replay]) for weight, pair in zip(weights, both, strict=True))
         / sum(weights)
-        for way in (False, True)
+        for is_replay in (False, True)
     ]
     return Trial(
         eager_ms=means[0],
@@ -319,8 +319,8 @@ def _advice(bottleneck: Bottleneck, readings: Readings, needed: int | None) -> s
     if bottleneck != "data":
         return ""
     if needed is None:
-        rest_ms = max(readings.busy_ms, readings.step_ms - readings.data_wait_ms)
-        times = readings.step_ms / max(rest_ms, 1e-3)
+        without_wait_ms = max(readings.busy_ms, readings.step_ms - readings.data_wait_ms)
+        times = readings.step_ms / max(without_wait_ms, 1e-3)
         return f"the loader has to be {times:.1f} times as fast"
     one = "1 worker" if needed == 1 else f"{needed} workers"
     if readings.num_cores is None or needed <= readings.num_cores:

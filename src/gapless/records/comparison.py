@@ -60,7 +60,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What a number of steps of a workload did, taken one after the other.
+    """What a number of consecutive steps of a workload did.
 
     Attributes:
         total: record of all passes over the batches together, without `start_ms`.
@@ -201,7 +201,7 @@ class ComparisonReport:
         reproducible: whether a plain loop equals itself; None if that is not known.
         in_turns: whether each round took every plan; otherwise each plan was timed by itself.
         verification: what the comparison of bits found; None if bits were not compared.
-        timelines: of a few steps of each plan, in the order of the rows; empty if none were taken.
+        timelines: of a few steps of each plan, in the order of the rows; empty if none were recorded.
     """
 
     workload: str

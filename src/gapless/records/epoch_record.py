@@ -1,4 +1,4 @@
-"""What an epoch did, and where a running one stands."""
+"""What an epoch did, and the progress of a running one."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def gap_share(busy_ms: float, gap_ms: float | None) -> float | None:
 
 @dataclass(kw_only=True)
 class Progress:
-    """Where a running epoch stands; made anew for every epoch, kept up to date by the loop.
+    """Progress of a running epoch; a new one for every epoch, kept up to date by the loop.
 
     Attributes:
         batch: number of batches queued so far in this epoch.

@@ -51,7 +51,7 @@ class Finding:
         thread: "main", "autograd" or the name of another thread.
         call: what was called there, such as "Tensor.item".
         per_step: how often in a step.
-        waited_ms: that the host stood still there; None where it was not measured.
+        waited_ms: that the host waited there; None where it was not measured.
         exposed_ms: of idle time of the device that goes back to it, an upper bound of what mending
             it can gain; None where it was not measured.
         gain_ms: that a step is predicted to become shorter by if this alone is mended, from playing

@@ -1,4 +1,4 @@
-"""Decide whether replays pay, from times of calls that ran in both ways. Needs no device.
+"""Decide whether replays pay, from times of eager calls and of replays. Needs no device.
 
 A time is that from the start of a call to the start of the next: what lies between is a part of it,
 because a loop is as fast as all of it together. Replays stay unless it is shown that they are slower.
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# Longer times are left out: of an evaluation, a file that is written, an update after the last of
-# several micro-batches.
+# Share of the times that count, the shortest. Longer ones are of an evaluation, a file that is written, an
+# update after the last of several micro-batches.
 _SHARE_OF_USUAL = 0.75
 
-# As written is a call only where replays are slower by this share.
+# Replays are given up only if they are slower by this share.
 _LOSS_SHARE = 0.02
 
-# Windows of both ways, each of which has to show it. Where times vary so much that every third pair
-# shows it by chance, all of five do in one case of 243.
+# Pairs of windows, an eager one and one of replays, each of which has to show the loss. If times vary so
+# much that every third pair shows one by chance, all five do in one case of 243.
 NUM_PAIRS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowTimes:
-    """Times of some calls that ran in one way, at least one, in milliseconds.
+    """Times of some eager calls, or of some replays, at least one, in milliseconds.
 
     Attributes:
         host_ms: from call to call, as the host went on.
@@ -56,7 +56,7 @@ class PairTimes:
 
     Attributes:
         replayed_ms: in that of replays.
-        written_ms: in that of calls as written.
+        written_ms: in that of eager calls.
     """
 
     replayed_ms: float
@@ -76,7 +76,7 @@ def judged(pairs: Sequence[PairTimes]) -> Literal["pays", "does_not_pay"] | None
 
 
 def loss_text(pairs: Sequence[PairTimes]) -> str:
-    """Return what replays and calls as written took, in words; at least one pair."""
+    """Return the times of replays and of eager calls in words; at least one pair."""
     replayed_ms = median(pair.replayed_ms for pair in pairs)
     written_ms = median(pair.written_ms for pair in pairs)
     return f"{replayed_ms:.3f} ms with replays and {written_ms:.3f} ms as written"

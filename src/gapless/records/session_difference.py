@@ -1,4 +1,4 @@
-"""What changed from one session of the doctor to another, such as after a mend."""
+"""What changed from one session of the doctor to another, for example after a fix."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SessionDifference:
         if self.before.steps is None or self.after.steps is None:
             return None
         before, now = self.before.steps.wall_ms.median, self.after.steps.wall_ms.median
-        # A clock that stood still says nothing: neither time can be divided by the other.
+        # A coarse clock may show no time at all: neither time can be divided by the other.
         return before / now if before and now else None
 
     @property

@@ -28,7 +28,7 @@ class RunSummary:
         waits: host waits of the steps, by reason; those of a plain loop are not counted.
         passes: number of batches in each pass over the workload's batches.
         num_replays: steps that ran as a replay of a captured graph.
-        not_captured: why steps ran as written under a plan that captures every step; None under
+        not_captured: why steps ran eager under a plan that captures every step; None under
             other plans.
     """
 

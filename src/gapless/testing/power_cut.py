@@ -104,7 +104,7 @@ class RecordedDisk(Disk):
     """A disk that keeps what is done to it.
 
     Args:
-        root: folder in which everything happens; what is in it is taken as synced.
+        root: folder in which everything happens; what is in it at first counts as synced.
 
     Attributes:
         operations: done so far, in order; writes are divided where they may be torn.
@@ -220,7 +220,7 @@ class PowerCuts:
         seed: of those.
 
     Attributes:
-        num_cases: combinations tried so far; many leave the same disk.
+        num_cases: combinations checked so far; many leave the same disk.
     """
 
     def __init__(

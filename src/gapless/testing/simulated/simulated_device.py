@@ -76,7 +76,7 @@ class SimulatedDevice:
     """
 
     is_accelerator = True
-    # Small, so that all ways to move a tensor are seen in simulations of small batches.
+    # Small, so that simulations of small batches reach all code paths that move a tensor.
     max_direct_copy_bytes = 64
     max_queued_copy_bytes = 128
     sees_all_threads = False
