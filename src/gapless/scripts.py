@@ -1,6 +1,6 @@
 """Run a user's script or module as Python itself would.
 
-The process becomes the script's: `sys.argv`, `sys.path`, `__main__` and the way it ends are those of
+The process becomes the script's: `sys.argv`, `sys.path`, `__main__` and its exit are those of
 `python script.py`. What remains different are the frames of the caller below the script's first one,
 which `traceback.print_stack` shows and tracebacks do not.
 """

@@ -250,17 +250,17 @@ class StandIn:
 
 
 def is_stand_in(frame: FrameType) -> bool:
-    """Whether a frame is one of those that stand between the program and what it calls."""
+    """Whether a frame is of a wrapper between the program and what it calls."""
     return is_stand_in_file(frame.f_code.co_filename)
 
 
 def is_stand_in_file(path: str) -> bool:
-    """Whether frames of a file are such. Whose code the others are is said by `gapless.device.user_line`."""
+    """Whether a file holds such wrappers; `gapless.device.user_line` decides whose code the others are."""
     return path.startswith(_STAND_IN_FILES)
 
 
 def below_stand_ins(frame: FrameType | None) -> FrameType | None:
-    """Return the frame of the program that called what stands in for something, at or below a frame."""
+    """Return the frame of the program that called a wrapper, at or below a frame."""
     while frame is not None and not is_stand_in(frame):
         frame = frame.f_back
     while frame is not None and is_stand_in(frame):

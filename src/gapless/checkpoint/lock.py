@@ -23,7 +23,7 @@ _HELD_BY_ANOTHER = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 class RunLock:
-    """Lets one process at a time write to a folder; to take it never waits.
+    """Lets one process at a time write to a folder; `acquire` never waits.
 
     It is a `flock` that forked children let go of at once. The three locks that a system offers:
 
@@ -31,8 +31,8 @@ class RunLock:
       file, even one that was opened only to read it.
     - `flock` belongs to an open file, and is kept until its last descriptor is closed. A forked
       child inherits one, so a stuck loader worker would keep a dead run locked.
-    - A lock of an open file description (`F_OFD_SETLK`) is inherited in the same way, and not every
-      system has it.
+    - A lock of an open file description (`F_OFD_SETLK`) is inherited likewise, and not every system
+      has it.
 
     So it is `flock`, and every child that Python forks closes its descriptor first of all, which
     leaves the parent's lock alone. A program that a child executes gets none (close-on-exec). The

@@ -62,7 +62,7 @@ class Manifest:
     """The list of a checkpoint's files.
 
     Attributes:
-        name: of the checkpoint's folder, so that one cannot be taken for another.
+        name: of the checkpoint's folder, so that a list from another checkpoint is noticed.
         step: of the state in it.
         files: by name.
     """

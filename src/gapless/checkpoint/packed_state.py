@@ -9,7 +9,7 @@ import torch
 from gapless.errors import CheckpointError
 
 
-# Keys of dictionaries that stand for something that JSON lacks.
+# Keys of dictionaries that encode what JSON lacks.
 _TENSOR, _TUPLE, _ITEMS = "<tensor>", "<tuple>", "<items>"
 
 

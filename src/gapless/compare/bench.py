@@ -81,7 +81,7 @@ def run_bench(
     Args:
         make: builds the workload for a plan.
         settings: what is timed.
-        on_progress: called with what is under way, how much is done, and how much there is.
+        on_progress: called with the name of the work, how much is done, and how much there is.
 
     Raises:
         UserError: the workload cannot be used.

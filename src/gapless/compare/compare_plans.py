@@ -80,8 +80,8 @@ def compare_plans(
         precision: of float32 matrix products, `fp32` or `tf32`; steps may use `torch.autocast`.
         tolerance: largest relative difference that counts as none. None compares bits, for which
             deterministic algorithms are switched on meanwhile.
-        seconds: after which no further round begins; one round is always taken. None: no limit.
-        on_progress: called with what is under way, how much of it is done, and how much there is.
+        seconds: after which no further round begins; one round always runs. None: no limit.
+        on_progress: called with the name of the work, how much of it is done, and how much there is.
 
     Returns:
         Everything that was found; `holds` says whether all plans compute the same.
@@ -134,7 +134,7 @@ def run_comparison(
         name: what the workload is called in the report.
         make_for_plan: builds the workload for the timed rounds of a plan; None: `make` does.
         training: settings of a training run that the workload was made from, for the report.
-        on_progress: called with what is under way, how much of it is done, and how much there is.
+        on_progress: called with the name of the work, how much of it is done, and how much there is.
         on_verdict: called with each verdict on bits as soon as it is known.
 
     Raises:
@@ -184,7 +184,7 @@ def compare_bits(
     Args:
         make: builds the workload.
         settings: what is compared; bits in at least one step.
-        on_progress: called with what is under way, how much of it is done, and how much there is.
+        on_progress: called with the name of the work, how much of it is done, and how much there is.
         on_verdict: called with each verdict as soon as it is known.
 
     Raises:

@@ -1,7 +1,7 @@
-"""A training loop as people write it: each batch moved by `to`, each loss read by `item`.
+"""A plain training loop: each batch moved by `to`, each loss read by `item`.
 
-Plans are compared with it, so nothing of theirs is in it: no prefetch, no rings, one stream, and
-no way of moving batches that `gapless.pipeline` has.
+Plans are compared with it, so it shares no code with them: no prefetch, no ring, one stream, and nothing
+of `gapless.pipeline` that moves batches.
 """
 
 from __future__ import annotations

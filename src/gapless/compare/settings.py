@@ -139,7 +139,7 @@ class CompareSettings:
         rounds: how many steps are compared and timed.
         plans: names of the plans, in the order of the report.
         weights: of the criteria of the recommendation, summing to 1.
-        seconds: after which no further round begins; one round is always taken. None: no limit.
+        seconds: after which no further round begins; one round always runs. None: no limit.
         timelines: whether a few more steps of each plan are taken for a timeline, after the rounds.
 
     Raises:

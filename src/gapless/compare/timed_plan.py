@@ -100,8 +100,8 @@ class TimedPlan:
     def prepare(self, *, rounds: int, on_work: Callable[[], None] = lambda: None) -> None:
         """Build the workload, capture what the plan captures ahead, and take warm-up rounds.
 
-        Plan `auto` takes more of them until it has decided, up to a limit: until then it tries
-        ways of running steps, and their times are not its own.
+        Plan `auto` takes more of them until it has decided, up to a limit: the times before are of both
+        eager steps and replays, not of the plan.
 
         Args:
             rounds: least number of warm-up rounds.
@@ -131,8 +131,8 @@ class TimedPlan:
     def catch_up(self, num_warmup_rounds: int) -> None:
         """Skip the batches of the warm-up rounds that another plan took beyond this one's.
 
-        A loader that shuffles then gives both plans the same batches in the timed rounds. No steps
-        are taken: they would cost time, and this plan is warm.
+        A loader that shuffles then gives both plans the same batches in the timed rounds. No step runs:
+        it would cost time, and this plan is warm.
 
         Sync: Does not block the host on the device; waits for the loader.
         """

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gapless.records.verification import LossDifference, TensorDifference
 
 
-# Called with what is under way, how much of it is done, and how much there is.
+# Called with the name of the work, how much of it is done, and how much there is.
 OnProgress: TypeAlias = Callable[[str, int, int], None]
 OnVerdict: TypeAlias = Callable[[Verdict], None]
 
@@ -70,7 +70,7 @@ def verify_plan(
         precision: of float32 matrix products, `fp32` or `tf32`; steps may use `torch.autocast`.
         tolerance: largest relative difference that counts as none. None compares bits, for which
             deterministic algorithms are switched on while this runs.
-        on_progress: called with what is under way, how many steps are done, and how many there are.
+        on_progress: called with the name of the work, how many steps are done, and how many there are.
 
     Returns:
         What came out; `holds` says whether all of them compute the same.
@@ -111,7 +111,7 @@ def run_verification(
     Args:
         make: builds the workload on a device.
         settings: what is verified.
-        on_progress: called with what is under way, how many steps are done, and how many there are.
+        on_progress: called with the name of the work, how many steps are done, and how many there are.
         on_verdict: called with each verdict as soon as it is known.
 
     Returns:

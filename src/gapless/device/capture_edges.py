@@ -19,7 +19,7 @@ def check_may_cut() -> None:
     """Refuse a cut inside a backward pass: CUDA ends a capture on the thread that began it only.
 
     Raises:
-        RuntimeError: a backward pass is under way.
+        RuntimeError: a backward pass is running.
     """
     if current_graph_task() != -1:
         raise RuntimeError(

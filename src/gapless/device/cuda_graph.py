@@ -120,7 +120,7 @@ class CudaCapture:
         """End the segment, note what every replay has to call there, and begin the next.
 
         Raises:
-            RuntimeError: a backward pass is under way, or CUDA has invalidated the capture.
+            RuntimeError: a backward pass is running, or CUDA has invalidated the capture.
         """
         check_may_cut()
         current = torch.cuda.current_stream(self._device)

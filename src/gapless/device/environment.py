@@ -50,10 +50,13 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
         ("torch.backends.mha.get_fastpath_enabled()", torch.backends.mha.get_fastpath_enabled),
     ]
     known += readers_of_float32_precision(device_type)
-    for name in dict.fromkeys((device_type, "cpu")):
+    for autocast_type in dict.fromkeys((device_type, "cpu")):
         known += [
-            (f"autocast of {name}", partial(torch.is_autocast_enabled, name)),
-            (f"autocast's dtype of {name}", partial(torch.get_autocast_dtype, name)),
+            (f"autocast of {autocast_type}", partial(torch.is_autocast_enabled, autocast_type)),
+            (
+                f"autocast's dtype of {autocast_type}",
+                partial(torch.get_autocast_dtype, autocast_type),
+            ),
         ]
     known += setting_readers.items()
     for name, reader in preferred_library_readers.items():

@@ -1,9 +1,8 @@
-"""Whose code it is, and the user's line that made a call.
+"""Decide whose code a frame runs, and find the user's line that made a call.
 
 A report names the nearest line outside of torch and gapless, which may be a framework's (`call_site`). A
-finding of the doctor names the user's own line, and knows what was called on the way (`UserCode.place`): a
-place is noted in a few hundred nanoseconds, while the script runs; it becomes a line that people can read
-afterwards.
+finding of the doctor names the user's own line and the framework that it called (`UserCode.place`). A place
+is noted in a few hundred nanoseconds, while the script runs, and becomes readable text only afterwards.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def _is_inner_code(code: CodeType) -> bool:
     name = code.co_filename
     return (
         name.startswith(tuple(_inner_folders))
-        # What stands in for functions of torch while the doctor or a trial watches.
+        # Wrappers of torch's functions while the doctor or a trial watches.
         or is_stand_in_file(name)
         or name.endswith(_INNER_ENDS)
         or code.co_name in _INNER_NAMES

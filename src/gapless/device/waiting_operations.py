@@ -73,7 +73,7 @@ def why_it_blocks(copy: Copy) -> CopyCause | None:
         return "pageable copy"
     if not copy.is_dense:
         return "strided copy"
-    # On the way to a device torch converts on the host, into memory of its own.
+    # Torch converts the dtype on the host before a copy to a device, into pageable memory.
     return "pageable copy" if copy.to_device and not copy.is_same_type else None
 
 

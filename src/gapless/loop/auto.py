@@ -74,7 +74,7 @@ class AutoSteps:
     """Choose how a step runs, from measurements of its first batches.
 
     Args:
-        captured: the step, which can run in both ways.
+        captured: the step, which can run eager or as a replay.
         device: where it runs.
         meter: of the same steps.
         ranks: that run the same steps; None: this process trains alone.
@@ -82,7 +82,7 @@ class AutoSteps:
             ("agreement").
 
     Attributes:
-        captured: the step, which can run in both ways.
+        captured: the step, as given.
         diagnosis: the last one made, None before the first.
     """
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BatchT = TypeVar("BatchT")
 
-# Longest waits for the end of a worker that was told to end.
+# Longest waits for the end of a worker that was asked to end.
 _TERMINATED_SECONDS = 1.0
 _KILLED_SECONDS = 5.0
 
@@ -58,7 +58,7 @@ def end_kept_workers(batches: Any) -> None:
     """End the workers that a loader keeps from epoch to epoch; the next epoch starts new ones.
 
     If a garbage collection ended them, torch would wait five seconds for each: the queues through
-    which it tells them to end are gone by then. There is no public way to end them.
+    which it asks them to end are gone by then. Torch has no public function for it.
 
     Args:
         batches: a loader, or a part of one. Nothing happens to anything else.
@@ -97,7 +97,7 @@ def end_loader(batches: Iterator[Any]) -> None:
     """End the generator, or the worker processes, behind a loader's iterator.
 
     Torch ends its workers when their iterator is freed. But the traceback of an error holds the
-    iterator for as long as somebody holds the error. There is no public way to end them earlier.
+    iterator for as long as somebody holds the error. Torch has no public function to end them earlier.
 
     Sync: Does not block the host on the device; waits for worker processes to end.
     """

@@ -126,7 +126,7 @@ class GapMeter(Generic[LaunchT]):
             self._take_in(step)
 
     def take_read(self) -> list[StepTime[LaunchT]]:
-        """Return the steps with a launch that were taken in since the last call, in order.
+        """Return the steps with a launch that were read since the last call, in order.
 
         Sync: Does not block the host.
         """
@@ -149,7 +149,7 @@ class GapMeter(Generic[LaunchT]):
             self._events.give_back(former)
 
     def reading(self) -> GapReading:
-        """Return the totals of the steps taken in so far.
+        """Return the totals of the steps read so far.
 
         Sync: Does not block the host.
         """

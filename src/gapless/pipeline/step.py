@@ -47,7 +47,7 @@ class Call:
 
 @runtime_checkable
 class SplitStep(Protocol):
-    """A step in two parts, so that a plan can put them on streams of their own."""
+    """A step in two parts, which a plan can put on two streams."""
 
     def forward(self, batch: Any) -> StepLoss:
         """Compute the loss of a batch."""
@@ -58,13 +58,13 @@ class SplitStep(Protocol):
 
 @runtime_checkable
 class HostPart(Protocol):
-    """What a step does on the host for each batch, such as counting or setting a rate.
+    """Work of a step on the host for each batch, for example counting or setting a rate.
 
-    A replay launches captured work without the step's own code, but this is still called.
+    A replay runs none of the step's Python code, so what must happen for each batch belongs here.
     """
 
     def on_host(self, batch: Any) -> None:
-        """Do it; called before the batch's work is queued, on the compute stream."""
+        """Do this work; called before the batch's work is queued, on the compute stream."""
 
 
 WholeStep: TypeAlias = "Callable[[Any], StepLoss | torch.Tensor]"

@@ -1,7 +1,8 @@
 """Copies to the device that run beside its work, and the memory that they write.
 
 A large tensor passes from the loader's memory through page-locked memory, unless it lies in such
-memory already, into device memory, on a transfer stream. Every memory is guarded both ways:
+memory already, into device memory, on a transfer stream. Each memory is guarded against early reads and
+against early writes:
 
     loader's memory   read before the loader is asked again      (the host waits for the copy's event)
     staging memory    page-locked, from torch's allocator, which hands it out again when the copy is done

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 BatchT = TypeVar("BatchT")
 ValueT = TypeVar("ValueT")
 
-# Workers that end when they are told to take a fraction of it.
+# For workers to end when they are asked to; those that can take a fraction of it.
 _POLITE_SECONDS = 2.0
 _KILLED_SECONDS = 5.0
 
@@ -184,7 +184,7 @@ class WatchedLoader(Generic[BatchT]):
 
 
 def _start_workers(loader: DataLoader[Any]) -> Any:
-    """Return what `iter` of a loader would, which leaves workers behind when it fails half-way."""
+    """Return a loader's iterator; torch's own `iter` leaves workers behind if one fails to start."""
     if WorkersIterator is None:
         return iter(loader)
     iterator: Any = WorkersIterator.__new__(WorkersIterator)
@@ -209,10 +209,10 @@ def _next(batches: Any) -> Any:
 
 
 def _end_workers(iterator: Any, *, are_well: bool) -> None:
-    """End worker processes: tell them to, then kill those that are left.
+    """End worker processes: ask them to end, then kill those that are left.
 
-    Torch tells them too, but it waits five seconds for each, and for ever for a lock that a killed
-    worker held. There is no public way to end them.
+    Torch's own shutdown waits five seconds for each, and for ever for a lock that a killed worker held.
+    There is no public function for it.
     """
     workers = workers_of(iterator)
     note_shut_down(iterator)

@@ -1,12 +1,12 @@
 """Losses and metrics that stay on the device and come to the host in bulk, late, each exactly once.
 
 `add` writes the values of a step into a ring (`loss_ring.py`), `flush` sends new rows to the host, and
-`poll` reads those that have arrived into a history, which knows the means (`loss_history.py`). Then the
-user is told (`loss_callbacks.py`). In a loop of several ranks these agree on what they add before they
-wait for each other (`loss_agreement.py`).
+`poll` reads those that have arrived into a history, which computes the means (`loss_history.py`). Then
+the user's callbacks are called (`loss_callbacks.py`). Several ranks check that they add the same before
+they wait for each other (`loss_agreement.py`).
 
-A lock guards all of this, for `add` may be called on any thread. `on_values` is called outside of it,
-and so does the host wait, unless the ring is full.
+A lock guards all of this, because `add` may be called on any thread. `on_values` is called without the
+lock, and the host waits without it, unless the ring is full.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class DeferredLoss:
     def latest(self) -> StepValues | None:
         """Return the newest values that have reached the host, None before the first.
 
-        If nothing is on its way, newer values are sent, so that a later call returns them. They are
+        If nothing is in flight, newer values are sent, so that a later call returns them. They are
         sent by these calls alone: called every 50 steps, it returns values that are 50 steps old.
 
         Sync: Does not block the host.
@@ -352,8 +352,8 @@ class DeferredLoss:
             self._ring.forget()
 
     def _current(self) -> LossHistory:
-        # `on_values` may call `reset`, which puts another history in place of this one. It does not
-        # empty it: an interrupt half way would leave counts that do not belong to the values.
+        # `on_values` may call `reset`, which makes a new history. It does not empty the old one: an
+        # interrupt in the middle would leave counts that do not match the values.
         return self._history
 
     def _drain(self, reason: str) -> None:

@@ -2,7 +2,7 @@
 
 Most calls have a few tensors and plain values as arguments, or one tuple, list or dict of them. Their
 tensors are found without a general walk; its nodes are made only if somebody asks for them. The key
-of a call is known from calls before, if torch's own comparison says that its tensors are alike.
+of a call is looked up among earlier calls, whose tensors are compared with its own by torch's guards.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
 
-# Kinds of plain values that are equal if they are equal in Python, and of the same type.
+# Types of plain values for which equality in Python is enough for one key, within a type.
 _SIMPLE: Final = frozenset((int, bool, str, bytes, type(None), torch.dtype, torch.device))
 
-# Kinds of calls that are known at one time.
+# Keys that are kept at one time.
 _MAX_KNOWN = 1_000
 
 # Known layouts of one structure and first shape: each is compared in turn, so a long list would be slow.

@@ -1,8 +1,8 @@
 """The containers that a batch may be made of: how each is flattened and rebuilt.
 
 A batch is any nesting of tuples, named tuples, lists, mappings and dataclasses. Everything else in
-it is a leaf: a tensor, a plain value, an object with a `to` of its own, or anything that nobody
-here looks into. Such is also an object that claims to be a container and behaves otherwise.
+it is a leaf: a tensor, a plain value, an object with a `to` method, or anything else. An object of a
+container's type that does not behave like one is a leaf as well.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def why_left_alone(value: Any) -> str | None:
 def tensor_beside(value: Any, names: Sequence[Any]) -> str | None:
     """Return the name of a tensor that a container has as an attribute; None if there is none.
 
-    A copy of it with other parts goes on with the attributes that stand beside them: a graph would
-    read those of another batch.
+    A copy of the container with other parts keeps its attributes, so a graph would read this tensor
+    from the wrong batch.
 
     Args:
         value: the container.
@@ -386,7 +386,7 @@ def endless(batch: Any) -> str:
 
 
 def containers_in(value: Any) -> Iterator[Any]:
-    """Return all containers of a batch, from the outside in; one that stands there twice, twice."""
+    """Return all containers of a batch, from the outside in; one that occurs twice comes twice."""
     if issubclass(type(value), (torch.Tensor, *PLAIN)):
         return
     parts = _parts_of(value)

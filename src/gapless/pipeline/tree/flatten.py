@@ -85,7 +85,7 @@ class Tree:
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Tree:
         """Return a batch of the same structure with `change(tensor)` for every tensor.
 
-        A tensor that stands in it twice is changed once: code may ask whether two are the same.
+        A tensor that occurs twice is changed once: code may ask whether two are the same object.
 
         Sync: Does not block the host, unless `change` does.
         """

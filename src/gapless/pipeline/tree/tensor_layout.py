@@ -18,9 +18,9 @@ ALIGNMENT: Final = 16
 
 
 def twins_among(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """Return for each tensor the number of the first that is the same one; () if all are others.
+    """Return for each tensor the number of the first that is the same object; () if none occurs twice.
 
-    Attention asks whether its query is its key, and takes another way if so.
+    `nn.MultiheadAttention` asks whether its query is its key, and runs other kernels if so.
     """
     ids = list(map(id, tensors))
     return () if len(set(ids)) == len(ids) else tuple(map(ids.index, ids))
@@ -69,11 +69,11 @@ def kind_of(tensor: torch.Tensor) -> tuple[Hashable, ...]:
 
 
 def comparison_with(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
-    """Return a function that takes as many tensors and says whether they are alike.
+    """Return a function that takes as many tensors and says whether one graph can take them as well.
 
-    They are if type, dtype, device, shape, strides, alignment and `requires_grad` are the same, those
-    that were one tensor are one, and the modes of torch that dispatch operations are those of now. None if torch has no such function, or not
-    for these tensors.
+    Type, dtype, device, shape, strides, alignment and `requires_grad` must be the same, tensors that were
+    one object must be one again, and the dispatch modes of torch must be those of now. None if torch has
+    no guards for these tensors.
 
     Sync: Does not block the host.
     """

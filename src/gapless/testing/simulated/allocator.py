@@ -152,12 +152,12 @@ class Memory:
             self.num_blocks += 1
             block = self._make("device", size, f"device block {self.num_blocks}")
             block.stream, block.is_small = stream, is_small
-        taken = block.num_bytes
-        self.in_use_bytes += taken
+        block_bytes = block.num_bytes
+        self.in_use_bytes += block_bytes
         self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
 
         def give_back() -> None:
-            self.in_use_bytes -= taken
+            self.in_use_bytes -= block_bytes
             block.marks = self._release(block)
             self._freed.append(block)
 

@@ -23,7 +23,7 @@ _ALSO_WRITTEN = {"aten::native_batch_norm": (5, (3, 4))}
 # Kernels that read a value on the host, although no tag of theirs says so.
 _HOST_READERS = ("aten::_linalg_check_errors",)
 
-# How many random numbers these take depends on values, so they cannot be taken at the launch.
+# How many random numbers these draw depends on values, so they cannot be drawn at the launch.
 _DRAWS_BY_VALUE = (
     "aten::poisson",
     "aten::binomial",

@@ -1,8 +1,8 @@
 """Where tensors are, and how users move them: `.to`, `.cuda`, `.cpu`, `device=`, `Tensor.device`.
 
-To torch all memory here is the CPU's, and a CPU tensor has no index. So one index stands for the
-simulated device and another for the host: torch copies a tensor that is asked for at an index, and
-the operator that it calls names the index.
+To torch all memory here is the CPU's, and its CPU tensors have no index. So one index of the CPU means the
+simulated device and another one the host: torch copies a tensor that is asked for at an index, and the
+operator that it calls names the index.
 """
 
 from __future__ import annotations

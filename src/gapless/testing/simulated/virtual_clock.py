@@ -110,8 +110,7 @@ class Timeline:
     def draw(self, *, ms_per_column: float = 1.0, until: float | None = None) -> str:
         """Return the lanes as lines of text: letters for work, dots for idle time.
 
-        Work is drawn with the first letter of its name, in alternating case so that neighbours can
-        be told apart.
+        Work is drawn with the first letter of its name, in alternating case so that neighbours differ.
         """
         end = max((span.end_ms for span in self.spans), default=0.0)
         columns = round((end if until is None else min(end, until)) / ms_per_column)
