@@ -221,7 +221,7 @@ class StandIn:
     whoever keeps it.
 
     Args:
-        held: what the class or one of its bases had in its place.
+        held: what the class or one of its bases had before.
         shown: what the class showed.
         method: takes the object first.
         is_for: whether an object has the method; all others have what they always had.

@@ -193,7 +193,7 @@ class _Bench:
         return timed
 
     def _take_turns(self, timed_plans: Sequence[TimedPlan]) -> None:
-        # A generator of its own, because workloads draw from the global one.
+        # Not the global generator: workloads draw from it, and would draw other numbers.
         draw = random.Random(self._settings.run.seed)
         total = self._settings.rounds.rounds
         for number in range(total):

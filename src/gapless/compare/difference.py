@@ -105,7 +105,7 @@ def closeness(ours: RecordedRun, theirs: RecordedRun, *, tolerance: float) -> Cl
 
     Args:
         ours: the run in question, with the values of its last state.
-        theirs: the reference, with those of its own.
+        theirs: the reference, likewise.
         tolerance: largest relative difference that is allowed.
     """
     losses = [

@@ -78,7 +78,7 @@ class Instruments(Protocol):
         """Return the host's time in milliseconds; on a simulated device, its virtual time."""
 
     def total_memory_bytes(self) -> int | None:
-        """Return the device's memory in bytes; None if it has no memory of its own."""
+        """Return the device's memory in bytes; None if it computes in the host's."""
 
     def free_memory_bytes(self) -> int | None:
         """Return the memory that no process holds, in bytes; None as `total_memory_bytes`.
@@ -203,7 +203,7 @@ class Streams(Protocol):
     def forbid_waits(self) -> AbstractContextManager[None]:
         """Make every host wait of the body that torch detects raise RuntimeError at once.
 
-        `gapless.forbid_waits` sees more kinds of waits, and raises at the end of its body.
+        `gapless.forbid_waits` sees other waits too, and raises at the end of its body.
         """
 
     def delay(self, stream: Stream, ms: float) -> None:

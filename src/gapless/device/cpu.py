@@ -221,13 +221,13 @@ class CpuDevice:
         return perf_counter() * 1000.0
 
     def total_memory_bytes(self) -> None:
-        """Return None: a CPU has no memory of its own."""
+        """Return None: a CPU has no device memory."""
 
     def free_memory_bytes(self) -> None:
-        """Return None: a CPU has no memory of its own."""
+        """Return None: a CPU has no device memory."""
 
     def reserved_memory_bytes(self) -> int:
-        """Return 0: a CPU has no memory of its own."""
+        """Return 0: a CPU has no device memory."""
         return 0
 
     def peak_memory_bytes(self) -> int:
@@ -253,7 +253,7 @@ class CpuDevice:
         return nullcontext()
 
     def trace_kernels(self, work: Callable[[], object]) -> None:
-        """Return None: a CPU runs no kernels of its own."""
+        """Return None: a CPU runs no kernels of a device."""
 
     def open_utilisation_meter(self) -> Never:
         """Raise DeviceError: no driver reports a CPU's utilisation."""

@@ -51,7 +51,7 @@ class SyncWarnings:
     Torch warns when the call returns, so the wait is over then. Replaced is the function that shows a
     warning once the filters let it pass, since `catch_warnings` does not change that; and a filter for
     these warnings stays in front of all others, so that none mutes them, and none makes them an error.
-    What the script is to see is asked of its own filters then, at the line where it would be without us.
+    Whether the script sees a warning is then decided by its own filters, at the line of its own call.
 
     Several may hear at a time, such as the doctor and a step that is watched before its capture: each
     hears of every wait.
@@ -77,7 +77,7 @@ class SyncWarnings:
                     one.put_in()
 
     def come_first(self) -> None:
-        """Put the filters back in front, where the script has put other ones in their place."""
+        """Put the filters back in front, if the script has put others there."""
         for one in _filters:
             one.come_first()
 

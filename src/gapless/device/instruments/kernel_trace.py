@@ -36,7 +36,7 @@ class KernelTrace:
     Attributes:
         num_kernels: kernels, including those inside graphs.
         busy_ms: time during which at least one kernel, fill or copy within the device ran. Copies
-            from and to the host do not count: they use engines of their own.
+            from and to the host do not count: they use copy engines.
         kernel_ms: sum of the kernels' times; more than `busy_ms` if some ran side by side.
         ms_of_streams: sum of the kernels' times on each stream that ran some, largest first.
         span_ms: from the start of the first to the end of the last.

@@ -59,7 +59,7 @@ def ranks_of_losses(
     """Return the ranks whose losses are gathered, and how they agree if they are a user's own.
 
     Args:
-        ranks: True in a loop of a user's with a process group of its own; or the ranks themselves,
+        ranks: True in a user's loop that has made a process group; or the ranks themselves,
             which add the same by construction.
         host_waits: the door for waits.
         every: steps after which this rank sends values.
