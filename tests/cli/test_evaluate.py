@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import ONE_EPOCH, make_pairs, write_table
-from gapless.cli import evaluate_command
+from gapless.cli import evaluate_command, requirements
 from gapless.cli.main import run_command
 from gapless.device.numerics import numerics_restored
 from gapless.nmt.run import scores
@@ -61,7 +61,7 @@ def test_a_run_on_a_disk_that_is_read_only_is_refused_at_once(gapless, tiny_run,
     def deny(**_):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/share/run/tmpabc")
 
-    monkeypatch.setattr(evaluate_command, "TemporaryFile", deny)
+    monkeypatch.setattr(requirements, "TemporaryFile", deny)
 
     refused = gapless("evaluate", tiny_run)
 

@@ -17,11 +17,11 @@ LIMIT = 60
 WHEN_DONE = """
 import os, signal, time
 import gapless.cli.train_command as command
-def part(ranks):
+def leave(ranks):
     while not ranks._heartbeat._liveness.is_all_done():
         time.sleep(0.01)
     {code}
-command.part = part
+command.leave_together = leave
 """
 
 IS_KILLED = WHEN_DONE.format(code="os.kill(os.getpid(), signal.SIGKILL)")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).parents[2] / "src" / "gapless"
 
 # Folders and files of the source whose ordering operations take part.
-ROOMS = ["pipeline", "graphs", "loop", "nmt/stream_manager.py"]
+ROOMS = ["pipeline", "graphs", "loop", "nmt/stream_manager.py", "ranks/collective_decision.py"]
 
 
 def modules():
@@ -241,7 +241,9 @@ KINDS = [
     Kind("not recorded", question("record"), _fresh_event),
     Kind(
         "not entered",
-        context("use_stream", "use", "on_compute_stream", "blocking", "_on_side_stream"),
+        context(
+            "use_stream", "use", "on_compute_stream", "blocking", "_blocking", "_on_side_stream"
+        ),
         _null_context,
     ),
     Kind("always holds", question(*guards()), _guard_that_holds),
