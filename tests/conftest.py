@@ -178,3 +178,20 @@ def launcher(launcher_of_session):
     """Starts processes; what a test leaves running is killed."""
     yield launcher_of_session
     launcher_of_session.stop_all()
+
+
+@pytest.fixture
+def sync_debug_mode(monkeypatch):
+    """The sync debug mode of a CUDA that is not there, as a list of one number."""
+    now = [0]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch._C, "_cuda_get_sync_debug_mode", lambda: now[0], raising=False)
+    monkeypatch.setattr(
+        torch._C,
+        "_cuda_set_sync_debug_mode",
+        lambda level: now.__setitem__(0, level),
+        raising=False,
+    )
+    yield now
+    monkeypatch.undo()

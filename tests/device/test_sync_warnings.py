@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 
 import pytest
-import torch
 
 from gapless.device import cuda_waits, sync_warnings
 from gapless.device.sync_warnings import SYNC_WARNING
@@ -16,20 +15,8 @@ HERE = "test_sync_warnings.py"
 
 
 @pytest.fixture(autouse=True)
-def mode(monkeypatch):
-    """The sync debug mode of a CUDA that is not there."""
-    now = [0]
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
-    monkeypatch.setattr(torch._C, "_cuda_get_sync_debug_mode", lambda: now[0], raising=False)
-    monkeypatch.setattr(
-        torch._C,
-        "_cuda_set_sync_debug_mode",
-        lambda level: now.__setitem__(0, level),
-        raising=False,
-    )
-    yield now
-    monkeypatch.undo()
+def mode(sync_debug_mode):
+    return sync_debug_mode
 
 
 def waits(mode):

@@ -758,21 +758,9 @@ def test_a_torch_without_callbacks_is_watched_by_its_warnings(monkeypatch):
 
 
 @pytest.fixture
-def mode(monkeypatch):
-    """The sync debug mode of a CUDA that is not there."""
-    now = [0]
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch._C, "_cuda_get_sync_debug_mode", lambda: now[0], raising=False)
-    monkeypatch.setattr(
-        torch._C,
-        "_cuda_set_sync_debug_mode",
-        lambda level: now.__setitem__(0, level),
-        raising=False,
-    )
-    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+def mode(monkeypatch, sync_debug_mode):
     monkeypatch.setattr(cuda_waits, "is_capturing", lambda: False)
-    yield now
-    monkeypatch.undo()
+    return sync_debug_mode
 
 
 def test_torch_warns_while_sites_are_watched(mode):

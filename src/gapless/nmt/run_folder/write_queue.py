@@ -75,7 +75,7 @@ class WriteQueue:
         self._host_waits = host_waits
         self._num_weights = num_weights
         self._disk_troubles = disk_troubles
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gapless-saver")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="gapless-writer")
         self._copying: deque[Job] = deque()
         # The thread gets the number of a job, so that it never holds the last reference to a copy:
         # page-locked memory must not be freed while the training thread captures a graph.
