@@ -14,22 +14,27 @@ SILENT, STILL = 3.0, 60.0
 
 
 class Ranks:
-    """Rank 0 of three, at update 5, and what it has heard of the others."""
+    """A rank of three, at update 5, and what it has heard of the others."""
 
-    def __init__(self):
+    def __init__(self, rank=0):
         self.progress = Progress()
         self.progress.note_updates(5)
         # Nobody is talked to before it starts.
-        self.beats = BeatExchange(None, self.progress, rank=0, world=3)
+        self.beats = BeatExchange(None, self.progress, rank=rank, world=3)
         self.liveness = Liveness(
-            self.beats, self.progress, rank=0, silent_seconds=SILENT, still_seconds=STILL
+            self.beats, self.progress, rank=rank, silent_seconds=SILENT, still_seconds=STILL
         )
-        for number in (1, 2):
+        for number in self.beats.peers:
             self.hear(number)
 
     def hear(self, number, **changes):
         beat = Beat(updates=5, is_paused=False, may_be_silent=False)
         self.beats.peers[number].hear(beat._replace(**changes))
+
+    def beat_on(self):
+        """Let no silence count any more."""
+        for peer in self.beats.peers.values():
+            peer.heard_at += 10_000
 
     def reason_after(self, seconds):
         return self.liveness.reason_to_end(monotonic() + seconds)
@@ -81,8 +86,7 @@ def test_time_in_which_this_rank_was_held_up_counts_for_nobody(ranks):
 def test_rank_0_names_the_rank_that_is_behind_where_all_stand_still(ranks):
     """All beat, and none does an update."""
     ranks.hear(1, updates=4)
-    for peer in ranks.beats.peers.values():
-        peer.heard_at += 1000
+    ranks.beat_on()
     end = ranks.reason_after(STILL + 1)
 
     assert end == End(EndReason.STANDING, 1)
@@ -92,11 +96,40 @@ def test_rank_0_names_the_rank_that_is_behind_where_all_stand_still(ranks):
     )
 
 
+def test_a_rank_in_a_pause_lets_nobody_stand_still(ranks):
+    """It validates, and the others wait for it."""
+    ranks.progress.num_pauses = 1
+    ranks.beat_on()
+
+    assert ranks.reason_after(STILL + 1) is None
+
+
+def test_another_rank_than_0_does_not_decide_that_all_stand_still():
+    """Else several would say so, each in its own line."""
+    other = Ranks(rank=1)
+    other.beat_on()
+
+    assert other.reason_after(STILL + 1) is None
+
+
+def test_a_failed_rank_has_time_to_say_why(ranks):
+    """Its connection may close meanwhile; then it has said so. A rank that failed itself goes on to tell."""
+    ranks.hear(1, why=int(EndReason.FAILED), about=1, since=7)
+    while_it_tells = ranks.reason_after(0)
+    ranks.beats.peers[1].is_closed = True
+    afterwards = ranks.reason_after(0)
+    ranks.liveness.has_failed = True
+    of_a_failed_rank = ranks.reason_after(0)
+
+    assert while_it_tells is None
+    assert afterwards == End(EndReason.FAILED, 1)
+    assert of_a_failed_rank is None
+
+
 def test_slow_updates_need_more_patience(ranks):
     """As long as twenty times the slowest one."""
     ranks.progress.slowest_seconds = STILL
-    for peer in ranks.beats.peers.values():
-        peer.heard_at += 10_000
+    ranks.beat_on()
 
     assert ranks.reason_after(STILL * 19) is None
     assert ranks.reason_after(STILL * 21).why == EndReason.STANDING
@@ -128,3 +161,13 @@ def test_a_rank_that_is_lost_when_all_is_done_is_told_of_once(ranks):
         "gapless: rank 2 is gone after update 5, its process has ended; all was done before, and is kept\n"
     ]
     assert ranks.liveness.newly_lost_when_done(now) == []
+
+
+def test_a_rank_that_has_ended_its_work_is_not_behind_when_all_is_done(ranks):
+    """One that has not come to its end is given up."""
+    ranks.hear(1, is_done=True, ends=True)
+    ranks.beat_on()
+
+    assert ranks.liveness.newly_lost_when_done(monotonic() + STILL + 1) == [
+        "gapless: rank 2 does not come to its end; all was done before, and is kept\n"
+    ]
