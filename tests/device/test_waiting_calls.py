@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from contextlib import contextmanager
 
 import pytest
@@ -9,7 +10,12 @@ import torch
 
 from gapless.device import script_tensors, waiting_calls
 from gapless.device.user_line import call_site
-from gapless.device.waiting_calls import intercept_waits, read_by, waiting_functions
+from gapless.device.waiting_calls import (
+    WaitingFunction,
+    intercept_waits,
+    read_by,
+    waiting_functions,
+)
 from gapless.device.waiting_operations import READING_METHODS, READING_OPERATORS
 from gapless.doctor.advice.causes import CODE_OF
 from gapless.unnoticed import Patches
@@ -92,6 +98,35 @@ def test_a_listener_that_wants_nothing_is_told_nothing(heard):
     torch.ones(()).item()
 
     assert heard.calls == []
+
+
+def test_a_function_that_waits_is_told_where_it_is_wanted(monkeypatch):
+    """By its public name."""
+    driver = types.ModuleType("driver")
+    driver.synchronize = lambda: "done"
+    one = WaitingFunction(driver, "synchronize", "device", "torch.cuda.synchronize")
+    monkeypatch.setattr(waiting_calls, "waiting_functions", lambda: [one])
+    heard = Heard()
+    with Patches() as patches:
+        intercept_waits(heard, patches)
+        assert driver.synchronize() == "done"
+        heard.are_wanted = False
+        assert driver.synchronize() == "done"
+
+    assert heard.calls == [("device", "torch.cuda.synchronize", "")]
+
+
+def test_no_copy_is_judged_while_a_graph_is_captured(heard, monkeypatch):
+    """To ask whether memory is page-locked would break the capture."""
+    monkeypatch.setattr(script_tensors, "is_on_accelerator", lambda tensor: False)
+    monkeypatch.setattr(script_tensors, "is_accelerator", lambda device: True)
+    monkeypatch.setattr(waiting_calls, "_is_pinned", lambda tensor: False)
+    x = torch.zeros(1 << 18)
+    x.to("cpu", non_blocking=True)
+    monkeypatch.setattr(waiting_calls, "is_capturing", lambda: True)
+    x.to("cpu", non_blocking=True)
+
+    assert [call for _, call, _ in heard.calls] == ["Tensor.to"]
 
 
 def test_methods_are_torchs_own_afterwards():
