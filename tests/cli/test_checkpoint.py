@@ -20,6 +20,7 @@ def test_checkpoints_are_listed(gapless, run):
     assert (done.code, done.err) == (0, "")
     rows = {line.split()[0]: line for line in done.out.splitlines()}
     assert {"epoch-0001", "epoch-0002", "best", "final", "step-000000010"} <= rows.keys()
+    assert len({line.index("  whole") for line in rows.values()}) == 1
     assert "5 updates" in rows["epoch-0001"]
     assert all(line.endswith("  whole") for line in rows.values())
 

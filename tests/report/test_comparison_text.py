@@ -15,8 +15,8 @@ def test_the_text_shows_where_the_time_went():
     lines = [" ".join(line.split()) for line in text.splitlines()]
 
     assert "blocking yes 41.00 24% 20,000 2.00 12.50 0.50 25.00 101%" in lines
-    assert "blocking 10.25 75.0% 76% 1,234 1,024 MiB 1,536 MiB n/a n/a" in lines
-    assert "captured 10.25 8.0% n/a 1,234 1,024 MiB 1,536 MiB 1.50 n/a" in lines
+    assert "blocking 10.25 75.0% 76% 1,234 1,024 MiB 1,536 MiB - -" in lines
+    assert "captured 10.25 8.0% - 1,234 1,024 MiB 1,536 MiB 1.50 -" in lines
     assert "rounds differ by more than 10%, read with care: blocking" in lines
     assert "captured: 3 graphs captured, then no more: train.py:7: a host wait" in lines
     assert "captured: 2 graphs captured within timed rounds; take more warm-up rounds" in lines
@@ -29,22 +29,22 @@ def test_the_text_shows_where_the_time_went():
 
 
 def test_one_round_has_no_spread():
-    """The spread of one round is n/a, and the number of rounds is that of the rounds taken."""
+    """The spread of one round is `-`, and the number of rounds is that of the rounds taken."""
     rows = tuple(replace(row, ms_per_step=Spread.of([10.0])) for row in made_up_rows())
 
     text = comparison_text(made_up_report(rows=rows))
 
-    assert " ".join(text.splitlines()[1].split()).startswith("blocking yes 10.00 n/a 20,000")
+    assert " ".join(text.splitlines()[1].split()).startswith("blocking yes 10.00 - 20,000")
     assert "median of 1 round of 50 steps" in text
 
 
 def test_processor_time_of_short_rounds_is_not_shown():
-    """Host CPU is n/a if the rounds are too short for the system's clock."""
+    """Host CPU is `-` if the rounds are too short for the system's clock."""
     rows = tuple(replace(row, host_cpu_percent=None) for row in made_up_rows())
 
     text = comparison_text(made_up_report(rows=rows))
 
-    assert text.splitlines()[1].split()[-1] == "n/a"
+    assert text.splitlines()[1].split()[-1] == "-"
 
 
 def test_a_cpu_shows_no_device_table():

@@ -47,8 +47,8 @@ def test_sizes_are_mebibytes():
 
 
 def test_a_share_is_a_percentage():
-    """A share that does not exist is n/a, not zero."""
-    assert [share(None), share(0.0), share(0.125)] == ["n/a", "0.0%", "12.5%"]
+    """A share that does not exist is `-`, not zero."""
+    assert [share(None), share(0.0), share(0.125)] == ["-", "0.0%", "12.5%"]
 
 
 def test_nouns_agree_with_their_numbers():

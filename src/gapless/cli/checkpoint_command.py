@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gapless.cli.output import print_result
 from gapless.cli.parser import file_or_folder, one_of
 from gapless.cli.requirements import require_extra
+from gapless.report.terminal_text import table_lines
 
 
 if TYPE_CHECKING:
@@ -59,8 +60,13 @@ def run(options: Namespace) -> int:
 
 
 def _say_list(listed: Sequence[Listed]) -> None:
-    for item in listed:
+    # The state is long and comes last: to the left, behind the table.
+    figures = table_lines(
+        [
+            (item.path.name, f"{item.step} updates", f"{item.size / 2**20:.1f} MiB")
+            for item in listed
+        ]
+    )
+    for line, item in zip(figures, listed, strict=True):
         state = "whole" if item.problem is None else f"damaged: {item.problem}"
-        print_result(
-            f"{item.path.name:16}  {item.step:>9} updates  {item.size / 2**20:10.1f} MiB  {state}"
-        )
+        print_result(f"{line}  {state}")

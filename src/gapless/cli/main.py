@@ -47,6 +47,7 @@ from gapless.errors import (
     RankLeftError,
     UserError,
 )
+from gapless.report.terminal_text import table_lines
 from gapless.scripts import leave
 
 
@@ -173,7 +174,8 @@ def command_parser(name: str) -> Parser:
 
 def root_parser() -> Parser:
     """Return the parser of what stands before a command."""
-    listed = "\n".join(f"  {name:11} {summary}" for name, summary in COMMANDS.items())
+    rows = [(f"  {name}", summary) for name, summary in COMMANDS.items()]
+    listed = "\n".join(table_lines(rows, num_left=2))
     parser = Parser(
         prog="gapless",
         usage="gapless [-h] [--version] COMMAND ...",

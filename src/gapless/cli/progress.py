@@ -24,6 +24,7 @@ from gapless.cli.output import (
     write,
 )
 from gapless.report.figures import duration
+from gapless.report.terminal_text import table_lines
 from gapless.report.training_text import (
     EpochTitle,
     epoch_line,
@@ -253,8 +254,8 @@ class TrainingProgress:
     def started(self, facts: dict[str, str]) -> None:
         """Print what is in force."""
         indent = max(map(len, facts)) + 2
-        for name, text in facts.items():
-            self._say(f"{name.ljust(indent)}{text}", indent=indent)
+        for line in table_lines([*facts.items()], num_left=2):
+            self._say(line, indent=indent)
 
     def noted(self, text: str) -> None:
         """Print it."""

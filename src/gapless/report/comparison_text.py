@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gapless.report.figures import counted, known, megabytes, share
+from gapless.report.figures import MISSING, counted, known, megabytes, share
 from gapless.report.terminal_text import table_lines
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from gapless.records.comparison import ComparisonReport
 
-
-_NONE = "n/a"
 
 # Rounds whose times differ by more than this share of their median are named.
 _UNSTEADY = 0.1
@@ -55,14 +53,14 @@ def _host_table(report: ComparisonReport) -> Iterator[str]:
         (
             row.plan,
             _IDENTICAL[row.identical],
-            _known(row.ms_per_step.median, _time),
-            f"{row.ms_per_step.relative:.0%}" if len(row.ms_per_step.rounds) > 1 else _NONE,
+            known(row.ms_per_step.median, _time),
+            f"{row.ms_per_step.relative:.0%}" if len(row.ms_per_step.rounds) > 1 else MISSING,
             f"{row.throughput:,.0f}",
             f"{row.waits_per_step:.2f}",
-            _known(row.waited_ms_per_step, _time),
-            _known(row.data_wait_ms_per_step, _time),
-            _known(row.launch_ms_per_step, _time),
-            _known(row.host_cpu_percent, whole_percent),
+            known(row.waited_ms_per_step, _time),
+            known(row.data_wait_ms_per_step, _time),
+            known(row.launch_ms_per_step, _time),
+            known(row.host_cpu_percent, whole_percent),
         )
         for row in report.rows
     ]
@@ -104,14 +102,14 @@ def _device_rows(report: ComparisonReport) -> list[tuple[str, ...]]:
         *(
             (
                 row.plan,
-                _known(row.busy_ms_per_step, _time),
+                known(row.busy_ms_per_step, _time),
                 share(row.gap_share),
-                _known(row.nvml_percent, whole_percent),
-                _known(row.kernels_per_step, _count),
-                _known(row.peak_memory_bytes, megabytes),
-                _known(row.held_memory_bytes, megabytes),
-                _known(row.capture_seconds, _time),
-                _known(row.compile_seconds, _time),
+                known(row.nvml_percent, whole_percent),
+                known(row.kernels_per_step, _count),
+                known(row.peak_memory_bytes, megabytes),
+                known(row.held_memory_bytes, megabytes),
+                known(row.capture_seconds, _time),
+                known(row.compile_seconds, _time),
             )
             for row in report.rows
         ),
@@ -130,10 +128,6 @@ def _recommendation(report: ComparisonReport) -> Iterator[str]:
         yield f"  scores: {scores}"
     for plan, reason in found.excluded.items():
         yield f"  not {plan}: it {reason}"
-
-
-def _known(value: float | None, write: Callable[..., str]) -> str:
-    return known(value, write, missing=_NONE)
 
 
 def _time(value: float) -> str:

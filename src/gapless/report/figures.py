@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 MISSING = "-"
 
 
-def known(value: float | None, write: Callable[..., str], *, missing: str = MISSING) -> str:
-    """Return a figure as `write` has it; "-", or what is asked for, where it was not measured."""
-    return missing if value is None else write(value)
+def known(value: float | None, write: Callable[..., str]) -> str:
+    """Return a figure as `write` has it; "-" where it was not measured."""
+    return MISSING if value is None else write(value)
 
 
 def milliseconds(value: float | None) -> str:
@@ -52,8 +52,8 @@ def ranged(spread: Spread) -> str:
 
 
 def share(value: float | None) -> str:
-    """Return a share as a percentage; `n/a` where it does not exist, as the gap of a CPU."""
-    return "n/a" if value is None else f"{value:.1%}"
+    """Return a share as a percentage; "-" where it does not exist, as the gap of a CPU."""
+    return MISSING if value is None else f"{value:.1%}"
 
 
 def megabytes(num_bytes: int) -> str:
