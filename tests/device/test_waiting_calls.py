@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from gapless.device import script_tensors, waiting_calls
+from gapless.device import cuda_waits, script_tensors, waiting_calls
 from gapless.device.user_line import call_site
 from gapless.device.waiting_calls import (
     WaitingFunction,
@@ -120,13 +120,59 @@ def test_no_copy_is_judged_while_a_graph_is_captured(heard, monkeypatch):
     """To ask whether memory is page-locked would break the capture."""
     monkeypatch.setattr(script_tensors, "is_on_accelerator", lambda tensor: False)
     monkeypatch.setattr(script_tensors, "is_accelerator", lambda device: True)
-    monkeypatch.setattr(waiting_calls, "_is_pinned", lambda tensor: False)
+    monkeypatch.setattr(script_tensors, "is_pinned", lambda tensor: False)
     x = torch.zeros(1 << 18)
     x.to("cpu", non_blocking=True)
     monkeypatch.setattr(waiting_calls, "is_capturing", lambda: True)
     x.to("cpu", non_blocking=True)
 
     assert [call for _, call, _ in heard.calls] == ["Tensor.to"]
+
+
+BIG = 1 << 15  # more than the driver takes into its command buffer
+
+
+def rows(*shape):
+    return torch.zeros(*shape)
+
+
+# Host and device tensor of a copy that is not to block, and why it blocks: to the device, to the host.
+COPIES = {
+    "nothing": (rows(0), rows(0), None, None),
+    "nothing, strided": (rows(0, BIG)[:, ::2], rows(0, BIG // 2), None, None),
+    "dense": (rows(BIG), rows(BIG), None, None),
+    "a few bytes": (rows(8)[::2], rows(4), None, "strided copy"),
+    "strided on the host": (rows(2 * BIG)[::2], rows(BIG), "strided copy", "strided copy"),
+    "strided on the device": (rows(BIG), rows(2 * BIG)[::2], None, None),
+    "strided on both": (rows(2 * BIG)[::2], rows(2 * BIG)[::2], "strided copy", "strided copy"),
+    "transposed on the host": (rows(BIG, 2).t(), rows(2, BIG), "strided copy", "strided copy"),
+    "transposed on both": (rows(BIG, 2).t(), rows(BIG, 2).t(), None, None),
+    "converted": (rows(BIG), rows(BIG).half(), None, None),
+    "converted and transposed": (
+        *(rows(BIG, 2).t(), rows(BIG, 2).t().half()),
+        *("strided copy", "strided copy"),
+    ),
+}
+
+
+@pytest.mark.parametrize("to_device", [True, False])
+@pytest.mark.parametrize("name", COPIES)
+def test_counted_copies_and_those_that_the_doctor_finds_are_the_same(
+    heard, monkeypatch, name, to_device
+):
+    """Page-locked copies: of no bytes, of strided and of converted memory, each by both that judge it."""
+    host, device, *causes = COPIES[name]
+    monkeypatch.setattr(script_tensors, "is_on_accelerator", lambda tensor: tensor is device)
+    monkeypatch.setattr(cuda_waits, "_is_on_gpu", lambda tensor: tensor is device)
+    monkeypatch.setattr(script_tensors, "is_pinned", lambda tensor: tensor is host)
+    counted = []
+    target, source = (device, host) if to_device else (host, device)
+    with cuda_waits._BlockingCopies(lambda what, site: counted.append(what)):
+        target.copy_(source, non_blocking=True)
+    expected = causes[not to_device]
+
+    assert [cause for cause, _, _ in heard.calls] == [expected] * (expected is not None)
+    assert len(counted) == len(heard.calls)
 
 
 def test_methods_are_torchs_own_afterwards():

@@ -97,10 +97,6 @@ WAITS = {
     "pageable cuda": ("pageable copy", lambda d: d.pageable.cuda(non_blocking=True)),
     "pageable copy_": ("pageable copy", lambda d: d.x.copy_(d.pageable, non_blocking=True)),
     "into pageable": ("pageable copy", lambda d: d.pageable.copy_(d.x, non_blocking=True)),
-    "converted": (
-        "pageable copy",
-        lambda d: d.pinned.to("cuda", torch.float64, non_blocking=True),
-    ),
     "strided": (
         "strided copy",
         lambda d: d.pinned.view(-1, 2)[:, 0].to("cuda", non_blocking=True),
@@ -151,6 +147,7 @@ def fill(d):
 HARMLESS = {
     "pinned": lambda d: d.pinned.to("cuda", non_blocking=True),
     "pinned copy_": lambda d: d.x.copy_(d.pinned, non_blocking=True),
+    "converted": lambda d: d.pinned.to("cuda", torch.float64, non_blocking=True),
     "into pinned": lambda d: d.pinned.copy_(d.x, non_blocking=True),
     "small pageable": lambda d: d.pageable[:1024].to("cuda", non_blocking=True),
     "empty": lambda d: d.pageable[:0].to("cuda"),

@@ -36,6 +36,11 @@ WAITS = {
         0,
     ),
     "pinned to": (lambda x, pinned, pageable: pinned.to("cuda", non_blocking=True), 0),
+    "converted": (
+        lambda x, pinned, pageable: pinned.to("cuda", torch.float64, non_blocking=True),
+        0,
+    ),
+    "nothing": (lambda x, pinned, pageable: pageable[:0].copy_(x[:0], non_blocking=True), 0),
     "strided": (
         lambda x, pinned, pageable: x.view(256, -1).copy_(
             pinned.view(-1, 256).t(), non_blocking=True

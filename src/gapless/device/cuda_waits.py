@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.device import script_tensors
 from gapless.device.sync_warnings import SyncWarnings
 from gapless.device.torch_private import (
     GET_SYNC_MODE,
@@ -38,7 +39,7 @@ from gapless.device.torch_private import (
     to_copy,
 )
 from gapless.device.user_line import call_site
-from gapless.device.waiting_operations import MAX_INLINE_COPY_BYTES
+from gapless.device.waiting_operations import Copy, why_it_blocks
 from gapless.unnoticed import FilterInFront
 
 
@@ -127,19 +128,29 @@ class _BlockingCopies(TorchDispatchMode):
         if func in _COPIES:
             source = args[1] if func is _COPIES[0] else args[0]
             is_asked = kwargs.get("non_blocking") or (func is _COPIES[0] and args[2:3] == (True,))
-            if is_asked and _blocks(result, source):
+            if is_asked and _blocks(source, result):
                 self._observer("copy through staging memory", call_site())
         return result
 
 
-def _blocks(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether a copy between the host and a GPU passes through the driver's own memory."""
-    if target.is_cuda == source.is_cuda:
+def _blocks(source: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether a copy blocks that was asked not to, and crosses between the host and a GPU."""
+    to_device = _is_on_gpu(target)
+    if to_device == _is_on_gpu(source):
         return False
-    if target.is_cuda and source.nbytes <= MAX_INLINE_COPY_BYTES:
-        return False
-    on_host = source if target.is_cuda else target
-    return not (on_host.is_pinned() and on_host.is_contiguous())
+    copy = Copy.between(
+        source,
+        target,
+        to_device=to_device,
+        non_blocking=True,
+        is_pinned=script_tensors.is_pinned,
+    )
+    # To ask whether memory is page-locked would break the capture.
+    return not (copy.depends_on_memory and is_capturing()) and why_it_blocks(copy) is not None
+
+
+def _is_on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda
 
 
 def watch_reads(observer: Callable[[str], None]) -> AbstractContextManager[None]:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.overrides import has_torch_function_unary
 
-from gapless.device.torch_private import DisableTorchFunction
+from gapless.device.torch_private import DisableTorchDispatch, DisableTorchFunction
 
 
 if TYPE_CHECKING:
@@ -65,6 +65,16 @@ def holds_values(tensor: torch.Tensor) -> bool:
             getattr(type_, name, None) == getattr(torch.Tensor, name) for name in _ASKED
         )
     return is_plain
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory is page-locked."""
+    # To torch this is an operation, which modes of the script would see.
+    without_modes = DisableTorchDispatch()
+    try:
+        return tensor.is_pinned()
+    finally:
+        del without_modes
 
 
 def shapes_of(value: Any, *, depth: int = 0) -> Hashable:

@@ -23,7 +23,6 @@ from gapless.device.torch_private import (
     ACCELERATOR_SYNCHRONIZE,
     CUDA_EMPTY_CACHE,
     CUDA_SYNCHRONIZE,
-    DisableTorchDispatch,
     DisableTorchFunction,
     is_traced,
     keep_from_compiler,
@@ -31,7 +30,6 @@ from gapless.device.torch_private import (
     parse_to,
 )
 from gapless.device.waiting_operations import (
-    MAX_INLINE_COPY_BYTES,
     READING_METHODS,
     READING_OPERATORS,
     Copy,
@@ -296,21 +294,28 @@ def _crossing(
         return None
     if non_blocking and not to_device:
         return None  # torch takes page-locked memory for it
+
+    def lies_alike() -> bool:
+        """Return whether the new tensor has the strides of this one."""
+        if memory_format is None or memory_format is torch.preserve_format:
+            return is_dense(tensor.shape, tensor.stride())
+        return tensor.is_contiguous(memory_format=memory_format)
+
     with DisableTorchFunction():
         if tensor.layout is not torch.strided:
             return None
         dtype = dtype or tensor.dtype
+        carried = tensor.dtype if to_device and non_blocking else dtype
         return _judged(
-            tensor,
-            to_device=to_device,
-            non_blocking=non_blocking,
-            num_bytes=tensor.numel() * dtype.itemsize,
-            is_same_type=dtype == tensor.dtype,
-            lies_alike=lambda: (
-                is_dense(tensor.shape, tensor.stride())
-                if memory_format is None or memory_format is torch.preserve_format
-                else tensor.is_contiguous(memory_format=memory_format)
-            ),
+            Copy(
+                to_device=to_device,
+                non_blocking=non_blocking,
+                num_bytes=tensor.numel() * carried.itemsize,
+                is_pinned=lambda: script_tensors.is_pinned(tensor),
+                is_direct=lambda: (
+                    tensor.is_contiguous() or (dtype == tensor.dtype and lies_alike())
+                ),
+            )
         )
 
 
@@ -327,52 +332,22 @@ def _copy(
         if not target.layout == source.layout == torch.strided:
             return None
         return _judged(
-            source if to_device else target,
-            to_device=to_device,
-            non_blocking=non_blocking,
-            num_bytes=target.nbytes,
-            is_same_type=target.dtype == source.dtype,
-            lies_alike=lambda: (
-                target.shape == source.shape
-                and (target.is_contiguous() or target.stride() == source.stride())
-                and (source.is_contiguous() or target.stride() == source.stride())
-                and is_dense(source.shape, source.stride())
-            ),
+            Copy.between(
+                source,
+                target,
+                to_device=to_device,
+                non_blocking=non_blocking,
+                is_pinned=script_tensors.is_pinned,
+            )
         )
 
 
-def _judged(
-    on_host: torch.Tensor,
-    *,
-    to_device: bool,
-    non_blocking: bool,
-    num_bytes: int,
-    is_same_type: bool,
-    lies_alike: Callable[[], bool],
-) -> tuple[WaitingOperation, str] | None:
-    # The questions below cost a call of the driver: only where the answer depends on them.
-    depends = non_blocking and not (to_device and num_bytes <= MAX_INLINE_COPY_BYTES)
-    if depends and is_capturing():
+def _judged(copy: Copy) -> tuple[WaitingOperation, str] | None:
+    # To ask whether memory is page-locked would break the capture.
+    if copy.depends_on_memory and is_capturing():
         return None
-    copy = Copy(
-        to_device=to_device,
-        non_blocking=non_blocking,
-        num_bytes=num_bytes,
-        pinned=depends and _is_pinned(on_host),
-        is_same_type=is_same_type,
-        is_dense=not depends or lies_alike(),
-    )
     cause = why_it_blocks(copy)
-    return None if cause is None else (cause, _size(num_bytes))
-
-
-def _is_pinned(tensor: torch.Tensor) -> bool:
-    # To torch this is an operation, which modes of the script would see.
-    without_modes = DisableTorchDispatch()
-    try:
-        return tensor.is_pinned()
-    finally:
-        del without_modes
+    return None if cause is None else (cause, _size(copy.num_bytes))
 
 
 def _size(num_bytes: int) -> str:
@@ -395,7 +370,7 @@ def _pin(tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[WaitingOperation, st
             or not tensor.is_cpu
             or not tensor.numel()
             or is_capturing()
-            or _is_pinned(tensor)
+            or script_tensors.is_pinned(tensor)
         ):
             return None
         return "host allocation", _size(tensor.nbytes)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    import torch
 
 
 # The driver takes so much pageable memory into its command buffer, and goes on at once. What is larger
@@ -47,34 +49,78 @@ class Copy:
     Attributes:
         to_device: else it goes to the host.
         non_blocking: was asked for.
-        num_bytes: at the target.
-        pinned: whether the tensor on the host is page-locked.
-        is_same_type: whether both have the same dtype.
-        is_dense: whether both lie in memory in the same order without holes.
+        num_bytes: that cross.
+        is_pinned: whether the tensor on the host is page-locked; costs a call of the driver.
+        is_direct: whether the copy uses the host's memory as it is, as in `is_direct`.
     """
 
     to_device: bool
     non_blocking: bool
     num_bytes: int
-    pinned: bool
-    is_same_type: bool
-    is_dense: bool
+    is_pinned: Callable[[], bool]
+    is_direct: Callable[[], bool]
+
+    @staticmethod
+    def between(
+        source: torch.Tensor,
+        target: torch.Tensor,
+        *,
+        to_device: bool,
+        non_blocking: bool,
+        is_pinned: Callable[[torch.Tensor], bool],
+    ) -> Copy:
+        """Return the copy of one tensor into another one, dense or strided both."""
+        # The device converts what is not to block, after it has crossed.
+        carried = source if to_device and non_blocking else target
+        return Copy(
+            to_device=to_device,
+            non_blocking=non_blocking,
+            num_bytes=target.numel() * carried.dtype.itemsize,
+            is_pinned=lambda: is_pinned(source if to_device else target),
+            is_direct=lambda: is_direct(source, target, to_device=to_device),
+        )
+
+    @property
+    def depends_on_memory(self) -> bool:
+        """Whether the copy blocks only for what the host's memory is, which is then asked about."""
+        if not self.non_blocking:
+            return False
+        return self.num_bytes > (MAX_INLINE_COPY_BYTES if self.to_device else 0)
 
 
 def why_it_blocks(copy: Copy) -> CopyCause | None:
-    """Return why a copy blocks; None if it does not."""
+    """Return why a copy blocks; None if it does not.
+
+    It is the one judgement of copies: of those that `count_waits` counts, and of those that the doctor finds.
+    """
     if copy.num_bytes == 0:
         return None
     if not copy.non_blocking:
         return "copy" if copy.to_device else "cpu"
-    if copy.to_device and copy.num_bytes <= MAX_INLINE_COPY_BYTES:
+    if not copy.depends_on_memory:
         return None
-    if not copy.pinned:
+    if not copy.is_pinned():
         return "pageable copy"
-    if not copy.is_dense:
-        return "strided copy"
-    # Torch converts the dtype on the host before a copy to a device, into pageable memory.
-    return "pageable copy" if copy.to_device and not copy.is_same_type else None
+    return None if copy.is_direct() else "strided copy"
+
+
+def is_direct(source: torch.Tensor, target: torch.Tensor, *, to_device: bool) -> bool:
+    """Whether a copy that is not to block uses the host's memory as it is.
+
+    If not, the host gathers into pageable memory, or scatters from it. The device converts, and gathers or scatters
+    its own side.
+
+    Source: `copy_kernel_cuda` in `aten/src/ATen/native/cuda/Copy.cu` of pytorch.
+    """
+    host, device = (source, target) if to_device else (target, source)
+    if host.is_contiguous():
+        return not to_device or host.numel() == device.numel()
+    return (
+        host.dtype == device.dtype
+        and host.shape == device.shape
+        and host.stride() == device.stride()
+        and is_dense(host.shape, host.stride())
+    )
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:

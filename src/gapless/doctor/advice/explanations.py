@@ -178,13 +178,13 @@ for x, y in gapless.prefetch(loader, device):
     ),
     "GAP005": Code(
         title="A copy blocks although it says non_blocking",
-        meaning="`.to(device, non_blocking=True)` of memory that is not page-locked, that has gaps (a slice, "
-        "a transposed tensor), or whose dtype changes on the way.",
+        meaning="`.to(device, non_blocking=True)` of memory that is not page-locked, or that has gaps (a slice, "
+        "a transposed tensor).",
         why="Only page-locked memory can be copied by the device alone. Of other memory the host "
         "makes a copy first, and `non_blocking` is ignored without a word. "
         "`torch.cuda.set_sync_debug_mode` does not show these waits.",
-        mend="Pin in the loader: `pin_memory=True`. Copy memory as it lies; slice, transpose and "
-        "convert on the device. `gapless.prefetch` takes any memory, as for GAP004.",
+        mend="Pin in the loader: `pin_memory=True`. Copy memory as it lies; slice and transpose "
+        "on the device. `gapless.prefetch` takes any memory, as for GAP004.",
         before="""\
 loader = torch.utils.data.DataLoader(dataset, batch_size=8)
 for x, y in loader:

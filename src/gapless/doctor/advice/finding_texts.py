@@ -85,7 +85,7 @@ _CAUSES: dict[Cause, str] = {
     "copy": "{call} copies to the device, and the host waits until the copy is done.",
     "pageable copy": "{call} says non_blocking, but the memory is not page-locked, so the host waits "
     "all the same.",
-    "strided copy": "{call} says non_blocking, but the memory has gaps or another dtype, so the host "
+    "strided copy": "{call} says non_blocking, but the memory has gaps, so the host "
     "first makes a copy of it that is not page-locked, and waits.",
     "new tensor": "{call} makes a tensor on the device from Python values: each time the host copies "
     "them and waits.",
@@ -249,8 +249,8 @@ if step % 1000 == 0:
         _PINNED,
     ),
     "strided copy": (
-        "Copy memory as it lies, dense and in its own dtype; slice, transpose and convert on the device.",
-        "x = x.to(device, non_blocking=True)[:, ::2].half()",
+        "Copy memory as it lies, dense; slice and transpose on the device.",
+        "x = x.to(device, non_blocking=True)[:, ::2]",
     ),
     "new tensor": (
         "Make it once before the loop. What changes in each step is better filled in on the device.",

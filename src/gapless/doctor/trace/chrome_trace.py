@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from gapless.device.waiting_operations import MAX_INLINE_COPY_BYTES
 from gapless.doctor.seen_waits import MARK, MARK_AFTER, MARK_WITHIN, STEP_MARK
 
 
@@ -51,8 +52,6 @@ _RECORDING = (
     "cuEventRecordWithFlags",
 )
 _POLLING = ("cudaEventQuery", "cudaStreamQuery", "cuEventQuery", "cuStreamQuery")
-# The driver takes so much pageable memory into its command buffer, and goes on at once.
-_MAX_INLINE_COPY_BYTES = 64 << 10
 
 _WORK_KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "fill"}
 _NODE = "autograd::engine::evaluate_function: "
@@ -432,7 +431,7 @@ def _is_staged(call: Call, copies: Mapping[int, Work]) -> bool:
 
 
 def _blocks(copy: Work) -> bool:
-    return copy.to_host or copy.num_bytes > _MAX_INLINE_COPY_BYTES
+    return copy.to_host or copy.num_bytes > MAX_INLINE_COPY_BYTES
 
 
 def find_allocations(trace: Trace) -> tuple[Call, ...]:

@@ -22,7 +22,8 @@ from gapless.device.torch_private import (
     schema_of,
     to_copy,
 )
-from gapless.testing.simulated.allocator import alias, spans_of
+from gapless.device.waiting_operations import is_direct
+from gapless.testing.simulated.allocator import alias
 from gapless.testing.simulated.operator_call import (
     Call,
     UnpredictableError,
@@ -350,10 +351,12 @@ class QueueOperations(TorchDispatchMode):
             return  # as on a GPU: nothing is launched, and nobody waits
         host, device = (source, target) if to_device else (target, source)
         is_blocking = not call.kwargs.get("non_blocking", len(call.args) > 2 and call.args[2])
-        is_direct = self._memory.find(host) is not None and _is_dense(host, device, to_device)
+        by_engine = self._memory.find(host) is not None and is_direct(
+            source, target, to_device=to_device
+        )
         touches = [self._touch("write" if to_device else "read", device)]
         name = "copy H2D" if to_device else "copy D2H"
-        if is_direct:
+        if by_engine:
             touches.append(self._touch("read" if to_device else "write", host))
             moved = self._alias(host)
         elif to_device:
@@ -371,7 +374,7 @@ class QueueOperations(TorchDispatchMode):
         )
         if is_blocking:
             simulation.wait(simulation.mark(simulation.current), f"blocking {name}")
-        if not is_direct and not to_device:
+        if not by_engine and not to_device:
             # The host itself writes pageable memory.
             self._host_access("write", host, name)
             host.copy_(moved)
@@ -398,15 +401,6 @@ class QueueOperations(TorchDispatchMode):
 
 def _copy_values(target: torch.Tensor, source: torch.Tensor) -> None:
     target.copy_(source)
-
-
-def _is_dense(host: torch.Tensor, device: torch.Tensor, to_device: bool) -> bool:
-    """Whether the host side is one range of memory, which a copy engine can take as it is."""
-    if to_device and host.dtype != device.dtype:
-        return False  # the host converts it
-    if host.is_contiguous():
-        return not to_device or host.numel() == device.numel()
-    return host.stride() == device.stride() and len(spans_of(host)) == 1
 
 
 def _written_results(call: Call) -> Any:
