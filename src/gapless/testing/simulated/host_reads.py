@@ -1,7 +1,8 @@
 """Methods of tensors that read on the host without an operator, such as `tolist`.
 
-A function mode sees them. A read of device memory waits, as on a GPU; a read of page-locked memory is
-recorded.
+A function mode carries them out in place of torch: from simulated memory, once queued work is done, with a wait as on
+a GPU; a read of page-locked memory is recorded. So it is no second `gapless.device.waiting_calls`, which tells a
+listener of a call and lets torch do it.
 """
 
 from __future__ import annotations
