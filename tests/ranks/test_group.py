@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
-import gapless.ranks.torch_ranks as group_room
 from gapless.errors import EXIT_PEER_LOST, PeerLostError
+from gapless.ranks import collectives
 from gapless.ranks.gradient_sum import FlatSum
 from gapless.ranks.torch_ranks import TorchRanks
 from ranks.groups import torchrun
@@ -163,9 +164,10 @@ def test_an_error_that_nobody_catches_ends_all(fork):
 
 
 def ranks_in_pieces():
-    """Return ranks without groups, whose collectives a test makes fail."""
+    """Return ranks with groups of a size alone, whose collectives a test makes fail."""
+    group = SimpleNamespace(size=lambda: 2)
     ranks = TorchRanks.__new__(TorchRanks)
-    vars(ranks).update(rank=0, world=2, is_first=True, side=None, main=None)
+    vars(ranks).update(rank=0, world=2, is_first=True, side=group, main=group)
     return ranks
 
 
@@ -199,7 +201,7 @@ def test_a_closed_connection_is_a_lost_rank_in_each_collective(monkeypatch, what
 
         for name in ("all_gather_object", "broadcast_object_list", "all_reduce"):
             monkeypatch.setattr(dist, name, raised)
-        monkeypatch.setattr(group_room, "_all_gather", raised)
+        monkeypatch.setattr(collectives, "_all_gather", raised)
 
     fail("[gloo/transport/tcp/pair.cc:1] Connection closed by peer\nmore")
     with pytest.raises(PeerLostError, match=rf"{what} of all ranks failed \(.*closed by peer\)"):

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from gapless.device.torch_private import set_timeout, set_timeout_of_options
 from gapless.errors import RanksError, UserError
 from gapless.ranks.agreement import GroupAgreement
+from gapless.ranks.collectives import gather_rows, gather_values
 from gapless.ranks.gradient_sum import FlatSum
 from gapless.ranks.heartbeat import Heartbeat
 from gapless.ranks.leaving import errors_end_all, leave
@@ -44,9 +45,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-# Torch 2.13 gave it another name, and warns of this one.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 _TO_CONNECT = timedelta(seconds=SECONDS_TO_ARRIVE)
 _NO_LIMIT = timedelta(days=365)
@@ -81,7 +79,7 @@ def join_ranks(launch: Launch, device: torch.device, *, uuid: str | None) -> Tor
             "start all of them by torchrun, and look at what the others say"
         ) from error
     try:
-        _refuse_shared_devices(_gathered(uuid, launch.world))
+        _refuse_shared_devices(_gathered(uuid, _default_group()))
         return TorchRanks(launch, device)
     except BaseException:
         dist.destroy_process_group()
@@ -103,8 +101,7 @@ class TorchRanks:
         self.rank = launch.rank
         self.world = launch.world
         self.is_first = launch.rank == 0
-        assert dist.group.WORLD is not None
-        self.side = dist.group.WORLD
+        self.side = _default_group()
         set_timeout(self.side, _NO_LIMIT)
         self._device = device
         with named_as_lost("start"):
@@ -141,10 +138,8 @@ class TorchRanks:
 
         Sync: Does not block the host on a GPU.
         """
-        gathered = rows.new_empty((self.world, *rows.shape))
         with named_as_lost("losses"):
-            _all_gather(gathered.view(-1), rows.reshape(-1), group=self.main)
-        return gathered
+            return gather_rows(rows, group=self.main)
 
     def agree(self, value: T) -> list[T]:
         """Return the values of all ranks, in the order of ranks.
@@ -154,7 +149,7 @@ class TorchRanks:
 
         Sync: Blocks the host until all ranks are here, but not on the device.
         """
-        return _gathered(value, self.world)
+        return _gathered(value, self.side)
 
     def share(self, value: T) -> T:
         """Return the value of rank 0 on all ranks.
@@ -213,11 +208,14 @@ class TorchRanks:
         self._until_end.close()
 
 
-def _gathered(value: T, world: int) -> list[T]:
-    values: list[Any] = [None] * world
+def _gathered(value: T, group: dist.ProcessGroup) -> list[T]:
     with named_as_lost("values"):
-        dist.all_gather_object(values, value)
-    return values
+        return gather_values(value, group=group)
+
+
+def _default_group() -> dist.ProcessGroup:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
 
 
 def _refuse_shared_devices(uuids: Sequence[str | None]) -> None:

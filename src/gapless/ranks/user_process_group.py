@@ -25,6 +25,7 @@ from gapless.device.torch_private import (
     timeout_of,
 )
 from gapless.errors import DeviceError, PeerLostError, UserError
+from gapless.ranks.collectives import gather_rows, gather_values
 from gapless.ranks.peer_errors import first_line, is_of_a_connection, reported_if_long
 from gapless.unnoticed import PatchesWhileAlive
 
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-# Torch 2.13 gave it another name, and warns of this one.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 # The user's group, and the one beside it, until the user's is gone.
 _known: list[tuple[weakref.ref[dist.ProcessGroup], dist.ProcessGroup]] = []
@@ -160,10 +158,8 @@ class UserRanks:
 
         Sync: Does not block the host on a GPU.
         """
-        gathered = rows.new_empty((self.world, *rows.shape))
         with _named_as_lost("gather losses"):
-            _all_gather(gathered.view(-1), rows.reshape(-1), group=self._main)
-        return gathered
+            return gather_rows(rows, group=self._main)
 
     def agree(self, value: T) -> list[T]:
         """Return the values of all ranks, in the order of ranks.
@@ -173,10 +169,8 @@ class UserRanks:
 
         Sync: Blocks the host until all ranks are here, but not on the device.
         """
-        values: list[Any] = [None] * self.world
         with _named_as_lost("agree"), reported_if_long(rank=self._main.rank(), limit=self._limit):
-            dist.all_gather_object(values, value, group=self._side)
-        return values
+            return gather_values(value, group=self._side)
 
 
 def _backend_on(group: dist.ProcessGroup, device: torch.device) -> Any:
