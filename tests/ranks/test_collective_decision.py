@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from gapless.ranks import CollectiveDecision, SingleRank, first_other
+import pytest
+
+from gapless.errors import DataError, FirstRankError
+from gapless.ranks import CollectiveDecision, SingleRank, first_other, on_first_rank
 
 
 class Ranks:
@@ -58,3 +61,48 @@ def test_the_first_rank_that_differs_from_rank_0_is_found():
     """With what it has; None where all have the same."""
     assert first_other([1, 1, 3, 4]) == (2, 3)
     assert first_other([1, 1]) is None
+
+
+# --- what rank 0 makes for all ---
+
+
+class Shares(SingleRank):
+    """One of two ranks, which gets what it is said to get from rank 0."""
+
+    world = 2
+
+    def __init__(self, *, is_first=True, heard=None):
+        self.is_first = is_first
+        self.heard = heard
+        self.shared = []
+
+    def share(self, value):
+        self.shared.append(value)
+        return value if self.is_first else self.heard
+
+
+def test_what_rank_0_makes_is_everybodys():
+    """The others make nothing."""
+    first, other = Shares(), Shares(is_first=False, heard=("made",))
+
+    assert on_first_rank(first, lambda: "made") == "made"
+    assert first.shared == [("made",)]
+    assert on_first_rank(other, lambda: pytest.fail("made by another rank")) == "made"
+
+
+def test_an_error_of_rank_0_ends_the_wait_of_the_others():
+    """They raise too; rank 0 has the text."""
+
+    def fail():
+        raise DataError("no text")
+
+    first = Shares()
+    with pytest.raises(DataError, match="no text"):
+        on_first_rank(first, fail)
+    with pytest.raises(FirstRankError):
+        on_first_rank(Shares(is_first=False, heard=first.shared[0]), fail)
+
+
+def test_nothing_is_an_answer_too():
+    """`None` is what a check returns."""
+    assert on_first_rank(Shares(is_first=False, heard=(None,)), lambda: None) is None

@@ -206,7 +206,8 @@ def _start(
     options: Namespace, observer: Observer, *, ranks: Ranks, device: Device | None
 ) -> Trainer:
     """Return the trainer of a new or a resumed run, on each of its ranks."""
-    from gapless.nmt.run.rank_agreement import check_same_start, on_first_rank
+    from gapless.nmt.run.rank_agreement import check_same_start
+    from gapless.ranks import on_first_rank
 
     flags = given_settings(options)
     given = {**flags, "config": options.config, "resume": options.resume}
@@ -267,11 +268,11 @@ def _trainer(
     ranks: Ranks,
     device: Device | None,
 ) -> Trainer:
-    from gapless.nmt.run.rank_agreement import on_first_rank
     from gapless.nmt.run.trainer import Trainer
     from gapless.nmt.run_folder.folder import settings_file
     from gapless.nmt.settings.config import TrainConfig, make_config, settings_of_new_run
     from gapless.nmt.settings.config_file import naming_file
+    from gapless.ranks import on_first_rank
 
     if resume is not None:
         # Other hosts need not have the file.
@@ -311,9 +312,9 @@ def _dry_run_by_first(options: Namespace) -> int:
 def _dry_run(options: Namespace) -> int:
     """Print what a new run would do, and write nothing else."""
     from gapless.nmt.run.dry_run import estimate_run
+    from gapless.nmt.run.learning import short_line
     from gapless.nmt.run.out_of_memory import naming_phase
     from gapless.nmt.run.run_report import describe_data, describe_score_tokenizer
-    from gapless.nmt.run.validation import short_line
     from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer
     from gapless.ranks.launch import read_launch
 

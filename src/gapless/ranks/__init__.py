@@ -6,7 +6,7 @@ its own process group (`user_process_group.py`). Only this room names `torch.dis
 nothing that imports it is loaded.
 """
 
-from gapless.ranks.collective_decision import CollectiveDecision, first_other
+from gapless.ranks.collective_decision import CollectiveDecision, first_other, on_first_rank
 from gapless.ranks.membership import (
     collectives_so_far,
     drop_before_groups_end,
@@ -30,5 +30,6 @@ __all__ = [
     "find_ranks",
     "first_other",
     "is_distributed",
+    "on_first_rank",
     "user_ranks",
 ]

@@ -1,14 +1,16 @@
-"""Collective decisions: every rank gets the values of all, so that all decide the same."""
+"""Collective decisions: every rank gets the values of all, or what rank 0 made, so that all decide the same."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from gapless.errors import FirstRankError, GaplessError
+
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from gapless.ranks.protocol import Blocking, Peers
+    from gapless.ranks.protocol import Blocking, Peers, Ranks
 
 
 T = TypeVar("T")
@@ -60,3 +62,33 @@ class CollectiveDecision:
 def first_other(values: Sequence[T]) -> tuple[int, T] | None:
     """Return the first rank whose value is not that of rank 0, and its value; None: all are the same."""
     return next(((rank, one) for rank, one in enumerate(values) if one != values[0]), None)
+
+
+def on_first_rank(ranks: Ranks, make: Callable[[], T]) -> T:
+    """Return what rank 0 makes, on every rank; the others wait.
+
+    Args:
+        ranks: of the run.
+        make: called on rank 0 alone. What it returns can be pickled, if there are others.
+
+    Raises:
+        FirstRankError: on the other ranks, when `make` raised an error of ours on rank 0.
+
+    Sync: With several ranks, blocks the host until rank 0 is done.
+    """
+    if ranks.world == 1:
+        return make()
+    made: tuple[T, ...] = ()
+    with ranks.pause("preparation"):
+        if not ranks.is_first:
+            made = ranks.share(made)
+            if not made:
+                raise FirstRankError("rank 0 could not go on, and says why")
+            return made[0]
+        try:
+            made = (make(),)
+        except GaplessError:
+            ranks.share(())
+            raise
+        ranks.share(made)
+        return made[0]

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from gapless.errors import UserError
-from gapless.nmt.run import final_model, validation
+from gapless.nmt.run import final_model, learning
+from gapless.nmt.run.learning import LearningWatch
 from gapless.nmt.run.stopping import TimeLimit
 from gapless.nmt.run.trainer import Trainer
-from gapless.nmt.run.validation import LearningWatch
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.training_progress import TrainingProgress
 from gapless.nmt.settings.config import make_config
@@ -541,7 +541,7 @@ def test_a_model_is_judged_after_its_warm_up_and_enough_updates(
     monkeypatch, warmup, updates, is_finished, expected
 ):
     """A young model knows nothing yet, and its rate need not be wrong."""
-    monkeypatch.setattr(validation, "training_loss", lambda _: 3.0)
+    monkeypatch.setattr(learning, "training_loss", lambda _: 3.0)
     warnings = []
     run = SimpleNamespace(
         config=SimpleNamespace(warmup=warmup),

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gapless.errors import DataError, FirstRankError
-from gapless.nmt.run.rank_agreement import decisions_of, first_difference, on_first_rank
+from gapless.nmt.run.rank_agreement import decisions_of, first_difference
 from gapless.nmt.run.stopping import AgreedClock, StopRequest, WallClock
 from gapless.ranks import SingleRank
 
@@ -19,16 +18,10 @@ class Ranks(SingleRank):
 
     world = 2
 
-    def __init__(self, *, is_first=True, heard=None):
-        self.is_first = is_first
-        self.heard = heard
-        self.shared = []
+    def __init__(self):
+        self.is_first = True
         self.asked = []
         self.agreed = {}
-
-    def share(self, value):
-        self.shared.append(value)
-        return value if self.is_first else self.heard
 
     def agreement(self, flags, **_):
         return self
@@ -143,36 +136,6 @@ def test_other_ranks_do_not_tell_their_time(run):
     decide(run).after_update(1)
 
     assert run.ranks.asked == []
-
-
-# --- what rank 0 does for all ---
-
-
-def test_what_rank_0_makes_is_everybodys():
-    """The others make nothing."""
-    first, other = Ranks(), Ranks(is_first=False, heard=("made",))
-
-    assert on_first_rank(first, lambda: "made") == "made"
-    assert first.shared == [("made",)]
-    assert on_first_rank(other, lambda: pytest.fail("made by another rank")) == "made"
-
-
-def test_an_error_of_rank_0_ends_the_wait_of_the_others():
-    """They raise too; rank 0 has the text."""
-
-    def fail():
-        raise DataError("no text")
-
-    first = Ranks()
-    with pytest.raises(DataError, match="no text"):
-        on_first_rank(first, fail)
-    with pytest.raises(FirstRankError):
-        on_first_rank(Ranks(is_first=False, heard=first.shared[0]), fail)
-
-
-def test_nothing_is_an_answer_too():
-    """`None` is what a check returns."""
-    assert on_first_rank(Ranks(is_first=False, heard=(None,)), lambda: None) is None
 
 
 # --- started alike ---

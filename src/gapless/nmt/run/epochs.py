@@ -18,11 +18,12 @@ from gapless.report.training_text import waits_table
 if TYPE_CHECKING:
     from gapless.nmt.data.batch import AnyBatch
     from gapless.nmt.run.checkpoint_schedule import CheckpointSchedule
+    from gapless.nmt.run.learning import LearningWatch
     from gapless.nmt.run.rank_agreement import Decisions
     from gapless.nmt.run.run_report import Messages
     from gapless.nmt.run.stopping import StopRequest
     from gapless.nmt.run.training_run import TrainingRun
-    from gapless.nmt.run.validation import LearningWatch, Validations
+    from gapless.nmt.run.validation import Validations
     from gapless.nmt.run_folder.checkpoint_writer import CheckpointWriter, SilentCheckpointWriter
     from gapless.nmt.run_folder.logs import RunLogs, SilentRunLogs
     from gapless.pipeline.watched_loader import WatchedLoader

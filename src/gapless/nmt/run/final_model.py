@@ -11,11 +11,11 @@ import torch
 
 from gapless.errors import RunFolderError
 from gapless.nmt.run.out_of_memory import OF_BATCHES, naming_phase
-from gapless.nmt.run.rank_agreement import on_first_rank
 from gapless.nmt.run.scores import num_compared
 from gapless.nmt.run.stopping import StopNow
 from gapless.nmt.run.validation import score_pairs
 from gapless.nmt.run_folder import checkpoints
+from gapless.ranks import on_first_rank
 from gapless.report.figures import counted
 
 

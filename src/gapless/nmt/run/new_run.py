@@ -14,7 +14,6 @@ import torch
 from gapless.device.find import find_device
 from gapless.errors import RunFolderError, RunLockedError, UserError
 from gapless.nmt.run.initial_weights import InitialWeights, read_initial_weights
-from gapless.nmt.run.rank_agreement import on_first_rank
 from gapless.nmt.run.stopping import WallClock
 from gapless.nmt.run.task import Task, make_vocabs, may_be_learned, prepare, read_corpus
 from gapless.nmt.run.training_run import TrainingRun, assemble, device_of
@@ -40,7 +39,7 @@ from gapless.nmt.settings.defaults import (
 )
 from gapless.nmt.settings.effective_settings import grown_update, resolve
 from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer
-from gapless.ranks import SingleRank
+from gapless.ranks import SingleRank, on_first_rank
 
 
 if TYPE_CHECKING:

@@ -1,24 +1,24 @@
-"""What the ranks of a run agree on: how they were started, what rank 0 made, when they stop, their weights."""
+"""What the ranks of a run agree on: how they were started, when they stop, their weights."""
 
 from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from gapless import __version__
 from gapless.device.bits import Checksums
 from gapless.device.cpu import kernels_of_cpu
-from gapless.errors import FirstRankError, GaplessError, RanksDifferError, UserError
+from gapless.errors import RanksDifferError, UserError
 from gapless.nmt.data.corpus import files_of_text
 from gapless.nmt.run.stopping import AgreedClock
 from gapless.pipeline.host_copy import HostCopy
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from gapless.device.base import Device
     from gapless.nmt.run.stopping import StopRequest, WallClock
@@ -119,42 +119,6 @@ def _size_and_checksum(path: Path) -> str:
             file.seek(max(_COMPARED_BYTES, size - _COMPARED_BYTES))
             checksum = zlib.crc32(file.read(), checksum)
     return f"{size:,} bytes (checksum {checksum:08x})"
-
-
-# --- what rank 0 does for all ---
-
-
-_Made = TypeVar("_Made")
-
-
-def on_first_rank(ranks: Ranks, make: Callable[[], _Made]) -> _Made:
-    """Return what rank 0 makes, on every rank; the others wait.
-
-    Args:
-        ranks: of the run.
-        make: called on rank 0 alone. What it returns can be pickled, if there are others.
-
-    Raises:
-        FirstRankError: on the other ranks, when `make` raised an error of ours on rank 0.
-
-    Sync: With several ranks, blocks the host until rank 0 is done.
-    """
-    if ranks.world == 1:
-        return make()
-    made: tuple[_Made, ...] = ()
-    with ranks.pause("preparation"):
-        if not ranks.is_first:
-            made = ranks.share(made)
-            if not made:
-                raise FirstRankError("rank 0 could not go on, and says why")
-            return made[0]
-        try:
-            made = (make(),)
-        except GaplessError:
-            ranks.share(())
-            raise
-        ranks.share(made)
-        return made[0]
 
 
 # --- after each update ---

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from gapless.checkpoint.lock import RunLock
 from gapless.errors import RunFolderError, UserError
 from gapless.nmt.data.vocab import VOCAB_FILES, Vocabs
-from gapless.nmt.run.rank_agreement import on_first_rank
 from gapless.nmt.run.stopping import WallClock
 from gapless.nmt.run.task import check_pairs, prepare, read_corpus, read_recorded
 from gapless.nmt.run.training_run import TrainingRun, assemble, changed_numerics, device_of
@@ -41,7 +40,7 @@ from gapless.nmt.settings.effective_settings import (
     resolve_resumed,
 )
 from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer, has_same_score_tokenizer
-from gapless.ranks import SingleRank
+from gapless.ranks import SingleRank, on_first_rank
 
 
 if TYPE_CHECKING:

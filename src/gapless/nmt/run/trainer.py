@@ -12,6 +12,7 @@ from gapless.nmt.model.compiling import declared_compiles
 from gapless.nmt.run.checkpoint_schedule import CheckpointSchedule
 from gapless.nmt.run.epochs import Epochs
 from gapless.nmt.run.final_model import choose_final_model, put_weights
+from gapless.nmt.run.learning import LearningWatch
 from gapless.nmt.run.new_run import new_run
 from gapless.nmt.run.out_of_memory import OF_BATCHES, OF_MODELS, naming_phase
 from gapless.nmt.run.rank_agreement import decisions_of
@@ -19,7 +20,7 @@ from gapless.nmt.run.rank_warnings import RankWarnings
 from gapless.nmt.run.resume import resumed_run
 from gapless.nmt.run.run_report import Messages, describe_run, summarize
 from gapless.nmt.run.stopping import StopNow, StopRequest
-from gapless.nmt.run.validation import LearningWatch, Validations, score_pairs
+from gapless.nmt.run.validation import Validations, score_pairs
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.checkpoint_writer import CheckpointWriter, SilentCheckpointWriter
 from gapless.nmt.run_folder.disk_space import DiskTroubles

@@ -15,7 +15,6 @@ from gapless.device.numerics import random_state, seed_everything, set_numerics,
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run.build import build_step, num_workers, training_sampler
 from gapless.nmt.run.out_of_memory import naming_phase
-from gapless.nmt.run.rank_agreement import on_first_rank
 from gapless.nmt.run.scores import num_compared, num_translated
 from gapless.nmt.run.stopping import AgreedClock, TimeLimit, WallClock
 from gapless.nmt.run_folder.checkpoints import set_weights
@@ -25,7 +24,7 @@ from gapless.nmt.run_folder.training_progress import TrainingProgress
 from gapless.nmt.settings.effective_settings import check_shapes, settings_to_keep
 from gapless.nmt.settings.interval import DueClock
 from gapless.pipeline.host_waits import HostWaits
-from gapless.ranks import CollectiveDecision, SingleRank
+from gapless.ranks import CollectiveDecision, SingleRank, on_first_rank
 
 
 if TYPE_CHECKING:
