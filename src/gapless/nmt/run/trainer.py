@@ -179,7 +179,7 @@ class Trainer:
             messages=messages,
             decisions=decisions,
             warnings=warnings,
-            learning=learning,
+            check_learning=learning.at_validation,
             poll=self._writer.poll,
         )
         epochs = Epochs(

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from gapless.nmt.data.corpus import Pairs
     from gapless.nmt.data.sampler import MicrobatchSampler
     from gapless.nmt.data.token_pairs import TokenPairs
-    from gapless.nmt.run.learning import LearningWatch
     from gapless.nmt.run.rank_agreement import Decisions
     from gapless.nmt.run.rank_warnings import RankWarnings
     from gapless.nmt.run.run_report import Messages
@@ -148,7 +147,7 @@ class Validations:
         messages: tell of it.
         decisions: the ranks agree on what is open after each validation.
         warnings: of other ranks, gathered after each validation.
-        learning: looks after each validation whether the model learns.
+        check_learning: called on rank 0 after each validation.
         poll: called after each batch, so that what waits to be saved does not wait longer.
     """
 
@@ -159,14 +158,14 @@ class Validations:
         messages: Messages,
         decisions: Decisions,
         warnings: RankWarnings,
-        learning: LearningWatch,
+        check_learning: Callable[[], None],
         poll: Callable[[], None],
     ) -> None:
         self._run = run
         self._messages = messages
         self._decisions = decisions
         self._warnings = warnings
-        self._learning = learning
+        self._check_learning = check_learning
         self._poll = poll
         self._interval = run.config.validation_interval()
         self._clock = None if self._interval is None else run.due_clock(self._interval)
@@ -253,7 +252,7 @@ class Validations:
         if self._clock is not None:
             self._clock.done(run.step.num_updates)
         if run.ranks.is_first:
-            self._learning.at_validation()
+            self._check_learning()
         return run.progress.note_validation(
             loss=found["val_loss"], bleu=found["val_bleu"], updates=run.step.num_updates
         )
