@@ -81,7 +81,7 @@ getframe: Callable[..., FrameType] = _look_up(
 current_frames: Callable[[], dict[int, FrameType]] = _look_up(
     sys,
     "_current_frames",
-    why="A rank that waits long is told of with the line that it waits in, by another thread.",
+    why="Another thread reports a rank that waits long, with the line that it waits in.",
     missing="The line is not named.",
     otherwise=dict,
 )
@@ -90,7 +90,7 @@ current_frames: Callable[[], dict[int, FrameType]] = _look_up(
 DummyThread: Any = _look_up(
     threading,
     "_DummyThread",
-    why="Threads of autograd have no name of their own, and are told apart from those that have.",
+    why="Threads of autograd have no name of their own; the others have one.",
     missing="Such a thread is named as Python names it.",
     otherwise=(),
 )

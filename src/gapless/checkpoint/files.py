@@ -101,7 +101,7 @@ def may_pass(error: OSError) -> bool:
 
 
 class SyncFailedError(OSError):
-    """The system could not sync; nobody knows what of it is on the disk."""
+    """The system could not sync; what is on the disk is unknown."""
 
 
 def write_file(path: Path, parts: Sequence[memoryview], *, disk: Disk = DISK) -> None:

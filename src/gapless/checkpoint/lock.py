@@ -31,7 +31,7 @@ class RunLock:
       file, even one that was opened only to read it.
     - `flock` belongs to an open file, and is kept until its last descriptor is closed. A forked
       child inherits one, so a stuck loader worker would keep a dead run locked.
-    - A lock of an open file description (`F_OFD_SETLK`) is inherited likewise, and not every system
+    - A lock of an open file description (`F_OFD_SETLK`) is inherited too, and not every system
       has it.
 
     So it is `flock`, and every child that Python forks closes its descriptor first of all, which
@@ -164,7 +164,7 @@ class FolderLock:
             _held.discard(self)
 
 
-# Those that this process holds; a child must find them although nobody else names them any more.
+# Those that this process holds; a child must find them although no variable names them any more.
 _held: set[RunLock | FolderLock] = set()
 
 

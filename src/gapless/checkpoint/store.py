@@ -157,7 +157,7 @@ class CheckpointStore:
         write_checkpoint(path, step=step, tensors=tensors, meta=meta, files=files, disk=self._disk)
         with FolderLock(self.folder):
             steps = sorted(self._steps())
-            # Another process may have saved one meanwhile: that one stays.
+            # Another process may have saved one in between: that one stays.
             later = [other for other in steps if other in removable]
             old = [other for other in steps if other <= step][: -self._keep]
             for other in (*later, *old):
@@ -218,7 +218,7 @@ class CheckpointStore:
             try:
                 return read_checkpoint(self.path_of(step)), problems
             except CheckpointError as error:
-                # A writer may have removed or replaced it meanwhile.
+                # A writer may have removed or replaced it in between.
                 if self._folders() != before:
                     return self._newest()
                 problems.append(str(error))
@@ -236,7 +236,7 @@ class CheckpointStore:
             OSError: the folder cannot be read.
         """
         listed = [list_checkpoint(self.path_of(step), step=step) for step in sorted(self._steps())]
-        # A writer may have removed some meanwhile.
+        # A writer may have removed some in between.
         return [item for item in listed if _inode(item.path) is not None]
 
     def paths(self) -> Sequence[Path]:
@@ -334,7 +334,7 @@ def _write_whole(
 def read_checkpoint(path: Path) -> Checkpoint:
     """Return a checkpoint; every file is verified before anything is used.
 
-    One that a writer replaces meanwhile is read again.
+    One that a writer replaces during the read is read again.
 
     Raises:
         CheckpointError: it is missing or damaged; the message names it and what is wrong.
@@ -385,7 +385,7 @@ def list_checkpoint(path: Path, *, step: int = 0) -> Listed:
 
 
 def _inode(path: Path) -> int | None:
-    """Return what tells a folder from another of its name; None if there is none."""
+    """Return the identity of a folder, which a later one of its name does not have; None if there is none."""
     try:
         return path.lstat().st_ino
     except FileNotFoundError:

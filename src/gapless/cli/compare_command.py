@@ -191,7 +191,7 @@ def _settings(options: Namespace, device: Device) -> CompareSettings:
         rounds=Rounds.on(device, **numbers),
         plans=_names(options.plans),
         weights=make_weights(_weights(options.weight or [])),
-        # Rounds that were asked for are taken however long they last.
+        # Rounds that were asked for are measured however long they last.
         seconds=None if is_asked or device.is_accelerator else _CPU_SECONDS,
         timelines=options.perfetto is not None,
     )

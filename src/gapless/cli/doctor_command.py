@@ -349,7 +349,7 @@ def _check(options: Namespace) -> None:
     _check_outputs(options)
 
 
-# A report takes the place of no such file: the script may import it, or a folder that is looked at hold it.
+# A report overwrites no file of these kinds: the script may import it, or it may be among those looked at.
 _SOURCES = (".py", ".pyc", ".ipynb")
 
 

@@ -55,7 +55,7 @@ def print_wrapped(text: str, *, indent: int = 2) -> None:
 def naming_output() -> Iterator[None]:
     """Let an error of a write say that it is about standard output, which the system's does not.
 
-    What was not taken is thrown away: Python would fail on it again, at its end.
+    What could not be written is thrown away: Python would fail on it again, at its end.
     """
     try:
         yield

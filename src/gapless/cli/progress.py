@@ -88,7 +88,7 @@ def _columns() -> int:
 
 
 def _make_bar(**settings: Any) -> tqdm[Any]:
-    """Return a bar that is taken away at its end."""
+    """Return a bar that disappears at its end."""
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[type-arg]  # it takes none when it runs

@@ -76,7 +76,7 @@ def users_workload(spec: str, *, precision: str) -> WorkloadFunction:
 def users_errors() -> Iterator[None]:
     """Turn errors that a workload raises while it runs into what the command says of them.
 
-    An exit would be taken for a verdict, so it becomes an error. An OSError is printed with its
+    An exit code would look like a verdict, so it becomes an error. An OSError is printed with its
     traceback: anywhere else the command takes one for a full disk of its own. A broken pipe is of
     the command's own output, which has lost its reader, as one about standard output is.
 

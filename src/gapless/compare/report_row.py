@@ -85,7 +85,7 @@ def with_kernels(row: PlanRow, trace: KernelTrace, *, steps: int) -> PlanRow:
         overlap_share=1.0 - trace.busy_ms / trace.kernel_ms,
         stream_shares=tuple(ms / trace.kernel_ms for ms in trace.ms_of_streams),
         kernels_per_step=trace.num_kernels / steps,
-        # Not below 0: the trace is of another round, in which kernels may have taken longer.
+        # Not below 0: the trace is of another round, in which kernels may have run longer.
         gap_share=max(0.0, 1.0 - busy_ms / row.ms_per_step.median),
     )
 

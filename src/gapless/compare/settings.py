@@ -140,7 +140,7 @@ class CompareSettings:
         plans: names of the plans, in the order of the report.
         weights: of the criteria of the recommendation, summing to 1.
         seconds: after which no further round begins; one round always runs. None: no limit.
-        timelines: whether a few more steps of each plan are taken for a timeline, after the rounds.
+        timelines: whether a few more steps of each plan are recorded for a timeline, after the rounds.
 
     Raises:
         UserError: a plan is unknown or named twice, or there is none.

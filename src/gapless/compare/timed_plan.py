@@ -198,7 +198,7 @@ class TimedPlan:
         )
 
     def utilisation(self, nvml: UtilisationMeter, *, seconds: float) -> float | None:
-        """Return the mean device utilisation while rounds are taken for some time, in percent.
+        """Return the mean device utilisation while rounds run for some time, in percent.
 
         The first second is left out, because the driver's figure still covers what ran before.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Needed:
-    """Keeps torch's function patched as long as it lives: held by all that must hear the end of a block."""
+    """Keeps torch's function patched as long as it lives: held by all that need the end of a block."""
 
 
 class Block:
@@ -39,10 +39,10 @@ class _Waiting:
 
 
 class _Blocks:
-    """Hears when casts are cleared, as long as somebody keeps a block or waits for its end."""
+    """Notices when casts are cleared, as long as a block is kept or its end is waited for."""
 
     def __init__(self) -> None:
-        # Weak: a block that nobody keeps is compared with none, and need not be heard of.
+        # Weak: a block that nobody keeps is never compared.
         self._current: weakref.ref[Block] | None = None
         # One for all blocks: each step has a new block, and would patch and restore torch.
         self._needed: weakref.ref[_Needed] | None = None

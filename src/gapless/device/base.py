@@ -6,7 +6,7 @@ copies tensors. `Device` adds what it is, captures and random numbers.
 
 Backends: `gapless.device.cuda`, `gapless.device.cpu`, and `gapless.testing.simulated` for tests.
 `gapless.find_device("auto")` returns the one to use. Stream and event handles belong to the backend
-that made them; nobody else looks inside.
+that made them; no other code looks inside.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def capture_edges(*, keeps_casts: bool = False) -> Iterator[None]:
     """Keep what a capture must not see, or leave behind, out of the body and what follows.
 
     Args:
-        keeps_casts: leave autocast's casts alone: the body uses weights that nobody else does.
+        keeps_casts: leave autocast's casts alone: only the body uses its weights.
 
     * No garbage is collected inside: to free a graph, an event or page-locked memory is an error
       for CUDA while a capture is under way.

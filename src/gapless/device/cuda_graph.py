@@ -204,7 +204,7 @@ class CudaCapture:
 def forget_errors(device: torch.device) -> None:
     """Let what has failed in a capture raise nothing in the work that comes after it.
 
-    A thread keeps the error of a CUDA call until somebody asks for it, and torch asks after the next
+    A thread keeps the error of a CUDA call until it is asked for, and torch asks after the next
     kernel. So a backward pass that failed in a capture, on torch's thread, would raise once more in
     the next backward pass.
     """

@@ -6,7 +6,7 @@ Torch offers two mechanisms. Neither is complete, so both are used:
   event or the device, on the thread that waits. A copy whose host side is not page-locked, or not
   dense, blocks inside the driver without a synchronisation, even if `non_blocking` was asked for,
   unless it is a small one to the device; a dispatch mode sees it. Torch also calls back when it
-  frees memory; where an exception that is on its way frees it, as in `torch.utils.checkpoint`, torch's
+  frees memory; where an exception frees it while it propagates, as in `torch.utils.checkpoint`, torch's
   own import fails, and the exception becomes a SystemError. So torch's flag is cleared when the body
   is over, which torch itself never does.
 * The sync debug mode makes torch warn (`watch_reads`) or raise (`forbid_waits`) when a value is
@@ -17,7 +17,7 @@ Source: `torch.cuda._gpu_trace`, which torch's own CUDA sanitizer uses, and
 `torch.cuda.set_sync_debug_mode`. The former is private: if it is missing, `watch_waits` raises
 instead of counting nothing. The flag is `GPUTrace::haveState` (`c10/core/impl/GPUTrace.h`): where it
 is missing, torch goes on to look for callbacks. Torch sets it once in a process: its sanitizer, if it is
-switched on after waits have been counted, hears nothing.
+switched on after waits have been counted, sees nothing.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _is_on_gpu(tensor: torch.Tensor) -> bool:
 def watch_reads(observer: Callable[[str], None]) -> AbstractContextManager[None]:
     """Call `observer(site)` for every read of a value in the body.
 
-    It hears nothing where torch's sync debug mode is on already: inside `forbid_waits`, inside another
+    It sees nothing where torch's sync debug mode is on already: inside `forbid_waits`, inside another
     `watch_reads`, or where the user has set it.
     """
     if torch.cuda.get_sync_debug_mode() != _DEFAULT:
@@ -281,7 +281,9 @@ class WarningsOfWaits:
 def _set_unnoticed(set_mode: Callable[[int], None], level: int) -> None:
     """Set a mode without what torch says of it, which it says once: the script may be the first."""
     says_always = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)  # such a warning does not count as said
+    torch.set_warn_always(
+        True
+    )  # a warning shown in this mode does not use up the one that torch shows
     try:
         with FilterInFront("ignore", message="Synchronization debug mode"):
             set_mode(level)

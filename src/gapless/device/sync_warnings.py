@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # What torch says of a wait. Other text follows.
 SYNC_WARNING = "called a synchronizing CUDA operation"
 
-# Warnings in the name of what stands in for a method of torch or of the script.
+# The stand-ins for methods of torch and of the script, which warnings name as their place.
 _OWN_MODULES = r"gapless\.(doctor|trials|unnoticed|device\.(sync_warnings|waiting_calls))\b"
 
 
@@ -35,7 +35,7 @@ def _are_ours() -> bool:
     return not _thread.asks
 
 
-# What hears, what is replaced for it, and the filters: one of each for all that hear.
+# The listeners, the function replaced for them, and the filters: one of each for all listeners.
 _hearing: list[SyncWarnings] = []
 _patches = Patches()
 _filters = (
@@ -53,8 +53,8 @@ class SyncWarnings:
     these warnings stays in front of all others, so that none mutes them, and none makes them an error.
     Whether the script sees a warning is then decided by its own filters, at the line of its own call.
 
-    Several may hear at a time, such as the doctor and a step that is watched before its capture: each
-    hears of every wait.
+    Several may listen at once, such as the doctor and a step that is watched before its capture: each
+    gets every wait.
 
     Args:
         hear: takes the frame that made the call; None on a thread that runs no Python.
@@ -68,7 +68,7 @@ class SyncWarnings:
         self.are_wanted = are_wanted
 
     def start(self) -> None:
-        """Begin to hear."""
+        """Begin to listen."""
         with _changing:
             _hearing.append(self)
             if not _patches.are_in:

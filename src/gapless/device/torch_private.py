@@ -123,7 +123,7 @@ if TYPE_CHECKING:
 else:
     TorchDispatchMode = _look_up(
         "torch.utils._python_dispatch.TorchDispatchMode",
-        why="Copies of a `with` body are seen by no other way; torch documents the class, not its place.",
+        why="Nothing else sees the copies that a `with` body makes; torch documents the class, not its module.",
         missing="What needs one is refused when it begins.",
         otherwise=type(
             "TorchDispatchMode",
@@ -133,7 +133,7 @@ else:
     )
     OpOverload = _look_up(
         "torch._ops.OpOverload",
-        why="Operators are told apart from other callables that a dispatch mode sees.",
+        why="A dispatch mode sees operators and other callables, and has to distinguish them.",
         missing="No operator is known to give other bits each time.",
         otherwise=type("OpOverload", (), {}),
     )
@@ -150,7 +150,7 @@ def schema_of(operator: OpOverload) -> Any:
     """Return the schema of an operator.
 
     Raises:
-        DeviceError: this torch does not tell.
+        DeviceError: this torch does not say.
     """
     try:
         return operator._schema
@@ -167,7 +167,7 @@ to_copy: Any = _look_up(
 local_scalar_dense: Any = _look_up(
     "torch.ops.aten._local_scalar_dense.default",
     why="It is the operator of `Tensor.item`.",
-    missing="Reads of one value are not seen by operators; torch's warnings and a capture tell of them.",
+    missing="Reads of one value are not seen by operators; torch's warnings and a capture report them.",
 )
 
 foreach_copy_: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any] = _look_up(
@@ -188,8 +188,8 @@ efficient_attention: Any = _look_up(
 _note(
     "torch.Tensor._indices",
     "torch.Tensor._values",
-    why="The public ones refuse a sparse tensor in which a place stands twice, and its bits are compared.",
-    missing="A copy is compared in which each place stands once.",
+    why="The public ones refuse a sparse tensor with duplicate indices, whose bits are compared.",
+    missing="A copy without duplicates (coalesced) is compared.",
 )
 
 
@@ -203,7 +203,7 @@ def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 _note(
     "torch.Tensor._version",
-    why="It tells that a batch was changed in place.",
+    why="It shows that a batch was changed in place.",
     missing="Changes in place are not noticed.",
 )
 
@@ -215,7 +215,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 _storage_use_count: Any = _look_up(
     "torch._C._storage_Use_Count",
-    why="It tells when nobody else holds the memory of a batch.",
+    why="It shows when nothing else holds the memory of a batch.",
     missing="Memory of batches is not used again but by torch's allocator, after an event.",
 )
 
@@ -298,13 +298,13 @@ num_operator_modes: Callable[[], int] = _look_up(
 )
 function_mode_at: Callable[[int], Any] = _look_up(
     "torch._C._get_function_stack_at",
-    why="Modes are told apart by their classes.",
+    why="Modes are identified by their classes.",
     missing="Captures are refused where there is a mode.",
     otherwise=_refusal("_get_function_stack_at", _MODES),
 )
 operator_mode_at: Callable[[int], Any] = _look_up(
     "torch._C._get_dispatch_stack_at",
-    why="Modes are told apart by their classes.",
+    why="Modes are identified by their classes.",
     missing="Captures are refused where there is a mode.",
     otherwise=_refusal("_get_dispatch_stack_at", _MODES),
 )
@@ -515,16 +515,16 @@ choose_attention: Callable[..., Any] | None = _look_up(
     missing="The first use of attention after a capture counts as a change, and the step is captured again.",
 )
 
-# Where both ways to set it were used, torch's public reader raises.
+# Torch has an old and a new setting of it. Where a script has used both, the public reader raises.
 get_float32_precision: Any = _look_up(
     "torch._C._get_fp32_precision_getter",
-    why="How precise products are is read in the new way, which knows what was set in the old one too.",
-    missing="It is read in the old way.",
+    why="The precision of products is read from the new setting, which includes what the old one says.",
+    missing="The old setting is read.",
 )
 set_float32_precision: Any = _look_up(
     "torch._C._set_fp32_precision_setter",
-    why="What was set in the new way is put back in the new way.",
-    missing="It is put back in the old way.",
+    why="The new setting is restored as it was.",
+    missing="The old setting is restored.",
 )
 
 
@@ -546,7 +546,7 @@ current_stream_key: Callable[[int], tuple[int, int, int]] = _look_up(
 empty_host_cache: Callable[[], None] = _look_up(
     "torch._C._host_emptyCache",
     why="Idle page-locked memory may carry events, of which torch asks at an allocation: an error in a capture.",
-    missing="It is left to `torch.accelerator.empty_host_cache`; without that, such a capture fails.",
+    missing="It is left to `torch.accelerator.empty_host_cache`; without that, the capture fails.",
     otherwise=getattr(torch.accelerator, "empty_host_cache", _nothing),
     place="gpu",
 )
@@ -580,7 +580,7 @@ _note(
 
 
 def call_when_cuda_starts(function: Callable[[], None]) -> None:
-    """Call a function once CUDA is started; at once if it has been, or if torch does not tell."""
+    """Call a function once CUDA is started; at once if it has been, or if torch does not say."""
     tell: Callable[[Callable[[], None]], None] | None = getattr(torch.cuda, "_lazy_call", None)
     if tell is None:
         function()
@@ -608,13 +608,13 @@ ACCELERATOR_EMPTY_CACHE = _waiting("_accelerator_emptyCache")
 SET_SYNC_MODE = _place(
     "torch._C._cuda_set_sync_debug_mode",
     why="Torch warns of waits while the script believes that the mode is what it has set.",
-    missing="Waits that only such a warning tells of are not heard.",
+    missing="Waits that only torch's warnings report are not seen.",
     place="gpu",
 )
 GET_SYNC_MODE = _place(
     "torch._C._cuda_get_sync_debug_mode",
     why="As `_cuda_set_sync_debug_mode`.",
-    missing="Waits that only such a warning tells of are not heard.",
+    missing="Waits that only torch's warnings report are not seen.",
     place="gpu",
 )
 
@@ -758,7 +758,7 @@ _note(
     "torch._C._dynamo.eval_frame.set_code_exec_strategy",
     "torch._C._dynamo.eval_frame._FrameAction",
     "torch._C._dynamo.eval_frame._FrameExecStrategy",
-    why="The compiler passes over what stands in for a method, which it would look at wherever a graph ends.",
+    why="The compiler skips a replaced method, which it would else trace at each graph break.",
     missing="It looks at it.",
 )
 
@@ -804,13 +804,13 @@ ProfilerMark: Any = _look_up(
 )
 ProfilerSettings: Any = _look_up(
     "torch._C._profiler._ExperimentalConfig",
-    why="Torch records waits for events, and all threads, only where it is asked to in this way.",
+    why="It is the only option by which torch records waits for events, and all threads.",
     missing="They are not recorded.",
     otherwise=_nothing,
 )
 PREPARE_TRACE = _place(
     "torch.autograd.profiler.profile._prepare_trace",
-    why="Torch runs one profiler at a time; ours gives way before one of the script starts.",
+    why="Torch runs one profiler at a time; ours stops before one of the script starts.",
     missing="The profiler that starts first loses its events.",
 )
 
@@ -870,8 +870,8 @@ WorkersIterator: Any = _look_up(
 )
 SingleIterator: Any = _look_up(
     f"{_LOADER}._SingleProcessDataLoaderIter",
-    why="Recorded batches take the place of those that it would make.",
-    missing="Recorded batches are not tried.",
+    why="Recorded batches replace those that it would make.",
+    missing="No trial with recorded batches is made.",
 )
 
 # What the two kinds of iterators get a batch from, with its index or without.
@@ -881,8 +881,8 @@ _note(
     f"{_LOADER}._SingleProcessDataLoaderIter._next_data",
     f"{_LOADER}._MultiProcessingDataLoaderIter._next_data",
     f"{_LOADER}._BaseDataLoaderIter._next_index",
-    why="Recorded batches take the place of those that would be made, each of which is taken away.",
-    missing="Recorded batches are not tried.",
+    why="Recorded batches replace those that would be made, one for one.",
+    missing="No trial with recorded batches is made.",
 )
 _note(
     f"{_LOADER}._BaseDataLoaderIter._dataset",
@@ -890,15 +890,15 @@ _note(
     f"{_LOADER}._BaseDataLoaderIter._num_workers",
     f"{_LOADER}._BaseDataLoaderIter._prefetch_factor",
     f"{_LOADER}._BaseDataLoaderIter._pin_memory",
-    why="Loaders are told apart by them, and a report says what a loader is.",
-    missing="The iterator stands for its loader; a report says that it has no workers.",
+    why="They identify a loader, and a report describes it by them.",
+    missing="The iterator identifies its loader; a report says that it has no workers.",
     place="objects",
 )
 _note(
     f"{_LOADER}._BaseDataLoaderIter._dataset_kind",
     f"{_LOADER}._DatasetKind.Iterable",
     why="A data set without indices gives batches until it ends.",
-    missing="What has no length counts as such.",
+    missing="A data set without a length counts as one without indices.",
     place="objects",
 )
 
@@ -979,7 +979,7 @@ _note(
     f"{_LOADER}._MultiProcessingDataLoaderIter._workers_done_event",
     f"{_LOADER}._MultiProcessingDataLoaderIter._index_queues",
     f"{_LOADER}._MultiProcessingDataLoaderIter._worker_result_queue",
-    why="Workers are told to end, and killed if they do not: torch waits five seconds for each, or for ever.",
+    why="Workers are asked to end, and killed if they do not: torch waits five seconds for each, or for ever.",
     missing="They are killed where they are known, or left to torch.",
     place="objects",
 )
@@ -1014,7 +1014,7 @@ def forget_deaths_of_workers(iterator: Any) -> None:
 
 
 def note_shut_down(iterator: Any) -> None:
-    """Let an iterator's own end, when it is freed, do nothing for workers that somebody else ends."""
+    """Keep an iterator that is freed from ending workers that are ended elsewhere."""
     iterator._shutdown = True
 
 
@@ -1142,7 +1142,7 @@ def backend_on(group: Any, device: torch.device) -> Any:
 
     Raises:
         RuntimeError: it has none.
-        DeviceError: this torch does not tell.
+        DeviceError: this torch does not say.
     """
     ask = getattr(group, "_get_backend", None)
     if ask is None:
@@ -1162,7 +1162,7 @@ def all_groups() -> list[Any]:
 
 
 def num_collectives(backend: Any) -> int:
-    """Return how many collectives a backend has begun; 0 where it does not tell.
+    """Return how many collectives a backend has begun; 0 where it does not say.
 
     Raises:
         RuntimeError: it cannot count.

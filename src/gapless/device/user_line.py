@@ -45,7 +45,7 @@ _PACKAGES = frozenset(
         *("accelerate", "composer", "datasets", "deepspeed", "diffusers", "fastai", "ignite"),
         *("lightning", "lightning_fabric", "peft", "pytorch_lightning", "timm", "torchaudio"),
         *("torchmetrics", "torchtitan", "torchtune", "torchvision", "transformers", "trl"),
-        # What torch's compiler has written lies in a folder for such files.
+        # Also what torch's compiler generates: it lies in a cache folder.
         *("functorch", "torch", "triton"),
     }
 )
@@ -53,7 +53,7 @@ _PACKAGES = frozenset(
 # What people type at a prompt; other code in no file belongs to the line that runs it.
 _PROMPTS = ("<stdin>", "<ipython-input", "<python-input")
 
-# Parts of a name that are no function that somebody wrote a `def` for.
+# Parts of a name that are no `def` of the source.
 _UNNAMED = frozenset(
     {"<locals>", "<lambda>", "<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>"}
 )
@@ -128,7 +128,7 @@ class Place(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int, tuple[int, ...], int]:
-        """Return what tells it from other places, while it is kept: code of two files may be equal."""
+        """Return its key among places, valid while it is kept: code of two files may be equal."""
         return (
             id(self.code),
             self.instruction,
@@ -170,7 +170,7 @@ class UserCode:
         return Place(None, 0, tuple(through), inner)
 
     def owns(self, path: str) -> bool:
-        """Return whether a file is the user's own, as far as its path tells."""
+        """Return whether a file is the user's own, by its path alone."""
         known = self._is_own.get(path)
         return self._belongs_to_user(path, {}) if known is None else known
 

@@ -59,7 +59,7 @@ class Listener(Protocol):
 
     @property
     def are_wanted(self) -> bool:
-        """Whether it wants to hear of this thread's calls now."""
+        """Whether it wants this thread's calls now."""
 
     @property
     def around(self) -> Callable[[WaitingOperation, str, str], AbstractContextManager[None]]:

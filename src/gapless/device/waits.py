@@ -83,9 +83,9 @@ def count_waits(device: str | torch.device | Device = "auto") -> Iterator[WaitCo
     asked for; on a GPU from any thread. Waits that gapless makes count like all others. Waits
     inside CUDA libraries and loops that poll are not seen. The host never waits for a CPU.
 
-    In the body an exception that frees tensors of a GPU on its way becomes a SystemError, because
+    In the body an exception that frees tensors of a GPU while it propagates becomes a SystemError, because
     torch's callbacks fail then. `torch.utils.checkpoint` raises such exceptions. Torch's CUDA sanitizer
-    hears nothing if it is switched on after a count.
+    sees nothing if it is switched on after a count.
 
     Args:
         device: a device or its name.

@@ -33,7 +33,7 @@ NodeKey = tuple[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class SeenWait:
-    """One call that waited for the device, or lost host time in another known way.
+    """One call that waited for the device, or lost host time for another known reason.
 
     Every `next()` of a loader is noted, fast or slow. A wait of the autograd engine that torch only
     tells of when `.backward()` ends has the thread "autograd", no site and no mark.
@@ -62,7 +62,7 @@ class SeenWait:
 
 
 class Pass(Protocol):
-    """One way of watching, for a stretch of steps."""
+    """What watches a stretch of steps for one kind of finding."""
 
     def start(self) -> None:
         """Begin to watch; a step begins."""

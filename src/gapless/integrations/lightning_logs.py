@@ -1,10 +1,10 @@
 """What a training step of Lightning logs: noted while the step runs, logged when it is over.
 
-`self.log` is a call on the host, which a replay skips. So while a captured step runs, what stands in
-its place notes name, value and options, and the values are among what the step returns. After the
+`self.log` is a call on the host, which a replay skips. So while a captured step runs, a stand-in
+notes name, value and options, and the values are among what the step returns. After the
 step, replayed or not, the same calls are made with the values of this step.
 
-For `prog_bar=True` Lightning reads the value of each step from the device. Here it is told `prog_bar=False`,
+For `prog_bar=True` Lightning reads the value of each step from the device. Here it gets `prog_bar=False`,
 and `trainer.progress_bar_metrics` gets the newest number that has arrived; at the end of an epoch, those of
 its last batch.
 """
@@ -92,7 +92,7 @@ class LateLogs:
         self._forms: list[_Form] = []
         self._numbers: list[int] = []
         self._values: list[Any] = []
-        # For the progress bar: what was logged last, and what of it is on its way.
+        # For the progress bar: what was logged last, and what of it is still being copied.
         self._newest: dict[str, Any] = {}
         self._on_their_way: dict[str, DeferredLoss] = {}
         self._next_look = 0.0

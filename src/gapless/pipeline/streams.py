@@ -113,7 +113,7 @@ class EventPool:
         try:
             if self._free:
                 return self._free.pop()
-        except IndexError:  # another thread has taken the last one meanwhile
+        except IndexError:  # another thread has got the last one in between
             pass
         event = self._device.create_event(timed=self._timed)
         self._created.append(event)

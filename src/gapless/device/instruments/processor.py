@@ -17,7 +17,7 @@ def num_cores() -> int:
     """Return how many cores the system lets this process run on, at least 1.
 
     Schedulers of clusters, containers and `taskset` give a process some of the machine's cores.
-    Systems other than Linux do not tell; there it is the number of all.
+    Systems other than Linux do not say; there it is the number of all.
 
     Sync: Does not block the host.
     """

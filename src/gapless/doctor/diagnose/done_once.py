@@ -65,7 +65,7 @@ def _is_done_once(waits: Sequence[SeenWait], watched_ns: int) -> bool:
 
 
 def _may_be_a_turn(wait: SeenWait) -> bool:
-    """Whether many such waits are a loop, and not one call."""
+    """Whether many waits of this cause come from a loop, and not from one call."""
     return wait.cause not in _OFTEN_IN_ONE_CALL and wait.call not in _OFTEN_IN_THEM
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gapless.doctor.trace.chrome_trace import Trace, Wait
     from gapless.records.finding import Site
 
-# Host time that is told by its beginning and its end, not by a call of the runtime.
+# Host time that is known by its beginning and its end, not by a call of the runtime.
 NAMED_KINDS: dict[str, HostKind] = {"loader": "loader", "collective": "collective", "gc": "gc"}
 # A wait that may also go by without a blocking call of the runtime.
 _MAY_NOT_BLOCK = (*HOST_COSTS, "query", "empty_cache", "collective", "unknown")

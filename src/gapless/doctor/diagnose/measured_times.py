@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from gapless.doctor.replay.recording import Recording
     from gapless.doctor.trace.chrome_trace import Trace
 
-# So many findings are played again without; more would take long and cost little.
+# At most so many findings are replayed without their wait; the others cost little.
 _MAX_PLAYED = 24
 
-# Plain steps that are shorter than without waits by such a share of them were not held up by the device.
+# Plain steps that are shorter by this share than the replayed steps without waits were not held up by the device.
 _RAN_AHEAD = 0.02
 
 
@@ -297,7 +297,7 @@ def _compute_ms(trace: Trace, recording: Recording) -> float:
 def _launch_ms(
     known: KnownWaits, trace: Trace, recording: Recording, *, event_cost_us: float
 ) -> float:
-    """Return the time a step that the host was in torch or the driver, its waits taken out."""
+    """Return the time a step that the host was in torch or the driver, without its waits."""
     chain = {trace.main, *trace.autograd}
     spans = [
         _inside(recording, one.start_us, one.end_us) for one in trace.calls if one.thread in chain

@@ -60,14 +60,14 @@ class WatchedRun:
 
 
 def host_ms(step_ms: Sequence[float], seen: Iterable[SeenWait]) -> float | None:
-    """Return what the host works in a step, in ms: the median; None where that cannot be told.
+    """Return what the host works in a step, in ms: the median; None where that is not known.
 
     The first step is left out, since what watches is put in while it runs.
 
     Args:
         step_ms: how long each step took.
         seen: what was seen in them. A wait of which only the beginning or the end is known may be of
-            any length, so that nothing can be told.
+            any length, so that the step's time is not known.
     """
     waited: dict[int, float] = defaultdict(float)
     for one in seen:

@@ -103,7 +103,7 @@ _UNKNOWN = object()
 
 
 def cause_through(through: tuple[CodeType, ...], *, otherwise: Cause) -> Cause:
-    """Return the cause that libraries on the way make of a wait; the innermost that is known decides."""
+    """Return the cause of a wait by the library functions that led to it; the innermost known one decides."""
     if any(code.co_filename == _PRINTING for code in through):
         return "print"
     for code in through:
@@ -124,7 +124,7 @@ def cause_by_name(name: str) -> Cause:
 
 
 def function_called(through: tuple[CodeType, ...]) -> str:
-    """Return the name of the outermost function on the way that is no wrapper; empty if there is none."""
+    """Return the outermost of these functions that is no wrapper, by name; empty if there is none."""
     for code in reversed(through):
         parts = code.co_qualname.split(".")
         if "<locals>" not in parts and not parts[-1].startswith("<"):

@@ -70,7 +70,7 @@ def play(
 
     Args:
         recording: the steps.
-        event_cost_us: host time that is taken off for each event that was recorded.
+        event_cost_us: host time that is subtracted for each event that was recorded.
         without_waits: waits that are left out.
         without_named: owners of named host time that is left out.
         num_rounds: at least 2.

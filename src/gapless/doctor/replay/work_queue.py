@@ -160,7 +160,7 @@ class WorkQueue:
     def _waits_between_streams(self, trace: Trace) -> list[list[int]]:
         """Return for each piece the work of other streams that it waits for.
 
-        Which event a stream waits for is not always known. Then it is taken to wait for all that was
+        Which event a stream waits for is not always known. Then it counts as a wait for all that was
         queued before on other streams, as far as that was done in time: gains come out too small
         rather than too large.
         """

@@ -68,7 +68,7 @@ SHAPES = _words(
     nonzero argwhere unique unique_consecutive masked_select bincount repeat_interleave
     """
 )
-# The same, where nothing but a tensor has such a method.
+# The same, where only tensors have a method of this name.
 TENSOR_SHAPES = _words("nonzero argwhere unique_consecutive masked_select bincount")
 EQUALS = _words("equal allclose is_nonzero")
 LINALG = _words(

@@ -37,7 +37,7 @@ class TimesPass:
     """Records what the host and the device do; a `gapless.doctor.seen_waits.Pass`.
 
     Start it before the pass that marks waits, and stop it after that one: the profiler itself waits for
-    the device when it stops. Where the profiler cannot run, or is taken by another, `notes` say why, and
+    the device when it stops. Where the profiler cannot run, or another one runs, `notes` say why, and
     there is no trace; the script is not disturbed.
 
     Args:
@@ -136,7 +136,7 @@ class TimesPass:
             pass
 
     def _abandon(self) -> None:
-        """Give way to a profiler of the script, since torch runs one at a time."""
+        """Stop for a profiler of the script, since torch runs one at a time."""
         self.notes.append(
             "Times were not measured: the script began to profile itself with torch.profiler."
         )

@@ -30,7 +30,7 @@ _FRAMES = 8
 class StepHooks:
     """Tells of the end of every step, in the thread that trains.
 
-    The hooks let everything through as it is, and are taken out by `remove`.
+    The hooks change nothing, and `remove` removes them.
 
     Args:
         source: decides which calls are steps.

@@ -27,13 +27,13 @@ _RANK: dict[Kind, int] = {
     "call": 4,
 }
 
-# What stands in for an optimizer is taken for the step only after so many calls without one: a loader
-# that is read before the training begins, or many batches of one update, are not yet a reason.
+# Another call marks the steps only after so many calls without an optimizer: a loader that is read before
+# the training begins, or many batches of one update, are not yet a reason.
 _CALLS_WITHOUT_OPTIMIZER = 8
 _STANDS_IN: tuple[Kind, ...] = ("backward", "replay", "loader")
 
 # Another optimizer is the more frequent one if it is ahead by more than this, or has been called so
-# often since the last call of the one that was taken.
+# often since the last call of the chosen one.
 _AHEAD = 2
 _SILENT_CALLS = 8
 

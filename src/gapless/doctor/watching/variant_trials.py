@@ -35,7 +35,7 @@ _TOO_SHORT = "the script ended before it was measured"
 
 
 class Variant(Protocol):
-    """One change of a running script, which can be put in and taken out again.
+    """One change of a running script, which can be applied and undone.
 
     All methods are called at the end of a step, in the thread that trains.
 

@@ -153,7 +153,7 @@ class _Beams:
     """The hypotheses of a batch of N sentences with K beams each, all on the device.
 
     Each step looks at the 2 K best continuations. Those among the K best that end compete for K
-    places by score. A sentence is done when all places are taken and the best hypothesis still
+    places by score. A sentence is done when all places are filled and the best hypothesis still
     alive scores no better than the last of them. Stopping as soon as K have ended would let a
     confident model end on continuations that only fill the beam.
 

@@ -56,7 +56,7 @@ class FinalModel:
 
     @property
     def line(self) -> str:
-        """Which weights were taken, and what the others reached, for people."""
+        """Which weights were chosen, and what the others reached, for people."""
         own = self.bleu[self.name]
         others = [
             f"{name}: {bleu:.2f}" + (self._luck if bleu > own else "")

@@ -29,21 +29,21 @@ class CheckpointWriter:
 
     Copies are queued on the current stream, and `poll` hands those that are done to the thread, so
     training does not wait for them. Checkpoints are written in the order of the calls, each whole
-    or not at all. One state at a time is under way.
+    or not at all. One state at a time is pending.
 
-    A disk that is full may have room again: `disk_troubles` are told, training goes on, and what is
+    A disk that is full may have room again: `disk_troubles` reports it, training goes on, and what is
     still needed is tried again with the next checkpoint and at the end. After any other error no
     more are written, and the next `poll` raises.
 
     Args:
         run_dir: of the run.
         host_waits: the door for waits, counted as "checkpoint": at the end, and when more than four
-            jobs are under way.
+            jobs are pending.
         files: settings and vocabularies of the run, which each checkpoint keeps.
         keep: newest epochs whose weights are kept.
         keep_states: newest states that are kept.
         state_epochs: epochs done in each state that is there, by its updates.
-        disk_troubles: are told when a full disk takes no checkpoint.
+        disk_troubles: reports a full disk.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class CheckpointWriter:
         Raises:
             OSError: an earlier file could not be written.
 
-        Sync: Does not block the host on the device, unless more than four jobs are under way.
+        Sync: Does not block the host on the device, unless more than four jobs are pending.
         """
         path = checkpoints.epoch_path(self._run_dir, epoch)
 
@@ -138,7 +138,7 @@ class CheckpointWriter:
         Raises:
             OSError: an earlier file could not be written.
 
-        Sync: Does not block the host on the device, unless more than four jobs are under way.
+        Sync: Does not block the host on the device, unless more than four jobs are pending.
         """
         rest = HostCopy(state, device=self._host_waits.device)
 

@@ -39,7 +39,7 @@ class RunLogs:
 
     Args:
         path: the folder, which exists.
-        troubles: are told when a full disk takes no figures.
+        troubles: reports a full disk.
     """
 
     def __init__(self, path: Path, *, troubles: DiskTroubles) -> None:
@@ -275,7 +275,7 @@ class MetricsFile:
 
     Args:
         path: of the file; what is in it stays.
-        troubles: are told when there is no room.
+        troubles: reports a lack of room.
 
     Raises:
         OSError: it cannot be opened.

@@ -24,7 +24,7 @@ _MAX_JOBS = 4
 
 
 class Arrival(Protocol):
-    """Something that is on its way to the host."""
+    """Something that is being copied to the host."""
 
     def is_done(self) -> bool:
         """Return whether it is there."""
@@ -61,9 +61,9 @@ class WriteQueue:
 
     Args:
         host_waits: the door for waits, counted as "checkpoint": at the end, and when more than four
-            jobs are under way.
-        num_weights: newest epochs whose weights are still tried.
-        disk_troubles: are told when a full disk takes no checkpoint.
+            jobs are pending.
+        num_weights: newest epochs whose weights are still tried again.
+        disk_troubles: reports a full disk.
 
     Attributes:
         failure: the error after which nothing is written any more; None while there is none.
@@ -104,7 +104,7 @@ class WriteQueue:
         Raises:
             OSError: an earlier file could not be written.
 
-        Sync: Does not block the host on the device, unless more than four jobs are under way.
+        Sync: Does not block the host on the device, unless more than four jobs are pending.
         """
         # Submitted by `poll` and not here: between two epochs the device has nothing to do, and
         # the thread would take time from the training thread.

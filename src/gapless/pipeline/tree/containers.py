@@ -77,7 +77,7 @@ _known: dict[type, Container | None] = {}
 def taken_apart(container: Container, value: Any) -> tuple[Sequence[Any], list[Any]]:
     """Return the names and the parts of a container; no names where they are indices.
 
-    TensorDict is a mapping whose iteration gives rows. What such an object raises while it is looked
+    TensorDict is a mapping whose iteration gives rows. What a container raises while it is looked
     at must not reach a loop that only called its step.
 
     Raises:

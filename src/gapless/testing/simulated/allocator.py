@@ -45,7 +45,7 @@ _POISON = b"\xff"
 # A strided view of more pieces than this is recorded as a grid, not as a range for each.
 _MAX_RUNS = 128
 
-# With fewer adopted blocks than this, nobody looks for freed ones.
+# With fewer adopted blocks than this, freed ones are not looked for.
 _FEW = 64
 
 
@@ -241,7 +241,7 @@ class Memory:
         del self._by_address[address]
 
     def _forget_adopted(self) -> None:
-        """Forget adopted memory that nobody else holds."""
+        """Forget adopted memory that nothing else holds."""
         for address, block in list(self._adopted.items()):
             if is_storage_held_once(block.storage):
                 del self._adopted[address], self._by_address[address]

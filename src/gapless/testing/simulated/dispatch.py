@@ -84,7 +84,7 @@ class QueueOperations(TorchDispatchMode):
         if simulation.is_quiet:
             return call.run()
         if _is_composite(func) and any(tensor.is_inference() for tensor in call.tensors):
-            # Torch takes such an operator apart itself, but not for tensors of inference mode.
+            # Torch decomposes a composite operator itself, but not for tensors of inference mode.
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         # This is below autograd and autocast, so nothing else has to be switched off.
@@ -169,7 +169,7 @@ class QueueOperations(TorchDispatchMode):
         if call.waits:
             return self._run_now(call, is_wait=True)
         if call.signature.returns_no_tensors:
-            return call.run()  # such as whether two shapes are equal
+            return call.run()  # for example whether two shapes are equal
         try:
             outputs = self._outputs(call)
         except UnpredictableError:

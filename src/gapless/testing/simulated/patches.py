@@ -30,7 +30,7 @@ class TorchReplaced:
     """
 
     def __init__(self, simulation: Simulation) -> None:
-        # What torch imports meanwhile, such as its compiler, keeps the functions of today for ever.
+        # What torch imports while the device is entered, such as its compiler, keeps these functions for ever.
         self._simulation = weakref.proxy(simulation)
         self._patches = Patches()
 

@@ -120,7 +120,7 @@ class RaceChecker:
         clock[stream] += 1
 
     def snapshot(self, stream: str) -> Clock:
-        """Return the clock that an event stands for if it is recorded on the stream now."""
+        """Return the clock of an event that is recorded on the stream now."""
         self.launch(stream)
         return dict(self._clocks[stream])
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gapless.testing.simulated.virtual_clock import Timeline
 
 
-# As a large GPU has; memory is taken from the host as it is used.
+# As a large GPU has; host memory is allocated as it is used.
 _TOTAL_BYTES = 128 << 30
 
 
@@ -41,7 +41,7 @@ class SimulatedDevice:
     device. Every torch operation on device memory is queued on the current stream and runs when the
     scheduler decides; results have the CPU's bits. Device memory is what `to(device.torch_device)`,
     `device=device.torch_device`, `cuda()` and `device_buffer` give, what is computed from it, and
-    host tensors that such work uses, such as a model's weights that were never moved.
+    host tensors that device work uses, for example a model's weights that were never moved.
 
     Differences from a GPU:
 
@@ -369,7 +369,7 @@ class SimulatedDevice:
         return self.timeline.now_ms
 
     def total_memory_bytes(self) -> int:
-        """Return a size that nobody reaches, so that budgets count as on a GPU."""
+        """Return a size that no test reaches, so that budgets count as on a GPU."""
         return _TOTAL_BYTES
 
     def free_memory_bytes(self) -> None:
