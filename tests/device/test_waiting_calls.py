@@ -1,4 +1,4 @@
-"""Calls by which the host waits are told of, with their operation, and left as they were afterwards."""
+"""Calls by which the host waits reach a listener, with their operation, and are left as they were."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gapless.unnoticed import Patches
 
 
 class Heard:
-    """Keeps what it is told, with the line of the call."""
+    """Keeps the calls that it hears of, with their lines."""
 
     def __init__(self):
         self.calls = []
@@ -173,6 +173,20 @@ def test_counted_copies_and_those_that_the_doctor_finds_are_the_same(
 
     assert [cause for cause, _, _ in heard.calls] == [expected] * (expected is not None)
     assert len(counted) == len(heard.calls)
+
+
+def test_no_copy_is_counted_while_a_graph_is_captured(monkeypatch):
+    """To ask whether memory is page-locked would break the capture."""
+    host, device = rows(BIG), rows(BIG)
+    monkeypatch.setattr(cuda_waits, "_is_on_gpu", lambda tensor: tensor is device)
+    monkeypatch.setattr(script_tensors, "is_pinned", lambda tensor: False)
+    counted = []
+    with cuda_waits._BlockingCopies(lambda what, site: counted.append(what)):
+        device.copy_(host, non_blocking=True)
+        monkeypatch.setattr(cuda_waits, "is_capturing", lambda: True)
+        device.copy_(host, non_blocking=True)
+
+    assert counted == ["copy through staging memory"]
 
 
 def test_methods_are_torchs_own_afterwards():
