@@ -20,18 +20,21 @@ if TYPE_CHECKING:
 # --- Lightning ---
 
 
+def files_by_hook(module: Any) -> bool:
+    """Return whether Lightning files what a LightningModule logs by the hook that it calls.
+
+    Where the name that `logging_from` sets is missing, nothing is captured, for the reason that this is so.
+    """
+    return hasattr(module, "_current_fx_name")
+
+
 @contextmanager
 def logging_from(module: Any, hook: str) -> Iterator[None]:
     """Let Lightning keep what a LightningModule logs in the body as of a hook.
 
-    It files values by the hook that it calls, and a hook that was replayed is called by nobody. Where the
-    name is missing, they are filed with those of `training_step`, whose defaults are the same.
+    A hook that was replayed is called by nobody.
     """
-    before = getattr(module, "_current_fx_name", None)
-    if before is None:
-        yield
-        return
-    module._current_fx_name = hook
+    before, module._current_fx_name = module._current_fx_name, hook
     try:
         yield
     finally:

@@ -5,10 +5,11 @@
     trainer = L.Trainer(callbacks=[GaplessCallback()], ...)
     trainer.fit(module, loader)
 
-The loop is Lightning's, which asks its strategy for the parts of a step. For the time of a fit three public
-methods of the strategy are others: `training_step` does the whole step as one captured function
-(`gapless.integrations.lightning_step`), so that `backward` and `optimizer_step` have nothing left to do.
-A fourth, `batch_to_device`, copies batches without a wait.
+The epoch loop is Lightning's, which asks the loop of automatic optimization for a step. For the time of a fit its
+`run` calls one captured function (`gapless.integrations.lightning_step`) and counts. A module's own
+`optimizer_step`, and steps that are not captured, are run as Lightning runs them; its strategy's `training_step`
+then does the captured step, so that `backward` and `optimizer_step` have nothing left to do. The strategy's
+`batch_to_device` copies batches without a wait.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import sys
 import warnings
 from dataclasses import fields
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,7 @@ from gapless.graphs.capture_settings import is_switched_off
 from gapless.graphs.in_place import release
 from gapless.graphs.refusal import Refusal
 from gapless.integrations.announcement import announce
+from gapless.integrations.framework_private import logging_from
 from gapless.integrations.lightning_logs import LateLogs
 from gapless.integrations.lightning_step import (
     LightningStep,
@@ -179,7 +182,7 @@ class GaplessCallback(_Callback):
 
 
 class _Fit:
-    """Stands in the strategy of a trainer for one fit.
+    """Stands in the strategy and the loop of a trainer for one fit.
 
     Args:
         trainer: that fits.
@@ -194,6 +197,9 @@ class _Fit:
         self._framework = framework_of(trainer)
         self.logs = LateLogs(trainer, module, device, self._framework.LightningModule.log)
         self._strategy = trainer.strategy
+        self._loop = trainer.fit_loop.epoch_loop.automatic_optimization
+        self._batches = trainer.fit_loop.epoch_loop.batch_progress
+        self._has_own_update = overrides(module, "optimizer_step", self._framework.LightningModule)
         self._patches = Patches()
         self._mover = BatchMover(
             device,
@@ -207,7 +213,7 @@ class _Fit:
         # So that no other callback gets the number of one that has gone.
         self._held: list[Any] = []
         self._parts: list[Any] = []
-        # Of the batch of now: the captured step, whether it has run, and whether it updates.
+        # Of the batch of now, where the strategy runs it: the captured step, and whether it has run.
         self._step: LightningStep | None = None
         self._has_run = False
         self._updates = False
@@ -219,6 +225,8 @@ class _Fit:
         self._own_backward = strategy.backward
         self._own_optimizer_step = strategy.optimizer_step
         self._own_batch_to_device = strategy.batch_to_device
+        self._own_run = self._loop.run
+        self._patches.put(self._loop, "run", self._run)
         self._patches.put(strategy, "training_step", self._training_step)
         self._patches.put(strategy, "backward", self._backward)
         self._patches.put(strategy, "optimizer_step", self._optimizer_step)
@@ -250,13 +258,50 @@ class _Fit:
         if not has_failed:
             self.logs.show_all()
 
-    # --- what the loop asks the strategy for, in this order ---
+    # --- what the loops ask for, in this order ---
 
     def _batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
         if device is None and _is_plain(batch):
             batch = self._mover.hand_out(self._mover.stage(batch))
         # It leaves what is on the device already as it is, and calls the hooks.
         return self._own_batch_to_device(batch, device, dataloader_idx)
+
+    def _run(self, optimizer: Any, batch_idx: int, kwargs: Any) -> Any:
+        """Do `_AutomaticOptimization.run`, of whose closure and hooks only the counts are left."""
+        batches, accumulate = self._batches, self._trainer.accumulate_grad_batches
+        num_ready = batches.current.ready
+        updates = (
+            num_ready % accumulate == 0
+            or num_ready == self._trainer.num_training_batches
+            or batches.is_last_batch
+        )
+        step = None if updates and self._has_own_update else self._step_of(optimizer)
+        if step is None:
+            return self._own_run(optimizer, batch_idx, kwargs)
+        is_first, counts = batch_idx % accumulate == 0, self._loop.optim_progress.optimizer
+        if updates:
+            counts.step.increment_ready()
+        with torch.enable_grad(), logging_from(self._module, "training_step"):
+            found = self._run_captured(step, kwargs.values(), is_first=is_first, updates=updates)
+        if is_first:
+            counts.zero_grad.increment_ready()
+            counts.zero_grad.increment_started()
+            counts.zero_grad.increment_completed()
+        if updates:
+            counts.step.increment_completed()
+        if accumulate == 1 and isinstance(found, torch.Tensor):
+            return {"loss": found}
+        read = partial(self._loop.output_result_cls.from_training_step_output, found, accumulate)
+        closure = self._framework.loops.optimization.automatic.Closure(read)
+        # It warns of None.
+        return {} if closure() is None else closure.consume_result().asdict()
+
+    def _run_captured(self, step: LightningStep, args: Any, **options: bool) -> Any:
+        batch, *step.rest = args
+        with self.logs.noted():
+            found, numbers, values = step.captured(batch, **options)
+        self.logs.make(numbers, values)
+        return found
 
     def _optimizer_step(
         self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any
@@ -278,17 +323,14 @@ class _Fit:
         """Do the whole step for `Strategy.training_step`."""
         trainer, step = self._trainer, self._step
         if not self._updates:
-            # Called without an update around it: batches are accumulated.
+            # Called before the update that it is for, by an `optimizer_step` of the module.
             step = self._step = self._step_of(trainer.optimizers[0])
         if step is None:
             with self.logs.late():
                 return self._own_training_step(*args, **kwargs)
         is_first = trainer.fit_loop.batch_idx % trainer.accumulate_grad_batches == 0
-        batch, *step.rest = args
-        with self.logs.noted():
-            found, numbers, values = step.captured(batch, is_first=is_first, updates=self._updates)
+        found = self._run_captured(step, args, is_first=is_first, updates=self._updates)
         self._has_run = True
-        self.logs.make(numbers, values)
         if is_first:
             # Lightning calls it next, after the step that has done it.
             vars(self._module)["optimizer_zero_grad"] = self._has_zeroed

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.graphs.update_rules import CALL_A_CLOSURE_ONCE, has_hooks, name_of
-from gapless.integrations.framework_private import steps_by_scaler
+from gapless.integrations.framework_private import files_by_hook, steps_by_scaler
 
 
 if TYPE_CHECKING:
@@ -199,6 +199,8 @@ def objection_to_fit(trainer: Any, module: Any, framework: Any) -> str | None:
             "it optimizes manually; call gapless.capture on its model and its optimizers in "
             "configure_optimizers"
         )
+    if not files_by_hook(module):
+        return "this version of Lightning does not say which hook logs"
     strategy, precision = trainer.strategy, trainer.precision_plugin
     if type(strategy) is not framework.strategies.SingleDeviceStrategy:
         return f"its strategy is {type(strategy).__name__}; steps are captured on a single device"
