@@ -311,6 +311,63 @@ def test_metrics_are_those_of_their_step_however_late_the_device_is():
     assert report.num_replays > 0
 
 
+class KeepsLosses(L.Callback):
+    """Keeps what steps returned, reads all of it at the end, and changes some of it."""
+
+    def __init__(self):
+        self.outputs, self.of_module = [], []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.outputs.append(outputs)
+        last = getattr(pl_module, "last", None)
+        if last is not None:
+            self.of_module.append(last)
+        if batch_idx % 3 == 2:
+            # Lightning hands out a copy of the loss.
+            outputs["loss"].add_(1.0)
+
+    def read(self):
+        outputs = [{name: float(one) for name, one in out.items()} for out in self.outputs]
+        return outputs, [float(one) for one in self.of_module]
+
+
+class KeepsItsLoss(Net):
+    def training_step(self, batch, batch_idx):
+        self.last = super().training_step(batch, 0)
+        return self.last
+
+
+class ReturnsWeight(Net):
+    """Returns memory that the update writes to."""
+
+    def training_step(self, batch, batch_idx):
+        super().training_step(batch, 0)
+        return self.net[4].bias[0]
+
+
+KEEPING = [(Net, 1), (LogsMuch, 2), (KeepsItsLoss, 1), (OptimizerStep, 1), (ReturnsWeight, 1)]
+
+
+@pytest.mark.parametrize(("kind", "accumulate"), KEEPING)
+def test_a_loss_that_is_kept_over_later_steps_has_its_own_value(kind, accumulate):
+    """Another replay writes over the memory of the graph, not over what was handed out."""
+    read, devices = [], (None, SimulatedDevice(scheduler="lazy"))
+    for device in devices:
+        keeps = KeepsLosses()
+        _, captured = fit(
+            kind,
+            device,
+            make_callbacks=lambda one=keeps: [one],
+            accumulate_grad_batches=accumulate,
+        )
+        with device or torch.enable_grad():
+            read.append(keeps.read())
+
+    assert read[0] == read[1]
+    assert captured.report.num_replays > 0
+    assert not devices[1].report.races
+
+
 class ReadsIndex(Net):
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, 0)
@@ -507,6 +564,7 @@ def test_the_loop_has_its_own_step_again_after_a_fit_that_raises():
             trainer.fit(module, batches([4] * NUM_BATCHES))
 
     assert not {"training_step", "backward", "optimizer_step"} & set(vars(trainer.strategy))
+    assert "run" not in vars(trainer.fit_loop.epoch_loop.automatic_optimization)
     assert "log" not in vars(module)
 
 

@@ -39,6 +39,7 @@ from gapless.integrations.lightning_logs import LateLogs
 from gapless.integrations.lightning_step import (
     LightningStep,
     framework_of,
+    is_of,
     objection_to_fit,
     objection_to_step,
     overrides,
@@ -166,13 +167,11 @@ class GaplessCallback(_Callback):
             return None, Refusal("framework", str(error))
         if not device.is_accelerator:
             return None, Refusal("cpu", "a CPU runs its work itself, there is nothing to launch")
-        reason: str | None
+        reason = objection_to_fit(trainer, module, framework_of(trainer))
         if device.torch_device != here:
             reason = (
                 f"the trainer trains on {here}, and the callback was given {device.torch_device}"
             )
-        else:
-            reason = objection_to_fit(trainer, module, framework_of(trainer))
         return (device, None) if reason is None else (None, Refusal("framework", reason))
 
     def _end(self, *, has_failed: bool = False) -> None:
@@ -196,10 +195,8 @@ class _Fit:
         self._report = report
         self._framework = framework_of(trainer)
         self.logs = LateLogs(trainer, module, device, self._framework.LightningModule.log)
-        self._strategy = trainer.strategy
         self._loop = trainer.fit_loop.epoch_loop.automatic_optimization
         self._batches = trainer.fit_loop.epoch_loop.batch_progress
-        self._has_own_update = overrides(module, "optimizer_step", self._framework.LightningModule)
         self._patches = Patches()
         self._mover = BatchMover(
             device,
@@ -208,10 +205,9 @@ class _Fit:
             # Copies of pinned memory that a loader fills again are Lightning's hazard as well.
             has_fresh_memory=True,
         )
-        # By what a step reads of its trainer; None where it is not captured as a whole.
-        self._steps: dict[Hashable, LightningStep | None] = {}
-        # So that no other callback gets the number of one that has gone.
-        self._held: list[Any] = []
+        # By what a step reads of its trainer; None where it is not captured as a whole. Beside it the
+        # callbacks, so that no other one gets the number of one that has gone.
+        self._steps: dict[Hashable, tuple[LightningStep | None, list[Any]]] = {}
         self._parts: list[Any] = []
         # Of the batch of now, where the strategy runs it: the captured step, and whether it has run.
         self._step: LightningStep | None = None
@@ -220,13 +216,15 @@ class _Fit:
 
     def attach(self) -> None:
         """Let the strategy's steps come here."""
-        strategy = self._strategy
+        strategy = self._trainer.strategy
         self._own_training_step = strategy.training_step
         self._own_backward = strategy.backward
         self._own_optimizer_step = strategy.optimizer_step
         self._own_batch_to_device = strategy.batch_to_device
         self._own_run = self._loop.run
-        self._patches.put(self._loop, "run", self._run)
+        # A loop of the user's own asks the strategy.
+        if is_of(self._framework, type(self._loop)):
+            self._patches.put(self._loop, "run", self._run)
         self._patches.put(strategy, "training_step", self._training_step)
         self._patches.put(strategy, "backward", self._backward)
         self._patches.put(strategy, "optimizer_step", self._optimizer_step)
@@ -275,7 +273,9 @@ class _Fit:
             or num_ready == self._trainer.num_training_batches
             or batches.is_last_batch
         )
-        step = None if updates and self._has_own_update else self._step_of(optimizer)
+        base = self._framework.LightningModule
+        has_own_update = updates and overrides(self._module, "optimizer_step", base)
+        step = None if has_own_update else self._step_of(optimizer)
         if step is None:
             return self._own_run(optimizer, batch_idx, kwargs)
         is_first, counts = batch_idx % accumulate == 0, self._loop.optim_progress.optimizer
@@ -354,9 +354,8 @@ class _Fit:
         callbacks = tuple(map(id, trainer.callbacks))
         key = (trainer.accumulate_grad_batches, clip, id(optimizer), callbacks)
         if key not in self._steps:
-            self._held.append(list(trainer.callbacks))
-            self._steps[key] = self._new_step(optimizer)
-        step = self._steps[key]
+            self._steps[key] = self._new_step(optimizer), list(trainer.callbacks)
+        step, _ = self._steps[key]
         if step is not None and not step.is_given_up():
             return step
         self._capture_parts(optimizer)

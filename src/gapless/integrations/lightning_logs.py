@@ -12,7 +12,7 @@ its last batch.
 from __future__ import annotations
 
 import inspect
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -110,19 +110,14 @@ class LateLogs:
                 self.make(*self.end())
                 raise
 
-    @contextmanager
-    def late(self) -> Iterator[None]:
+    def late(self) -> AbstractContextManager[None]:
         """Make calls in the body, but do not let the progress bar wait."""
-        with self._in_place(self._making):
-            yield
+        return self._in_place(self._making) if self._is_plain else nullcontext()
 
     @contextmanager
     def _in_place(self, log: Any) -> Iterator[None]:
         kept = vars(self._module)
         before = kept.get("log")
-        if not self._is_plain and log is self._making:
-            yield
-            return
         if before is None or before == self._making:
             kept["log"] = log
         try:

@@ -113,10 +113,11 @@ class LightningStep:
         has_loss = False
         if isinstance(loss, torch.Tensor):
             has_loss = True
+            # A copy of now, as Lightning's: callbacks may write to it, and an update to what it is of.
+            copied = loss.detach().clone()
+            returned = {**returned, "loss": copied} if loss is not returned else copied
             # As Lightning does with what `training_step` returns.
             self._backward(loss / self._accumulate)
-            detached = loss.detach()
-            returned = {**returned, "loss": detached} if loss is not returned else detached
         if updates:
             self._update(has_loss=has_loss)
         return returned, *logs.end()
@@ -204,7 +205,7 @@ def objection_to_fit(trainer: Any, module: Any, framework: Any) -> str | None:
     strategy, precision = trainer.strategy, trainer.precision_plugin
     if type(strategy) is not framework.strategies.SingleDeviceStrategy:
         return f"its strategy is {type(strategy).__name__}; steps are captured on a single device"
-    if type(precision).__name__ not in _PRECISIONS or not _is_of(framework, type(precision)):
+    if type(precision).__name__ not in _PRECISIONS or not is_of(framework, type(precision)):
         return f"its plugin of precision is {type(precision).__name__}, which is not known here"
     if type(trainer.profiler).__name__ != "PassThroughProfiler":
         return "it is profiled, and a graph has no parts that Lightning's profiler could see"
@@ -216,7 +217,8 @@ def objection_to_fit(trainer: Any, module: Any, framework: Any) -> str | None:
     return None
 
 
-def _is_of(framework: Any, kind: type) -> bool:
+def is_of(framework: Any, kind: type) -> bool:
+    """Return whether a class is the framework's own."""
     return kind.__module__.startswith(f"{framework.__name__}.")
 
 
@@ -227,18 +229,13 @@ def objection_to_step(trainer: Any, module: Any, optimizer: Any, framework: Any)
     if has_hooks(optimizer):
         return f"{name_of(optimizer)}.step() has hooks, which a replay would skip"
     base = framework.LightningModule
-    for name, advice in _NOT_OVERRIDDEN.items():
-        if overrides(module, name, base):
-            return f"it overrides {name}; {advice}"
+    if overrides(module, "clip_gradients", base):
+        return "it overrides clip_gradients; override configure_gradient_clipping"
     if "log" in vars(module):
         return "its log is an attribute of its own; override it in its class"
     reason = _objection_to_hooks(trainer, module, framework)
     return reason or _objection_to_arguments(module, base)
 
-
-_NOT_OVERRIDDEN = {
-    "clip_gradients": "override configure_gradient_clipping",
-}
 
 _METRICS = frozenset({"callback_metrics", "logged_metrics", "progress_bar_metrics"})
 
