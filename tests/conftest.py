@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from gapless.device.find import find_device
 from gapless.device.numerics import numerics_restored, seed_everything, set_numerics
+from gapless.graphs import audit
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.data.padded_layout import PaddedLayout
 from gapless.nmt.data.sampler import MicrobatchSampler, make_loader
@@ -58,6 +59,15 @@ def _forget_garbage():
     gc.freeze()
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--audit-every",
+        type=int,
+        default=10**9,
+        help="replays from one audit of a captured graph to the next",
+    )
+
+
 def pytest_runtest_setup(item):
     needed = 2 if item.get_closest_marker("multi_gpu") else 1
     if not (item.get_closest_marker("gpu") or item.get_closest_marker("multi_gpu")):
@@ -79,6 +89,12 @@ def own_cache_folder(no_leaks, monkeypatch, tmp_path_factory):  # noqa: F811  # 
     """Give every test a cache folder of its own, which is made where one is written to."""
     folder = tmp_path_factory.getbasetemp() / f"cache-{next(_cache_folders)}"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+
+
+@pytest.fixture(autouse=True)
+def seldom_audits(request, monkeypatch):
+    """Let tests count replays: graphs are audited seldom, unless a run asks for it (`--audit-every 1`)."""
+    monkeypatch.setattr(audit, "DEFAULT_EVERY", request.config.getoption("--audit-every"))
 
 
 @pytest.fixture

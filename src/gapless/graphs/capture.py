@@ -345,6 +345,7 @@ def capture(  # type: ignore[overload-overlap]
     on_refusal: Literal["eager", "raise"] = ...,
     rates: Literal["exact", "tensor"] = ...,
     replay: Literal["if_faster", "always"] = ...,
+    audit_every: int | None = ...,
     wait_stats: WaitStats | None = ...,
 ) -> _InPlaceT: ...
 
@@ -362,6 +363,7 @@ def capture(
     on_refusal: Literal["eager", "raise"] = ...,
     rates: Literal["exact", "tensor"] = ...,
     replay: Literal["if_faster", "always"] = ...,
+    audit_every: int | None = ...,
     wait_stats: WaitStats | None = ...,
 ) -> tuple[torch.nn.Module | torch.optim.Optimizer, ...]: ...
 
@@ -382,6 +384,7 @@ def capture(
     on_refusal: Literal["eager", "raise"] = ...,
     rates: Literal["exact", "tensor"] = ...,
     steps_per_launch: int | None = ...,
+    audit_every: int | None = ...,
     wait_stats: WaitStats | None = ...,
 ) -> CapturedFunction: ...
 
@@ -402,6 +405,7 @@ def capture(
     on_refusal: Literal["eager", "raise"] = ...,
     rates: Literal["exact", "tensor"] = ...,
     steps_per_launch: int | None = ...,
+    audit_every: int | None = ...,
     wait_stats: WaitStats | None = ...,
 ) -> Callable[[_Step], CapturedFunction]: ...
 
@@ -422,6 +426,7 @@ def capture(
     rates: Literal["exact", "tensor"] = "exact",
     steps_per_launch: int | None = None,
     replay: Literal["if_faster", "always"] = "if_faster",
+    audit_every: int | None = None,
     wait_stats: WaitStats | None = None,
 ) -> Any:
     """Let a step, a module or an optimizer run as CUDA graphs, with the same bits or as written.
@@ -505,6 +510,10 @@ def capture(
             part on the host one by one. The results are the same.
         replay: "if_faster" lets a module or an optimizer run as written where replays turn out to
             take longer, "always" replays all the same; graphs of whole steps are always replayed.
+        audit_every: a graph in use is compared with the step as written once in so many of its
+            replays. None: at a random place in each block of replays, of 32 at first and of up to
+            1,000 later, and after an epoch, an evaluation, or a pause. A difference drops the graphs,
+            and a `CaptureWarning` says since which call at the earliest there may have been others.
         wait_stats: where the waits for captures are counted ("capture").
 
     Returns:
@@ -547,6 +556,7 @@ def capture(
         rates=rates,
         steps_per_launch=steps_per_launch,
         replay=replay,
+        audit_every=audit_every,
         is_off=is_switched_off(),
     )
 

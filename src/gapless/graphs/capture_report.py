@@ -35,6 +35,39 @@ _MAX_CHANGES = 20
 _FIRST_REST = 50
 
 
+@dataclass
+class AuditCounts:
+    """What audits of graphs in use have shown; see `gapless.graphs.audit`.
+
+    Attributes:
+        num: audits so far, each in a call that ran as written as well.
+        num_equal: those that gave the same bits as the step as written.
+        block: replays of a graph in each of which is an audit: the longest block so far.
+        seed: of the places of audits in their blocks.
+        differences: what audits have found, each in one line.
+    """
+
+    num: int = 0
+    num_equal: int = 0
+    block: int = 0
+    seed: int = 0
+    differences: list[str] = field(default_factory=list)
+    _num_told: int = field(default=0, compare=False, repr=False)
+
+    def untold(self) -> Iterator[str]:
+        """Yield the differences that were never yielded before."""
+        while self._num_told < len(self.differences):
+            self._num_told += 1
+            yield self.differences[self._num_told - 1]
+
+    def __str__(self) -> str:
+        """Return one line."""
+        return (
+            f"audited {self.num_equal} of {_count(self.num, 'time')} with equal bits, at least once in "
+            f"{_count(2 * self.block, 'replay')} of a graph (seed {self.seed})"
+        )
+
+
 @dataclass(kw_only=True)
 class CaptureReport:
     """What is captured, and what is not.
@@ -58,6 +91,7 @@ class CaptureReport:
         proved: graphs that gave the same bits as the step as written.
         not_proved: graphs that could not be compared, such as for want of memory.
         proof_seconds: time that the host spent on these proofs.
+        audits: comparisons of graphs in use with the step as written.
         rates: "tensor" if rates that change are read from the device.
         note: what else is worth knowing, None if there is nothing.
         kinds: of calls that ran as written.
@@ -76,6 +110,7 @@ class CaptureReport:
     proved: int = 0
     not_proved: int = 0
     proof_seconds: float = 0.0
+    audits: AuditCounts = field(default_factory=AuditCounts)
     rates: Literal["exact", "tensor"] = "exact"
     note: str | None = None
     kinds: KindsSeen = field(default_factory=KindsSeen, compare=False, repr=False)
@@ -179,13 +214,14 @@ class CaptureReport:
             f"captured {_count(self.num_graphs, 'graph')} in {self.seconds:.1f} s{self._memory()}, "
             f"{_count(self.num_replays, 'step')} replayed, {self.num_eager} ran as written"
         )
-        parts = [done, *self._quick(), *self._proofs(), *self._rates()]
+        parts = [done, *self._quick(), *self._proofs(), *self._audits(), *self._rates()]
         if texts:
             parts.append(f"no further graph: {texts[0]}")
         if self.note is not None:
             parts.append(self.note)
         lines = ["; ".join(parts)]
         lines += [f"also: {text}" for text in texts[1:]]
+        lines += [f"different: {text}" for text in self.audits.differences]
         lines += self.updates_as_written
         lines += [f"changed: {text}" for text in self.changes]
         lines += [
@@ -212,6 +248,9 @@ class CaptureReport:
         if self.not_proved:
             found.append(f"{self.not_proved} not proved")
         return found
+
+    def _audits(self) -> list[str]:
+        return [str(self.audits)] if self.audits.num else []
 
     def _rates(self) -> list[str]:
         if self.rates == "exact":
@@ -245,6 +284,10 @@ class CaptureReport:
             "proved": self.proved,
             "not_proved": self.not_proved,
             "proof_seconds": self.proof_seconds,
+            "audits": self.audits.num,
+            "audits_equal": self.audits.num_equal,
+            "audit_block": self.audits.block,
+            "differences": list(self.audits.differences),
             "rates": self.rates,
             "padding": {str(of): share for of, share in self.padding.items()},
             "note": self.note,

@@ -51,6 +51,7 @@ class CaptureSettings:
     steps_per_launch: int | None
     is_off: bool
     replay: Literal["if_faster", "always"] = "if_faster"
+    audit_every: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_warmup < 2:
@@ -73,6 +74,8 @@ class CaptureSettings:
             raise UserError(f"`replay` is {self.replay!r}, expected 'if_faster' or 'always'")
         if self.steps_per_launch is not None and self.steps_per_launch < 1:
             raise UserError(f"`steps_per_launch` is {self.steps_per_launch}, expected at least 1")
+        if self.audit_every is not None and self.audit_every < 1:
+            raise UserError(f"`audit_every` is {self.audit_every}, expected at least 1, or None")
 
     def limits(self) -> GraphLimits:
         """Return new limits for all graphs of one object."""
@@ -97,6 +100,7 @@ class CaptureSettings:
             "launch": side.launch,
             "rates": self.rates,
             "returns_copies": True,
+            "audit_every": self.audit_every,
             **others,
         }
         return CapturedStep(
@@ -157,6 +161,8 @@ class CaptureSettings:
         if found and self.on_refusal == "raise":
             text = "; ".join([refusal.text for refusal in found])
             raise CaptureRefused(f"<captured {name}> is not captured: {text}", kind=found[0].kind)
+        for text in report.audits.untold():
+            warnings.warn(CaptureWarning(f"{name}: {text}"), stacklevel=_level_of_user())
         for text in report.untold():
             is_left_out = report.forbids_all or not report.num_graphs
             what = (

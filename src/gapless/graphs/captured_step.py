@@ -27,6 +27,7 @@ from gapless.device.numerics import random_state, set_random_state
 from gapless.errors import BatchError
 from gapless.graphs.across_ranks import refusal_of_step, refusal_of_weights
 from gapless.graphs.agreed_kinds import AgreedKinds
+from gapless.graphs.audit import Audits
 from gapless.graphs.batch_changes import BatchWatch, returns_part_of
 from gapless.graphs.batch_reads import BatchReads, has_values, without_values
 from gapless.graphs.calls_of_ranks import CallsOfRanks
@@ -53,7 +54,8 @@ from gapless.graphs.refusal import (
     value_of_one_rank,
 )
 from gapless.graphs.step_call import work_of_batch
-from gapless.graphs.trial import Trial
+from gapless.graphs.step_graph import StepGraph
+from gapless.graphs.trial import Exactness, Trial
 from gapless.graphs.update_outside import Updates
 from gapless.graphs.variants import Pending, Variant, Variants
 from gapless.graphs.warm_ups import WarmUps
@@ -170,6 +172,7 @@ class CapturedStep:
         objection: says why no graph can take a batch; None: as for a whole step.
         as_written: runs a call as written, given its arguments, where replays do not pay; None:
             they are not compared.
+        audit_every: replays of a graph from one audit to the next; None: see `gapless.graphs.audit`.
         consent: of the ranks that run the same steps. With several of them each kind is captured
             once or never, and the host waits for the proof.
 
@@ -200,6 +203,7 @@ class CapturedStep:
         objection: Callable[[Tree], Refusal | None] | None = None,
         as_written: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
         consent: Consent | None = None,
+        audit_every: int | None = None,
     ) -> None:
         self.step = step
         self.report = CaptureReport() if report is None else report
@@ -263,11 +267,13 @@ class CapturedStep:
         # By the hash of a kind: a kind itself holds every plain value of its batch. Whether
         # that is final.
         self._refused: dict[int, bool] = {}
+        self._num_differences: Counter[int] = Counter()
         self._num_changes = 0
         self._newest_changes: deque[Failure] = deque(maxlen=_NUM_NEWEST)
         self._agreed = AgreedKinds(num_warmup)
         self._num_warmup = num_warmup
         self._pay_off = None if as_written is None else self._compare_with(as_written)
+        self._audits = Audits(self.report, every=audit_every, now_ms=device.now_ms)
 
     def run(self, tree: Tree) -> StepRun:
         """Train on a batch, by a graph if there is or can be one.
@@ -286,10 +292,15 @@ class CapturedStep:
             return self._run_at_call(self._calls, kind, tree, graph)
         if self._pay_off is not None and self._pay_off.is_as_written(kind, graph):
             return StepRun(self._run_as_written(self._pay_off, kind, tree), "eager", kind)
-        if graph is not None:
+        if graph is not None and not self._may_not_replay(graph):
             self._try_first(graph, tree)
             return StepRun(self._replay(graph, tree), "replay", kind)
         self._try_none_first()
+        if graph is not None:
+            if self._pay_off is not None:
+                self._pay_off.forget_call()
+            with self._on_side_stream():
+                return self._audit_or_wait(kind, graph, tree)
         objection = self._objection_to(tree)
         asks = self._consent.asks and self._calls is None
         if objection is not None and not asks:
@@ -469,7 +480,13 @@ class CapturedStep:
             return
         known = self._graphs.quick_calls
         if graph not in known:
-            quick = quick_call(tree, graph, launch=self._launch, report=self.report)
+            quick = quick_call(
+                tree,
+                graph,
+                launch=self._launch,
+                report=self.report,
+                audits=self._audits.turn_of(graph),
+            )
             if self._calls is not None and self._calls.asks:
                 quick = self._calls.counted(tree.key(), quick)
             known[graph] = quick
@@ -497,6 +514,8 @@ class CapturedStep:
         if self._take_verdicts(kind):
             graph = self._graphs.find(kind)
             if graph is not None and graph.why_not(tree) is None:
+                if self._may_not_replay(graph):
+                    return self._audit_or_wait(kind, graph, tree)
                 return StepRun(self._replay(graph, tree), "replay", kind)
         if self.report.forbids_all:
             return StepRun(self._run_eagerly(None, tree), "eager", kind)
@@ -507,6 +526,71 @@ class CapturedStep:
             self.report.num_eager += 1
             return StepRun(self._try(kind, variant, tree), "capture", kind)
         return StepRun(self._run_eagerly(kind, tree), "eager", kind)
+
+    # --- audits ---
+
+    def _may_not_replay(self, graph: CallGraph) -> bool:
+        """Return whether a call that a graph could take is an audit, or waits for the verdict of one."""
+        if not isinstance(self._trial, Trial) or self._consent.asks:
+            return False
+        if self._graphs.has_switched:
+            self._graphs.has_switched = False
+            self._audits.begin_interlude()
+        self._take_audit()
+        return self._audits.open is not None or self._audits.turn_of(graph).is_due()
+
+    def _take_audit(self) -> None:
+        """Do what the verdict of an audit asks for, if it has arrived.
+
+        Sync: Does not block the host.
+        """
+        audit = self._audits.open
+        if audit is None or not audit.verdict.arrived():
+            return
+        if audit.verdict.holds:
+            self._audits.end_good(audit)
+            return
+        variant = self._variant_of(audit.kind, audit.graph)
+        if variant is None or variant.exactness.repeats_bits:
+            self._note_difference(audit.kind, self._audits.end_bad(audit))
+        else:
+            # It may differ by chance: a new graph is proved against two runs as written.
+            self._audits.open = None
+            self._let_go_of(audit.kind, variant)
+
+    def _audit_or_wait(self, kind: Hashable, graph: CallGraph, tree: Tree) -> StepRun:
+        variant = self._variant_of(kind, graph)
+        if self._audits.open is not None or variant is None:
+            return StepRun(self._run_eagerly(None, tree), "eager", kind)
+        assert isinstance(self._trial, Trial)
+        assert isinstance(graph, StepGraph)
+        self.report.num_eager += 1
+        tried = self._trial.audit(tree, graph, variant.watched, variant.exactness)
+        if tried.not_proved is not None:
+            self._audits.end_all()
+            self.report.note = f"no further audits: {tried.not_proved}"
+        elif tried.verdict is None or tried.refusals:
+            # A new graph is proved, and refused if it cannot be.
+            self._let_go_of(kind, variant)
+        else:
+            self._audits.begin(kind, graph, tried.verdict)
+        return StepRun(self._result(tried.out, tree), "capture", kind)
+
+    def _variant_of(self, kind: Hashable, graph: CallGraph) -> Variant | None:
+        return next((one for one in self._variants.of(kind) if one.graph is graph), None)
+
+    def _let_go_of(self, kind: Hashable, variant: Variant) -> None:
+        if variant.graph is not None:
+            self._graphs.remove(kind, variant.graph)
+        variant.graph = None
+        self._try_none_first()
+
+    def _note_difference(self, kind: Hashable, text: str) -> None:
+        """Drop all graphs; a second difference refuses the calls of this kind."""
+        self.drop_graphs()
+        self._num_differences[hash(kind)] += 1
+        if self._num_differences[hash(kind)] > 1:
+            self._refuse(kind, [_proved_wrong(text)])
 
     # --- on several ranks ---
 
@@ -893,6 +977,9 @@ class CapturedStep:
             elif self._pay_off is not None:
                 self._pay_off.add(graph)
         variant.pending, variant.graph = None, graph
+        if verdict is not None:
+            repeats = verdict.repeats and not variant.watched.is_nondeterministic
+            variant.exactness = Exactness(repeats, verdict.distances)
         self._graphs.add(kind, graph)
         return True
 

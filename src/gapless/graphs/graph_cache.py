@@ -38,11 +38,13 @@ class GraphCache:
         gradients: that these graphs have handed out.
         limits: as given.
         quick_calls: made for some of the graphs; they hold on to them.
+        has_switched: whether another graph of a kind was found than at the call before, such as after
+            a change of modes; whoever reads it sets it back.
     """
 
     def __init__(self, limits: GraphLimits) -> None:
         self.expected: set[Hashable] = set()
-        self.only_expected = False
+        self.only_expected = self.has_switched = False
         self.newest: Graph | None = None
         self.limits = limits
         self.gradients = PoolGradients()
@@ -69,6 +71,7 @@ class GraphCache:
                 if number:
                     # The next call most likely takes the same one.
                     variants.insert(0, variants.pop(number))
+                    self.has_switched = True
                 return graph
         return None
 

@@ -197,6 +197,16 @@ class GraphGradients:
             if found is not None and id(weight) not in expected and _memory_of(found) not in made
         ]
 
+    def made_of(self, before: Gradients) -> list[torch.Tensor]:
+        """Return gradients that an earlier replay has made, and that the next one replaces."""
+        expected = {id(weight) for weight, _ in self.expected}
+        made = {_memory_of(gradient) for gradient in self._made if gradient is not None}
+        return [
+            found
+            for weight, found in before
+            if found is not None and id(weight) not in expected and _memory_of(found) in made
+        ]
+
     def may_overwrite(self) -> bool:
         """Return whether nobody keeps a view of gradients, which a replay would overwrite.
 

@@ -126,7 +126,7 @@ class PayOff:
             if self._way_of(graph, kind) == "replayed":
                 out = replay(args, kwargs)
                 if out is NOT_ALIKE:
-                    self._forget_call()
+                    self.forget_call()
                 return out
             leaves: list[torch.Tensor] = []
             if (
@@ -135,7 +135,7 @@ class PayOff:
                 or not are_alike(*leaves)
                 or not (guards_hold() and can_take(leaves))
             ):
-                self._forget_call()
+                self.forget_call()
                 return NOT_ALIKE
             return self.as_written(args, kwargs)
 
@@ -219,7 +219,8 @@ class PayOff:
         if self._comparison is not None:
             self._comparison.end_call()
 
-    def _forget_call(self) -> None:
+    def forget_call(self) -> None:
+        """Leave out the call of now, which runs otherwise than it was to run."""
         if self._comparison is not None:
             self._comparison.forget_call()
 

@@ -80,6 +80,8 @@ def prove(
     memory_budget_bytes: int | None = None,
     nondeterministic: Sequence[str] = (),
     consent: Consent | None = None,
+    num_written: int = 2,
+    distances: torch.Tensor | None = None,
 ) -> tuple[Any, Verdict]:
     """Run a graph once and its step twice from one state; return the last result and a verdict.
 
@@ -96,6 +98,10 @@ def prove(
             fifths of the device's.
         nondeterministic: operators of the step that may give other bits each time.
         consent: of the ranks that prove the same step.
+        num_written: runs as written, 1 or 2. One alone does not show whether the step repeats its
+            bits: the replay is then compared with that one.
+        distances: of two runs as written, as an earlier verdict found them; None if they had the
+            same bits.
 
     Raises:
         NotProved: the copy would need more memory, or the device of a rank does not have it.
@@ -105,13 +111,27 @@ def prove(
     """
     try:
         before = _saved(device, state, memory_budget_bytes, consent or Alone())
-        runs = _run_all(device, state, replay=replay, as_written=as_written, reset=reset)
-    except torch.OutOfMemoryError as error:
-        raise _too_large(state) from error
+        runs = [_Run.of(replay, state, device)]
+        for _ in range(num_written):
+            state.restore()
+            reset()
+            runs.append(_Run.of(as_written, state, device))
+    except BaseException as error:
+        if state.is_saved:
+            state.restore()
+            reset()
+        if isinstance(error, torch.OutOfMemoryError):
+            raise _too_large(state) from error
+        raise
     finally:
         state.forget()
     return runs[-1].out, Verdict(
-        device, state.chunks, before, runs, nondeterministic=nondeterministic
+        device,
+        state.chunks,
+        before,
+        [*runs, runs[-1]][:3],
+        nondeterministic=nondeterministic,
+        distances=distances,
     )
 
 
@@ -148,28 +168,6 @@ def _check_budget(device: Device, state: DeviceState, budget: int | None) -> Non
             f"a copy of the {state.num_bytes:,} bytes that the step changes must fit in the "
             f"memory budget of {budget:,} bytes, but {held:,} are held"
         )
-
-
-def _run_all(
-    device: Device,
-    state: DeviceState,
-    *,
-    replay: Callable[[], Any],
-    as_written: Callable[[], Any],
-    reset: Callable[[], None],
-) -> list[_Run]:
-    """Return what the graph leaves behind, and what two runs as written do."""
-    try:
-        runs = [_Run.of(replay, state, device)]
-        for _ in range(2):
-            state.restore()
-            reset()
-            runs.append(_Run.of(as_written, state, device))
-    except BaseException:
-        state.restore()
-        reset()
-        raise
-    return runs
 
 
 @dataclass(slots=True)
@@ -233,6 +231,7 @@ class Verdict:
         before: the fingerprint of the saved state.
         runs: the replay, and two runs as written.
         nondeterministic: operators of the step that may give other bits each time.
+        distances: as of `prove`.
     """
 
     def __init__(
@@ -243,8 +242,10 @@ class Verdict:
         runs: list[_Run],
         *,
         nondeterministic: Sequence[str] = (),
+        distances: torch.Tensor | None = None,
     ) -> None:
         self._nondeterministic = nondeterministic
+        self._known_distances = distances
         self._device = device
         self._result: _Result | None = None
         replayed, first, second = runs
@@ -291,6 +292,11 @@ class Verdict:
         return self._known.text
 
     @property
+    def distances(self) -> torch.Tensor | None:
+        """How far the runs as written lie apart, relative to their norms; None if they repeat."""
+        return self._known.distances
+
+    @property
     def _known(self) -> _Result:
         if self._result is None:
             raise GaplessError("the verdict has not arrived; ask arrived() before reading it")
@@ -306,9 +312,18 @@ class Verdict:
         repeats = not (bool(changing.any()) or self._differs_itself)
         # Two runs may agree by chance where the next one would not.
         repeats &= not (self._nondeterministic and bool(unlike_both.any()))
+        repeats &= self._known_distances is None
+        distances = None
         if not repeats:
             runs = [_projections(part) for part in (replayed, first, second)]
-            most = _tolerances(*runs[1:], before=_projections(before), parts=self._parts)
+            norm = _norm(runs[2])
+            apart = _norm(runs[1] - runs[2])
+            if self._known_distances is not None and len(self._known_distances) == len(norm):
+                apart = torch.maximum(apart, self._known_distances * norm)
+            distances = (apart / norm).nan_to_num(0.0)
+            most = _tolerances(
+                runs[2], apart=apart, before=_projections(before), parts=self._parts
+            )
             unlike_both &= ~(_distances(*runs) <= most)
         wrong = [*self._differs, *self._names(unlike_both)]
         # What is not the same twice as written is not asked for of the graph.
@@ -318,7 +333,7 @@ class Verdict:
         own = [*self._differs_itself, *self._names(changing)]
         far = [] if self._nondeterministic else self._names(self._far_apart(first, second))
         text = _text(wrong, own, far, repeats=repeats, nondeterministic=self._nondeterministic)
-        return _Result(not (wrong or far), repeats, text)
+        return _Result(not (wrong or far), repeats, text, distances)
 
     def _far_apart(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         """Return which results of two runs as written differ by more than rounding."""
@@ -368,6 +383,7 @@ class _Result:
     holds: bool
     repeats: bool
     text: str
+    distances: torch.Tensor | None
 
 
 def _text(
@@ -405,7 +421,7 @@ def _distances(replayed: torch.Tensor, first: torch.Tensor, second: torch.Tensor
 
 
 def _tolerances(
-    first: torch.Tensor, second: torch.Tensor, *, before: torch.Tensor, parts: list[_Part]
+    second: torch.Tensor, *, apart: torch.Tensor, before: torch.Tensor, parts: list[_Part]
 ) -> torch.Tensor:
     """Return how far it may be; see the module's text for the formula."""
     counts = torch.tensor([part.count for part in parts], dtype=torch.float64)
@@ -417,7 +433,7 @@ def _tolerances(
     change = torch.full_like(norm, torch.inf)
     change[: len(before)] = _norm(second[: len(before)] - before)
     agreed = torch.minimum(_MOST_OF_CHANGE * change, torch.maximum(few, last_bits))
-    return torch.maximum(_MOST_TIMES * _norm(first - second), agreed)
+    return torch.maximum(_MOST_TIMES * apart, agreed)
 
 
 def _projections(found: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from gapless.graphs.audit import AuditTurn
     from gapless.graphs.call_graph import CallGraph
     from gapless.graphs.capture_report import CaptureReport
     from gapless.pipeline.tree.flatten import Tree
@@ -30,7 +31,12 @@ NOT_ALIKE: Final = object()
 
 
 def quick_call(
-    tree: Tree, graph: CallGraph, *, launch: Callable[..., Any], report: CaptureReport
+    tree: Tree,
+    graph: CallGraph,
+    *,
+    launch: Callable[..., Any],
+    report: CaptureReport,
+    audits: AuditTurn,
 ) -> QuickCall:
     """Return a function that replays a graph on calls like one, and returns `NOT_ALIKE` of others.
 
@@ -39,6 +45,7 @@ def quick_call(
         graph: of its kind.
         launch: as of `CapturedStep`.
         report: where replays are counted.
+        audits: of the graph: a call that is to be one is not alike.
 
     Sync: The function does not block the host.
     """
@@ -46,13 +53,13 @@ def quick_call(
     if are_alike is None or graph.changes_batch:
         return lambda *_: NOT_ALIKE
     form, guards_hold, replay = tree.structure(), graph.guards.hold, graph.replay_on
-    can_take = graph.can_take
+    can_take, is_audit_due = graph.can_take, audits.is_due
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves: list[torch.Tensor] = []
         if form_of(args, kwargs, leaves) != form or not are_alike(*leaves):
             return NOT_ALIKE
-        if not guards_hold() or not can_take(leaves):
+        if not guards_hold() or not can_take(leaves) or is_audit_due():
             return NOT_ALIKE
         out = launch(replay, leaves)
         report.num_replays += 1

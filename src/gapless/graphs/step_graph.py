@@ -56,6 +56,7 @@ class StepGraph:
     Attributes:
         changes_batch: whether the step changes its batch, or returns a part of it that can be changed.
         gradients_let_go_of: returns those of given gradients whose values no replay may depend on.
+        gradients_made_of: returns those that a replay has made and the next one replaces.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class StepGraph:
         self._results = results
         self._gradients = gradients
         self.gradients_let_go_of = gradients.let_go_of
+        self.gradients_made_of = gradients.made_of
         self.updates = updates
         self._kept = kept
         self._changes = changes

@@ -90,6 +90,19 @@ class Tried:
     reads_rates: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """How equal a graph's results are to those of the step as written.
+
+    Attributes:
+        repeats_bits: whether the step gives the same bits each time, as far as is known.
+        distances: of two runs as written, relative to their norms; None if they had the same bits.
+    """
+
+    repeats_bits: bool = True
+    distances: torch.Tensor | None = None
+
+
 class Trial:
     """Capture a step and prove its graphs.
 
@@ -326,6 +339,28 @@ class Trial:
 
     # --- proof ---
 
+    def audit(self, tree: Tree, graph: StepGraph, watched: Watched, exact: Exactness) -> Tried:
+        """Compare a graph in use with the step as written, and train on a batch once.
+
+        Args:
+            tree: the batch.
+            graph: that would be replayed; its guards hold.
+            watched: what the last watched run showed.
+            exact: how equal its results were in its proof.
+
+        Raises:
+            Exception: whatever the step raises as written.
+
+        Sync: Does not block the host, unless the step does.
+        """
+        with ONE_AT_A_TIME:
+            kept = KeptTensors(watched.kept, on_device=self._is_on_device)
+            before = self._weights.gradients()
+            side = PythonSide(before, list(self._optimizers), kept, on_device=self._is_on_device)
+            return self._proved(
+                tree, graph, watched, before=before, side=side, kept=kept, audited=exact
+            )
+
     def _proved(
         self,
         tree: Tree,
@@ -335,7 +370,9 @@ class Trial:
         before: Gradients,
         side: PythonSide,
         kept: KeptTensors,
+        audited: Exactness | None = None,
     ) -> Tried:
+        """Compare a graph with the step as written: a new one with two runs of it, else with one."""
         touched = watched.touched
         changed = self._changed_tensors(graph, tree, watched, before, kept)
         state = DeviceState(
@@ -345,9 +382,9 @@ class Trial:
             generators=() if touched is None else touched.generators,
         )
         second_look = None if touched is None else TouchWatch(self._device)
-        # For the replay, a run that is only compared, and the run that counts.
-        compared = tree.map(_copy_of)
-        batches = [tree, compared, tree.map(_copy_of)]
+        # For the replay, a run that is only compared if there is one, and the run that counts.
+        compared = [] if audited is not None else [tree.map(_copy_of)]
+        batches = [tree, *compared, tree.map(_copy_of)]
 
         def left(out: Any, batch: Tree) -> list[Any]:
             """Return all that a run leaves behind, beside the memory that it found."""
@@ -363,8 +400,9 @@ class Trial:
             return found
 
         def as_written() -> Any:
+            is_first = len(batches) == 1 + len(compared)
             batch = batches.pop()
-            looks = second_look if batches and second_look is not None else nullcontext()
+            looks = second_look if is_first and second_look is not None else nullcontext()
             with looks, graph.updates.rates_in_place():
                 found = left(self._work(batch.value), batch)
             spoilt.level(keeps=not batches)
@@ -384,6 +422,8 @@ class Trial:
                 memory_budget_bytes=self._graphs.limits.budget,
                 consent=self._consent,
                 nondeterministic=() if touched is None else touched.nondeterministic,
+                num_written=1 if audited is not None else 2,
+                distances=None if audited is None else audited.distances,
             )
         except Exception as error:
             proof = error
@@ -396,7 +436,10 @@ class Trial:
         (result, *_), verdict = proof
         refusals = []
         if second_look is not None:
-            also = [*compared.leaves, *graph.updates.rate_tensors()]
+            also = [
+                *(leaf for one in compared or [tree] for leaf in one.leaves),
+                *graph.updates.rate_tensors(),
+            ]
             refusals = self._touches_others(watched, second_look, before, kept, also)
         return Tried(result, None if refusals else graph, verdict, refusals, proof_seconds=seconds)
 
@@ -419,8 +462,9 @@ class Trial:
             return [(tensor, names.get(address_of(tensor), "")) for tensor in tensors]
 
         found = named(weight for weight, _ in before)
+        made = set(map(id, graph.gradients_made_of(before)))
         for weight, gradient in before:
-            if gradient is not None:
+            if gradient is not None and id(gradient) not in made:
                 name = names.get(address_of(weight))
                 found.append((gradient, f"the gradient of {name}" if name else ""))
         found += named(kept.tensors())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gapless.graphs.graph_cache import MAX_VARIANTS
 from gapless.graphs.step_guards import failure_of_reads
+from gapless.graphs.trial import Exactness
 
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Variant:
         graph: that was captured since, None if there is none yet.
         num_steps: taken before that capture.
         num_failed: proofs that failed.
+        exactness: of its graph, as its proof has shown.
     """
 
     watched: Watched
@@ -46,6 +48,7 @@ class Variant:
     graph: CallGraph | None = None
     num_steps: int = 0
     num_failed: int = 0
+    exactness: Exactness = field(default_factory=Exactness)
 
     @property
     def has_graph(self) -> bool:

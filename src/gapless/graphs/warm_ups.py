@@ -83,6 +83,11 @@ class Watched:
     batch: list[list[tuple[int, int]]]
     unused: set[int]
 
+    @property
+    def is_nondeterministic(self) -> bool:
+        """Whether operators ran that may give other bits each time."""
+        return self.touched is not None and bool(self.touched.nondeterministic)
+
     def generators_on(self, device: Device) -> list[torch.Generator]:
         """Return the generators on a device that were drawn from, beside its default."""
         kind = device.torch_device.type

@@ -1,0 +1,247 @@
+"""Audits: graphs that are in use are compared with the step as written, again and again.
+
+No guard sees everything that a step depends on, so its results are compared as well. A call that would
+be a replay is now and then an audit: what the step writes is saved, the graph is replayed, all is put
+back, and the step runs as written. Training goes on with that run. What both left behind is compared
+on the device, and nobody waits for the verdict: until it has arrived, calls run as written.
+
+A graph is audited at a random place in each block of its replays. The first block has `FIRST_BLOCK`
+of them, and each good audit doubles the next, up to `LONGEST_BLOCK`: a difference that stays is found
+within two blocks. It is audited as well at its first replay after an interlude, of which at most one in
+`FIRST_BLOCK` calls of an object counts:
+
+- an epoch begins, a module changes its mode, a state is saved or loaded (`note_interlude`);
+- another graph of the same calls was replayed, such as that of evaluation;
+- more or fewer calls of other captured objects came between than before the last call;
+- the host was away for longer than `_LONG_GAP_MS`, and `_LONG_GAP` times as long as usual.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from gapless.graphs.call_graph import CallGraph
+    from gapless.graphs.capture_report import CaptureReport
+    from gapless.graphs.proof import Verdict
+
+
+# Replays of a block.
+FIRST_BLOCK = 32
+LONGEST_BLOCK = 1_000
+
+# Replays from one audit to the next, where nobody says otherwise; None: as said above.
+DEFAULT_EVERY: int | None = None
+
+_LONG_GAP_MS = 1_000.0
+_LONG_GAP = 50.0
+
+# By so much an estimate of the median follows each value.
+_FOLLOWS = 0.05
+
+
+class _Process:
+    """What happens in the process between two calls.
+
+    Attributes:
+        num_interludes: that somebody has noted.
+        num_calls: of all captured objects.
+        num_objects: that were ever audited.
+    """
+
+    num_interludes = 0
+    num_calls = 0
+    num_objects = 0
+
+
+def note_interlude() -> None:
+    """Let each graph be audited at its next replay: something ends that replays may depend on.
+
+    Sync: Does not block the host.
+    """
+    _Process.num_interludes += 1
+
+
+@dataclass(slots=True)
+class OpenAudit:
+    """An audit whose verdict has not arrived.
+
+    Attributes:
+        kind: of the call.
+        graph: that was audited.
+        verdict: on it.
+        number: of the call among those of its object.
+    """
+
+    kind: Hashable
+    graph: CallGraph
+    verdict: Verdict
+    number: int
+
+
+class Audits:
+    """When the graphs of one captured object are audited.
+
+    Args:
+        report: of the object; audits are counted there.
+        every: replays from one audit to the next, whatever comes between; None: `DEFAULT_EVERY`.
+        now_ms: the host's clock.
+
+    Attributes:
+        open: the audit whose verdict is awaited, None if there is none.
+    """
+
+    def __init__(
+        self, report: CaptureReport, *, every: int | None, now_ms: Callable[[], float]
+    ) -> None:
+        self.open: OpenAudit | None = None
+        self._is_off = False
+        self._report = report
+        self._every = DEFAULT_EVERY if every is None else every
+        self._now_ms = now_ms
+        self._draw = Random(_Process.num_objects)
+        report.audits.seed = _Process.num_objects
+        _Process.num_objects += 1
+        self._turns: weakref.WeakKeyDictionary[CallGraph, AuditTurn] = weakref.WeakKeyDictionary()
+        self._last_ms = self._usual_ms = 0.0
+        self._num_own_calls = self._num_calls_of_others = 0
+        self._num_others_between = 0
+        self._noted = _Process.num_interludes
+        self._num_interludes = 0
+        self._may_count_from = 0
+
+    def turn_of(self, graph: CallGraph) -> AuditTurn:
+        """Return whose turn a replay of a graph is; it is made at the first one."""
+        turn = self._turns.get(graph)
+        if turn is None:
+            self._report.audits.block = self._report.audits.block or (self._every or FIRST_BLOCK)
+            turn = self._turns[graph] = AuditTurn(self, self._every, self._draw)
+            turn.num_interludes = self._num_interludes
+            turn.last_good = self._report.num_steps
+        return turn
+
+    def note_call(self) -> int:
+        """Note that a call begins; return how many interludes there were before it.
+
+        Sync: Does not block the host.
+        """
+        now_ms = self._now_ms()
+        gap_ms, self._last_ms = now_ms - self._last_ms, now_ms
+        self._num_own_calls += 1
+        _Process.num_calls += 1
+        others = _Process.num_calls - self._num_own_calls
+        between, self._num_calls_of_others = others - self._num_calls_of_others, others
+        if self._num_own_calls > 2 and (
+            between != self._num_others_between
+            or self._noted != _Process.num_interludes
+            or (gap_ms > _LONG_GAP_MS and gap_ms > _LONG_GAP * self._usual_ms)
+        ):
+            self.begin_interlude()
+        self._num_others_between, self._noted = between, _Process.num_interludes
+        # The first gap is no time between two calls.
+        if self._num_own_calls <= 2:
+            self._usual_ms = gap_ms
+        self._usual_ms *= 1 + _FOLLOWS if gap_ms > self._usual_ms else 1 - _FOLLOWS
+        return self._num_interludes
+
+    def begin_interlude(self) -> None:
+        """Let each graph be audited at its next replay, unless an interlude counted just before."""
+        if self._num_own_calls >= self._may_count_from:
+            self._may_count_from = self._num_own_calls + FIRST_BLOCK
+            self._num_interludes += 1
+
+    def begin(self, kind: Hashable, graph: CallGraph, verdict: Verdict) -> None:
+        """Wait for the verdict of an audit."""
+        self.open = OpenAudit(kind, graph, verdict, self._report.num_steps)
+        self.turn_of(graph).is_owed = False
+        self._report.audits.num += 1
+
+    def end_all(self) -> None:
+        """Audit nothing any more."""
+        self._is_off = True
+        for turn in self._turns.values():
+            turn.is_owed = False
+
+    def end_good(self, audit: OpenAudit) -> None:
+        """Note that a graph has given the same bits."""
+        self.open = None
+        turn = self.turn_of(audit.graph)
+        turn.last_good = audit.number
+        turn.begin_block(is_longer=True)
+        self._report.audits.num_equal += 1
+        self._report.audits.block = max(self._report.audits.block, turn.block)
+
+    def end_bad(self, audit: OpenAudit) -> str:
+        """Note that a graph has given other bits; return this in one line."""
+        self.open = None
+        good = self.turn_of(audit.graph).last_good
+        text = (
+            f"an audit found a difference in call {audit.number:,}: {audit.verdict.text}. The last good "
+            f"audit of this graph, or its proof, was in call {good:,}; what replays did since is not "
+            "undone. Its graphs are dropped"
+        )
+        self._report.audits.differences.append(text)
+        return text
+
+
+class AuditTurn:
+    """When one graph is audited.
+
+    Attributes:
+        block: replays in a block, in each of which is an audit.
+        last_good: number of the last call of its object in which it was known to give the same bits.
+        num_interludes: that were answered by an audit.
+        is_owed: whether an audit is due and has not begun.
+    """
+
+    __slots__ = ("_audits", "_draw", "_every", "_left", "_rest", "block", "is_owed", "last_good", "num_interludes")  # fmt: skip
+
+    def __init__(self, audits: Audits, every: int | None, draw: Random) -> None:
+        self._audits = audits
+        self._every = every
+        self._draw = draw
+        self._left = self._rest = 0
+        self.block = FIRST_BLOCK if every is None else every
+        self.last_good = 0
+        self.num_interludes = 0
+        self.is_owed = False
+        self.begin_block()
+
+    def is_due(self) -> bool:
+        """Count a call that would be a replay; return whether it has to be an audit.
+
+        Once it has to be, it is owed until it begins, however often this is asked.
+
+        Sync: Does not block the host.
+        """
+        if self.is_owed:
+            return True
+        audits = self._audits
+        num_interludes = audits.note_call()
+        self._left -= 1
+        is_after_one = self._every is None and num_interludes != self.num_interludes
+        if (self._left >= 0 and not is_after_one) or audits._is_off:
+            return False
+        self.num_interludes = num_interludes
+        self.is_owed = True
+        return True
+
+    def begin_block(self, *, is_longer: bool = False) -> None:
+        """Draw the place of the next audit, in the block behind the one that there is."""
+        if self._every is not None:
+            self._left = self._every - 1
+            return
+        if self._left >= 0 and is_longer:
+            # It was an interlude's: the audit of this block is still to come.
+            return
+        if is_longer:
+            self.block = min(2 * self.block, LONGEST_BLOCK)
+        place = self._draw.randrange(self.block)
+        self._left = self._rest + place
+        self._rest = self.block - 1 - place

@@ -1,0 +1,238 @@
+"""Graphs in use are compared with the step as written, and dropped where they differ."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+
+import gapless
+from gapless.graphs import audit, proof
+from gapless.graphs.audit import FIRST_BLOCK, LONGEST_BLOCK, Audits, note_interlude
+from gapless.graphs.capture_report import CaptureReport
+from gapless.testing.simulated.simulated_device import SimulatedDevice
+from toy_steps import Training, read_back
+
+
+@pytest.fixture(params=["asap", "lazy"])
+def device(request):
+    with SimulatedDevice(scheduler=request.param) as device, device.allow_waits():
+        yield device
+
+
+@pytest.fixture
+def schedule(monkeypatch):
+    """Audit as users do who say nothing."""
+    monkeypatch.setattr(audit, "DEFAULT_EVERY", None)
+
+
+class Patched(Training):
+    """Reads a function that no guard compares."""
+
+    def step(self, batch):
+        return super().step(batch) * math.cos(1.0)
+
+
+class Keeps(Training):
+    """Draws random numbers, keeps a tensor from call to call, and adds up gradients."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.model[2].p = 0.5
+        self.last = device.device_buffer(4).view(torch.float32).fill_(1.0)[0]
+        self.num = torch.zeros_like(self.last)
+
+    def step(self, batch):
+        loss = super().step(batch) * self.last
+        self.last = loss.detach() * 0.5 + 1
+        self.num += 1
+        return loss
+
+
+def train(kind, device, num, *, captured, at=None, change=None, **options):
+    """Return what is seen of some calls, and the captured step."""
+    torch.manual_seed(0)
+    training, seen = kind(device), []
+    step = gapless.capture(training.step, device=device, **options) if captured else training.step
+    batches = (training.data * (1 + num // len(training.data)))[:num]
+    for number, batch in enumerate(gapless.prefetch(batches, device)):
+        if number == at:
+            change(training)
+        loss = step(batch)
+        tensors = [loss, *training.model.parameters()]
+        tensors += [weight.grad for weight in training.model.parameters()]
+        tensors += [part["momentum_buffer"] for part in training.optimizer.state.values()]
+        tensors += [getattr(training, name) for name in ("last", "num") if hasattr(training, name)]
+        seen.append([read_back(device, tensor).tolist() for tensor in tensors])
+        seen.append(torch.rand(2).tolist() if number % 7 == 3 else [])
+    return seen, step
+
+
+@pytest.mark.parametrize("kind", [Training, Keeps])
+@pytest.mark.parametrize("every", [1, 3])
+def test_an_audit_is_one_call_of_the_step(device, kind, every):
+    """All that the loop can see goes on as in the loop as written, and no audit finds anything."""
+    expected, _ = train(kind, device, 30, captured=False)
+    found, step = train(kind, device, 30, captured=True, audit_every=every)
+
+    assert found == expected
+    audits = step.report.audits
+    assert audits.num_equal >= audits.num - 1 > 1
+    assert audits.differences == []
+    assert step.report.num_replays == 0 if every == 1 else step.report.num_replays > 0
+
+
+def test_with_an_audit_at_every_call_nothing_is_other_than_as_written(device, monkeypatch):
+    cos = math.cos
+
+    def change(_):
+        monkeypatch.setattr(math, "cos", lambda x: cos(x) * 2)
+
+    expected, _ = train(Patched, device, 30, captured=False, at=15, change=change)
+    monkeypatch.setattr(math, "cos", cos)
+    with pytest.warns(gapless.CaptureWarning, match=r"audit found a difference in call 16"):
+        found, step = train(
+            Patched, device, 30, captured=True, at=15, change=change, audit_every=1
+        )
+
+    assert found == expected
+    (text,) = step.report.audits.differences
+    assert "was in call 15" in text or "was in call 14" in text
+    assert text in str(step.report)
+    # It was captured anew, and holds from then on.
+    assert step.report.num_graphs == 2
+    assert step.report.refusals == []
+
+
+def test_a_change_that_stays_is_found_within_two_blocks(device, schedule, monkeypatch):
+    cos = math.cos
+
+    def change(_):
+        monkeypatch.setattr(math, "cos", lambda x: cos(x) * 2)
+
+    with pytest.warns(gapless.CaptureWarning, match="audit found a difference"):
+        _, step = train(Patched, device, 400, captured=True, at=200, change=change)
+    (text,) = step.report.audits.differences
+    found = int(text.split("in call ")[1].split(":")[0].replace(",", ""))
+    assert 200 < found <= 200 + 2 * step.report.audits.block
+
+
+def test_a_second_difference_refuses_the_call(device, monkeypatch):
+    values = iter(range(1, 1000))
+    monkeypatch.setattr(math, "cos", lambda x: 1.0)
+
+    def change(_):
+        # Another value in each call, as no guard and no capture could follow.
+        monkeypatch.setattr(math, "cos", lambda x: float(next(values)))
+
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        _, step = train(Patched, device, 30, captured=True, at=10, change=change, audit_every=1)
+    assert step.report.refusal is not None
+    assert step.report.refusal.kind == "proved_wrong"
+    assert step.report.num_replays == 0
+
+
+def test_an_interlude_brings_an_audit(device, schedule):
+    _, step = train(Training, device, 12, captured=True)
+    before = step.report.audits.num
+    note_interlude()
+    batch = next(iter(gapless.prefetch(Training(device).data[:1], device)))
+    step(batch)
+    assert step.report.audits.num == before + 1
+
+
+# --- when ---
+
+
+def turns(num, *, every=None):
+    """Return the numbers of replays that are audits, all of which are good."""
+
+    class Graph:
+        pass
+
+    report = CaptureReport()
+    audits, graph = Audits(report, every=every, now_ms=lambda: 0.0), Graph()
+    found = []
+    for number in range(num):
+        if audits.turn_of(graph).is_due():
+            found.append(number)
+            audits.begin(None, graph, None)
+            audits.end_good(audits.open)
+    return found
+
+
+def test_audits_come_once_in_each_block(schedule):
+    for _ in range(20):
+        found = turns(10_000)
+        start, block = 0, FIRST_BLOCK
+        for number in found:
+            assert start <= number < start + block
+            start, block = start + block, min(2 * block, LONGEST_BLOCK)
+
+
+def test_their_places_differ_from_object_to_object(schedule):
+    assert len({tuple(turns(2_000)) for _ in range(10)}) > 1
+
+
+def test_they_come_as_often_as_was_asked_for():
+    assert turns(10, every=1) == list(range(10))
+    assert turns(10, every=3) == [2, 5, 8]
+
+
+def test_gaps_calls_of_others_and_what_is_noted_are_interludes(schedule):
+    now = [0.0]
+
+    class Graph:
+        pass
+
+    def made():
+        report = CaptureReport()
+        return Audits(report, every=None, now_ms=lambda: now[0]), Graph()
+
+    (one, _), (other, _) = made(), made()
+
+    def interludes(num, *, ms=10.0, others=0):
+        """Return how many counted in so many calls."""
+        found = set()
+        for _ in range(num):
+            now[0] += ms
+            for _ in range(others):
+                other.note_call()
+            found.add(one.note_call())
+        return max(found) - counted[0]
+
+    counted = [0]
+
+    def count(num, **how):
+        found = interludes(num, **how)
+        counted[0] += found
+        return found
+
+    assert count(3 * FIRST_BLOCK) == 0
+    assert count(1, ms=400.0) == 0  # less than a second
+    assert count(1, ms=2_000.0) == 1
+    assert count(1, ms=2_000.0) == 0  # at most one in so many calls
+    count(FIRST_BLOCK)
+    assert count(1, others=1) == 1
+    count(FIRST_BLOCK, others=1)
+    assert count(FIRST_BLOCK, others=1) == 0
+    note_interlude()
+    assert count(1, others=1) == 1
+
+
+def test_what_needs_more_memory_than_there_is_ends_audits(device, monkeypatch):
+    _, step = train(Training, device, 8, captured=True, audit_every=4)
+
+    def finds_no_memory(*args, **how):
+        raise proof.NotProved("no memory for a copy")
+
+    monkeypatch.setattr("gapless.graphs.trial.prove", finds_no_memory)
+    expected, _ = train(Training, device, 30, captured=False)
+    found, step = train(Training, device, 30, captured=True, audit_every=4)
+    assert found == expected
+    assert step.report.audits.num == 0
+    assert step.report.note == "no further audits: no memory for a copy"
+    assert step.report.num_replays > 20
