@@ -12,7 +12,7 @@ import torch
 
 import gapless
 from gapless import graphs
-from gapless.graphs.read_guards import Change
+from gapless.graphs.read_check import Change
 from gapless.graphs.step_guards import StepGuards
 from gapless.graphs.update_changes import UpdateChange
 from gapless.graphs.weight_guards import GradientsInPlace, WeightsInPlace

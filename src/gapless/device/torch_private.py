@@ -280,6 +280,32 @@ def tensor_guards(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None
     return check
 
 
+dict_version: Callable[[dict[Any, Any]], int] | None = _look_up(
+    "torch._C._dynamo.guards.dict_version",
+    why="A dictionary that has its version was not written to: torch's compiler looks at that alone.",
+    missing="All that is read from a dictionary is compared.",
+)
+
+_note(
+    "torch.nn.modules.module._global_forward_hooks",
+    "torch.nn.modules.module._global_forward_pre_hooks",
+    "torch.nn.modules.module._global_backward_hooks",
+    "torch.nn.modules.module._global_backward_pre_hooks",
+    why="Torch calls these hooks for every module, and there is no public way to see them.",
+    missing="A hook for all modules that is registered after a capture is not noticed.",
+)
+
+
+def hooks_of_all_modules() -> dict[str, dict[int, Any]]:
+    """Return the tables of hooks that torch calls for every module, by name."""
+    entries = vars(torch.nn.modules.module).items()
+    return {
+        name: table
+        for name, table in entries
+        if name.startswith("_global_") and isinstance(table, dict)
+    }
+
+
 # --- modes of torch ---
 
 _MODES = "to know which modes are around"

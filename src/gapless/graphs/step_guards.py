@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from gapless.graphs.guards import Guard
     from gapless.graphs.kept_tensors import KeptTensors
-    from gapless.graphs.read_guards import Change, ReadGuards
+    from gapless.graphs.read_check import Change
+    from gapless.graphs.read_guards import ReadGuards
     from gapless.graphs.update_outside import CapturedUpdates
 
 
