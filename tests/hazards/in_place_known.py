@@ -21,9 +21,6 @@ _SWAPS = (
 )
 _KNOWN = {
     "autocast_with_a_late_second_call": _CASTS,
-    "create_graph_at_times": "the first backward pass with create_graph=True after a capture runs "
-    "again apart from the rest, so that gradients are summed in another order",
-    "hessian_vector_product_late": "as create_graph_at_times",
     "weight_moves_between_two_backward_passes": _RAISES,
     "weight_moves_before_another_backward": _RAISES,
     "eval_between_two_backward_passes": _RAISES,

@@ -169,10 +169,10 @@ class UserCode:
             frame = frame.f_back
         return Place(None, 0, tuple(through), inner)
 
-    def owns(self, path: str) -> bool:
-        """Return whether a file is the user's own, by its path alone."""
+    def owns(self, path: str, variables: dict[str, object] | None = None) -> bool:
+        """Return whether a file is the user's own, by its path and the globals of its code, if given."""
         known = self._is_own.get(path)
-        return self._belongs_to_user(path, {}) if known is None else known
+        return self._belongs_to_user(path, variables or {}) if known is None else known
 
     def files(self) -> list[Path]:
         """Return the Python files of all modules that are the user's own, that of `__main__` first."""

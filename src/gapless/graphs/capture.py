@@ -467,7 +467,8 @@ def capture(
       would share casts of weights;
     - a second forward pass before the backward pass of the first, and calls as long as a loss is
       held that gets no backward pass;
-    - calls whose gradients are differentiated (`create_graph=True`), and second backward passes
+    - calls whose gradients are differentiated (`create_graph=True`): all calls with gradients, if the
+      code on the stack, or functions that it leads to, may ask for that; and second backward passes
       (`retain_graph=True`). If the forward pass was a replay, it runs again from its arguments;
     - modules with hooks on their parts or weights, with checkpoints or compiled code, and those
       that return their arguments or use tensors with gradients that are no arguments.

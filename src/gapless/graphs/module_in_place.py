@@ -22,9 +22,15 @@ from gapless.device.autocast_blocks import block_of_autocast
 from gapless.graphs.across_ranks import refusal_of_module
 from gapless.graphs.captor import ATTRIBUTE, left_out
 from gapless.graphs.capture_report import CaptureReport
+from gapless.graphs.create_graph import CreateGraphSearch
 from gapless.graphs.gradient_paths import number_of_next_node
 from gapless.graphs.module_graph import Runs
-from gapless.graphs.module_refusals import COMPILED_AROUND, COPIED, SCRIPTED
+from gapless.graphs.module_refusals import (
+    COMPILED_AROUND,
+    COPIED,
+    SCRIPTED,
+    may_differentiate,
+)
 from gapless.graphs.module_trial import ModuleTrial
 from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.refusal import (
@@ -60,6 +66,8 @@ _FORWARD, _STATE = "forward", "__getstate__"
 # one block shares the casts of the first.
 _NUM_IN_AUTOCAST = 6
 
+
+_SEARCH = CreateGraphSearch()
 
 # Torch's own code that calls `forward` of the module that it is in.
 _CALLERS = {
@@ -115,6 +123,8 @@ class ModuleInPlace:
         self._block: object = None
         self._num_in_autocast = 0
         self._shares_casts = False
+        # A place in the user's code that may differentiate gradients, "" if there is none.
+        self._differentiates = ""
         refusal = SCRIPTED if _is_scripted(module) else refusal_of_module(module)
         self._is_never_captured = settings.forbid(self.report) or settings.forbid_for(
             self.report, refusal, type(module).__name__
@@ -242,6 +252,10 @@ class ModuleInPlace:
                 return out
         tree = self._trees.of(args, kwargs)
         if torch.is_grad_enabled():
+            if self._may_be_differentiated():
+                out = self._as_written_within(args, kwargs)
+                self.settings.tell(self.report, type(self.target).__name__)
+                return out
             step = self._step_for(kind, tuple([leaf.requires_grad for leaf in tree.leaves]))
             if not self._runs.is_free():
                 self.report.refuse(_SECOND_FORWARD)
@@ -270,6 +284,22 @@ class ModuleInPlace:
             self.settings.tell(self.report, type(self.target).__name__)
             return True
         return self._is_watched_in_autocast()
+
+    def _may_be_differentiated(self) -> bool:
+        """Return whether the user's code may differentiate gradients, of which no graph has a derivative.
+
+        Behind a replay they are summed in another order, so that this is asked before there is one.
+        """
+        if any(step.has_graphs for step in self._trained.values()):
+            return False
+        site = _SEARCH.site(sys._getframe(1))
+        if site != self._differentiates:
+            self.report.withdraw(may_differentiate(self._differentiates))
+            self._differentiates = site
+        if site:
+            self.report.num_eager += 1
+            self.report.refuse(may_differentiate(site))
+        return bool(site)
 
     def _step_without_gradients(self, kind: Hashable) -> CapturedStep:
         step = self._evaluated.get(kind)

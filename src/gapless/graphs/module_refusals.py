@@ -37,6 +37,23 @@ def hook_refused(text: str) -> Refusal:
     )
 
 
+def may_differentiate(site: str) -> Refusal:
+    """Refuse a module whose gradients the user's code may differentiate.
+
+    Args:
+        site: file and line where it asks for such gradients.
+    """
+    return Refusal(
+        "create_graph",
+        f"{site} may run a backward pass with create_graph=True, whose gradients behind a replay would be "
+        "added up in another order than as written: calls with gradients run as written; capture the whole "
+        "step",
+        site=site,
+        name="create_graph",
+        is_of_call=True,
+    )
+
+
 def keeps_unknown(name: str, site: str) -> Refusal:
     """Refuse a module that keeps something from call to call.
 
