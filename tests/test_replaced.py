@@ -26,6 +26,7 @@ from gapless.doctor.trace.profiler import TimesPass
 from gapless.doctor.watching.step_hooks import StepHooks
 from gapless.doctor.watching.step_source import StepSource
 from gapless.doctor.watching.torch_import import TorchImport
+from gapless.graphs.interludes import note_interludes_for
 from gapless.nmt.run.rank_warnings import RankWarnings
 from gapless.nmt.run_folder.disk_space import DiskTroubles
 from gapless.nmt.run_folder.logs import RunLogs
@@ -136,6 +137,7 @@ def test_the_table_names_each_file_that_replaces_something():
 
 HOLDERS = [
     *(torch, torch._C, torch.autograd, torch.cuda, warnings, sys, threading),
+    *(torch.nn.Module, torch.optim.Optimizer),
     *(torch.Tensor, torch.cuda.Event, torch.cuda.Stream, dist.ProcessGroup, dist.Work),
     *(dataloader._BaseDataLoaderIter, torch.autograd.profiler.profile),
     *(dataloader._SingleProcessDataLoaderIter, dataloader._MultiProcessingDataLoaderIter),
@@ -194,6 +196,19 @@ def holds_graphs():
     finally:
         del holder
         gc.collect()
+
+
+@contextmanager
+def audited():
+    class Audited:
+        pass
+
+    one = Audited()
+    note_interludes_for(one)
+    try:
+        yield
+    finally:
+        del one
 
 
 @contextmanager
@@ -258,6 +273,13 @@ CASES = {
     "autocast_blocks": (kept_block, {"torch.clear_autocast_cache"}),
     "autocast_blocks, at the end": (waits_for_the_end, {"torch.clear_autocast_cache"}),
     "user_process_group": (holds_graphs, {"ProcessGroup.shutdown"}),
+    "interludes": (
+        audited,
+        {
+            *("Module.train", "Module.state_dict", "Module.load_state_dict"),
+            *("Optimizer.state_dict", "Optimizer.load_state_dict"),
+        },
+    ),
     "sync_warnings": (hears_of_reads, {"warnings._showwarnmsg"}),
     "leaving": (lambda: errors_end_all(PULSE), {"sys.excepthook"}),
     "rank_warnings": (lambda: RankWarnings(TWO_RANKS, say=print), {"warnings.showwarning"}),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import inspect
 import math
+import pickle
 import warnings
 
 import pytest
@@ -10,8 +14,10 @@ import torch
 
 import gapless
 from gapless.graphs import audit, proof
-from gapless.graphs.audit import FIRST_BLOCK, LONGEST_BLOCK, Audits, note_interlude
+from gapless.graphs.audit import FIRST_BLOCK, LONGEST_BLOCK, Audits
 from gapless.graphs.capture_report import CaptureReport
+from gapless.graphs.interludes import note_interlude
+from gapless.loop.train_loop import TrainLoop
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import Training, read_back
 
@@ -24,8 +30,9 @@ def device(request):
 
 @pytest.fixture
 def schedule(monkeypatch):
-    """Audit as users do who say nothing."""
+    """Audit as users do who say nothing, at the same places in each run."""
     monkeypatch.setattr(audit, "DEFAULT_EVERY", None)
+    monkeypatch.setattr(audit._Process, "num_objects", 0)
 
 
 class Patched(Training):
@@ -135,13 +142,127 @@ def test_a_second_difference_refuses_the_call(device, monkeypatch):
     assert step.report.num_replays == 0
 
 
-def test_an_interlude_brings_an_audit(device, schedule):
-    _, step = train(Training, device, 12, captured=True)
+def flip(training):
+    training.model.eval()
+    training.model.train()
+
+
+def save_and_load(training):
+    training.model.load_state_dict(training.model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("happens", "is_one"),
+    [
+        (lambda _: note_interlude(), True),
+        (flip, True),
+        (lambda training: training.model.state_dict(), True),
+        (lambda training: training.optimizer.state_dict(), True),
+        (save_and_load, True),
+        (lambda training: training.model.train(), False),  # the mode that it is in
+        (lambda _: None, False),
+    ],
+)
+def test_an_interlude_brings_an_audit(device, schedule, happens, is_one):
+    """What is changed and changed back between two calls is compared, though no guard sees it."""
+    training = Training(device)
+    step = gapless.capture(training.step, device=device)
+    loader = iter(gapless.prefetch(training.data, device))
+    for _, batch in zip(range(11), loader, strict=False):
+        read_back(device, step(batch))
     before = step.report.audits.num
-    note_interlude()
-    batch = next(iter(gapless.prefetch(Training(device).data[:1], device)))
-    step(batch)
-    assert step.report.audits.num == before + 1
+    happens(training)
+    step(next(loader))
+
+    assert step.report.num_graphs == 1
+    assert step.report.audits.num == before + is_one
+
+
+def test_what_comes_before_each_call_is_no_interlude(device, schedule):
+    """Such as an average of weights that a loop makes from a state dict."""
+    training = Training(device)
+    step = gapless.capture(training.step, device=device)
+    for batch in gapless.prefetch(training.data * 10, device):
+        training.model.state_dict()
+        read_back(device, step(batch))
+
+    # In 32 replays, and 64 or their part.
+    assert 1 <= step.report.audits.num <= 3
+
+
+class ModesInside(Training):
+    """Sets the mode of its model, and reads a state dict, itself."""
+
+    def step(self, batch):
+        self.model.eval()
+        self.model.train()
+        loss = super().step(batch)
+        return loss + self.model.state_dict()["0.weight"].sum()
+
+
+def test_modes_and_states_within_a_step_are_a_part_of_it(device, schedule):
+    """They are captured as ever, and no interlude."""
+    expected, _ = train(ModesInside, device, 80, captured=False)
+    found, step = train(ModesInside, device, 80, captured=True)
+
+    assert found == expected
+    assert (step.report.num_graphs, step.report.refusals) == (1, [])
+    assert 1 <= step.report.audits.num == step.report.audits.num_equal <= 2
+
+
+def test_an_epoch_of_the_loop_is_an_interlude(device, schedule):
+    """Each brings an audit, but no more than one in so many calls."""
+    training = Training(device)
+    with TrainLoop(plan="captured", device=device) as loop:
+        for _ in range(3):
+            loop.run_epoch(training.data[:8], training.step)
+
+    assert loop.capture_report.audits.num == 1
+
+
+def test_patched_methods_are_what_they_were(device, schedule):
+    """Torch compiles calls of them, subclasses have them, and errors show none of ours."""
+
+    class Own(torch.nn.Linear):
+        num_calls = 0
+
+        def train(self, mode=True):
+            self.num_calls += 1
+            return super().train(mode)
+
+    gc.collect()  # steps of other tests
+    train_before = torch.nn.Module.train
+    step = gapless.capture(Training(device).step, device=device)
+    assert torch.nn.Module.train is not train_before
+    for kind, name in [
+        *((torch.nn.Module, name) for name in ("train", "state_dict", "load_state_dict")),
+        *((torch.optim.Optimizer, name) for name in ("state_dict", "load_state_dict")),
+    ]:
+        now = getattr(kind, name)
+        before = now.__wrapped__
+        assert inspect.signature(now) == inspect.signature(before)
+        assert (now.__qualname__, now.__doc__) == (before.__qualname__, before.__doc__)
+        assert pickle.loads(pickle.dumps(now)) is now
+    model = torch.nn.Sequential(Own(2, 2), torch.nn.Dropout(0.5))
+
+    def modes(x):
+        model.train()
+        y = model(x)
+        model.eval()
+        return y + model(x) + model.state_dict()["0.weight"]
+
+    compiled = torch.compile(modes, fullgraph=True, backend="eager")
+    assert compiled(torch.ones(2, 2)).shape == (2, 2)
+    num_calls = model[0].num_calls
+    assert model.train() is model
+    assert model[0].num_calls == num_calls + 1
+    assert copy.deepcopy(model).eval().training is False
+    with pytest.raises(RuntimeError, match="Missing key") as failed:
+        model.load_state_dict({})
+    assert not [one for one in failed.traceback if one.path.name == "interludes.py"]
+    del step
+    gc.collect()
+    assert torch.nn.Module.train is train_before
 
 
 # --- when ---

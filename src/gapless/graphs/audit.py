@@ -10,7 +10,8 @@ of them, and each good audit doubles the next, up to `LONGEST_BLOCK`: a differen
 within two blocks. It is audited as well at its first replay after an interlude, of which at most one in
 `FIRST_BLOCK` calls of an object counts:
 
-- an epoch begins, a module changes its mode, a state is saved or loaded (`note_interlude`);
+- an epoch begins, a module changes its mode, a state is saved or loaded (`gapless.graphs.interludes`),
+  more often than before the last call;
 - another graph of the same calls was replayed, such as that of evaluation;
 - more or fewer calls of other captured objects came between than before the last call;
 - the host was away for longer than `_LONG_GAP_MS`, and `_LONG_GAP` times as long as usual.
@@ -22,6 +23,8 @@ import weakref
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
+
+from gapless.graphs.interludes import Interludes, note_interludes_for
 
 
 if TYPE_CHECKING:
@@ -50,22 +53,12 @@ class _Process:
     """What happens in the process between two calls.
 
     Attributes:
-        num_interludes: that somebody has noted.
         num_calls: of all captured objects.
         num_objects: that were ever audited.
     """
 
-    num_interludes = 0
     num_calls = 0
     num_objects = 0
-
-
-def note_interlude() -> None:
-    """Let each graph be audited at its next replay: something ends that replays may depend on.
-
-    Sync: Does not block the host.
-    """
-    _Process.num_interludes += 1
 
 
 @dataclass(slots=True)
@@ -112,9 +105,12 @@ class Audits:
         self._last_ms = self._usual_ms = 0.0
         self._num_own_calls = self._num_calls_of_others = 0
         self._num_others_between = 0
-        self._noted = _Process.num_interludes
+        self._noted = Interludes.num
+        self._num_noted_between = 0
         self._num_interludes = 0
         self._may_count_from = 0
+        if self._every is None:
+            note_interludes_for(self)
 
     def turn_of(self, graph: CallGraph) -> AuditTurn:
         """Return whose turn a replay of a graph is; it is made at the first one."""
@@ -137,13 +133,14 @@ class Audits:
         _Process.num_calls += 1
         others = _Process.num_calls - self._num_own_calls
         between, self._num_calls_of_others = others - self._num_calls_of_others, others
+        noted, self._noted = Interludes.num - self._noted, Interludes.num
         if self._num_own_calls > 2 and (
             between != self._num_others_between
-            or self._noted != _Process.num_interludes
+            or noted > self._num_noted_between
             or (gap_ms > _LONG_GAP_MS and gap_ms > _LONG_GAP * self._usual_ms)
         ):
             self.begin_interlude()
-        self._num_others_between, self._noted = between, _Process.num_interludes
+        self._num_others_between, self._num_noted_between = between, noted
         # The first gap is no time between two calls.
         if self._num_own_calls <= 2:
             self._usual_ms = gap_ms

@@ -37,6 +37,7 @@ from gapless.graphs.gradient_graph import is_used_up, used_up
 from gapless.graphs.graph_cache import GraphCache
 from gapless.graphs.graph_limits import GraphLimits
 from gapless.graphs.host_watch import HostWatch
+from gapless.graphs.interludes import note_interlude
 from gapless.graphs.known_optimizers import KnownOptimizers
 from gapless.graphs.observation import Observer
 from gapless.graphs.passing_kinds import PassingKinds
@@ -378,13 +379,14 @@ class CapturedStep:
         self._refused = {number: True for number, is_final in self._refused.items() if is_final}
 
     def begin_epoch(self) -> None:
-        """Let ranks ask each other again about kinds that one of them cannot replay any more.
+        """Let graphs be audited, and ranks ask each other again about what one of them cannot replay.
 
         A rank loses a graph to a change, such as that of a setting of torch. It runs the step as
         written then, beside the graphs of the others: a rank that asks alone waits for ever.
 
         Sync: With several ranks, blocks the host until all are here ("agreement").
         """
+        note_interlude()
         if self._of_ranks is None or not self._agreed:  # as on all ranks
             return
         places = self._of_ranks.any_of(self._to_be_asked_again())
