@@ -63,8 +63,8 @@ class AuditCounts:
     def __str__(self) -> str:
         """Return one line."""
         return (
-            f"audited {self.num_equal} of {_count(self.num, 'time')} with equal bits, at least once in "
-            f"{_count(2 * self.block, 'replay')} of a graph (seed {self.seed})"
+            f"{_count(self.num, 'audit')}, {self.num_equal} equal, 1 in {self.block:,} calls of a graph "
+            f"(seed {self.seed})"
         )
 
 
@@ -221,7 +221,7 @@ class CaptureReport:
             parts.append(self.note)
         lines = ["; ".join(parts)]
         lines += [f"also: {text}" for text in texts[1:]]
-        lines += [f"different: {text}" for text in self.audits.differences]
+        lines += self.audits.differences
         lines += self.updates_as_written
         lines += [f"changed: {text}" for text in self.changes]
         lines += [

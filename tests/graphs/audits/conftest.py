@@ -1,0 +1,13 @@
+"""Audits come here as they come to users who say nothing of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gapless.graphs import audit
+
+
+@pytest.fixture(autouse=True)
+def seldom_audits(monkeypatch):
+    """Audit by the schedule."""
+    monkeypatch.setattr(audit, "DEFAULT_EVERY", None)
