@@ -63,6 +63,9 @@ class _NoReplay:
     def replay(self) -> None:
         """Do nothing."""
 
+    def replay_segment(self, number: int) -> None:
+        """Do nothing."""
+
 
 class LaunchesNothing(CpuDevice):
     """A CPU that passes for an accelerator, and whose graphs do nothing."""
@@ -74,10 +77,15 @@ class LaunchesNothing(CpuDevice):
         return tensor.device != self.torch_device
 
     def capture(
-        self, work: Callable[[Any], object], *, like: Any = None, generators: Any = ()
+        self,
+        work: Callable[[Any], object],
+        *,
+        like: Any = None,
+        generators: Any = (),
+        keeps_casts: bool = False,
     ) -> Any:
         """Run the work once, for what it returns."""
-        del like, generators
+        del like, generators, keeps_casts
         work(call)
         return _NoReplay()
 

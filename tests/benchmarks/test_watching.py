@@ -1,0 +1,33 @@
+"""The benchmark of watched calls: without a GPU, it counts CPU seconds of tiny models."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks.watching import LENGTHS, lines_of, main
+
+
+def test_a_model_is_watched_and_captured_for_each_kind(tmp_path, capsys):
+    """Each kind ends with a replay, and has a line."""
+    file = tmp_path / "found.json"
+
+    assert main(["--only", "lstm", "--form", "step", "--device", "cpu", "--json", str(file)]) == 0
+
+    found = json.loads(file.read_text(encoding="utf-8"))["lstm, step"]
+    assert [kind["replays"] for kind in found["kinds"]] == [True] * len(LENGTHS)
+    assert len(found["plain"]) == len(LENGTHS)
+    assert len(capsys.readouterr().out.splitlines()) == len(LENGTHS)
+
+
+def test_an_error_of_a_process_is_one_line():
+    """Other models are measured all the same."""
+    assert lines_of("bert-small", "step", {"error": "ModuleNotFoundError: transformers"}) == [
+        "bert-small   step    ModuleNotFoundError: transformers"
+    ]
+
+
+def test_an_unknown_model_is_told_in_one_line(capsys):
+    """Nothing is run; exit code 2."""
+    assert main(["--only", "lion"]) == 2
+
+    assert capsys.readouterr().err.startswith("unknown 'lion'; there are encoder-18, ")
