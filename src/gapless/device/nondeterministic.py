@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+def may_be_nondeterministic(func: Any) -> bool:
+    """Return whether an operator gives other bits each time for some arguments."""
+    return _known(func)[1] is not None
+
+
 def nondeterministic_name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """Return the name of an operator that may give other bits each time, None for all others."""
     name, holds, places = _known(func)

@@ -108,6 +108,23 @@ class BatchRead:
         return repr(self._origin) == repr(other._origin)
 
 
+class Operands:
+    """The tensors that an operator was given.
+
+    Attributes:
+        tensors: all of its arguments, in order.
+        storages: addresses of the storages of plain ones.
+        written: of those that it may write to.
+    """
+
+    __slots__ = ("storages", "tensors", "written")
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.storages: list[int] = []
+        self.written: list[int] = []
+
+
 class ReadWatch:
     """Find how the values that a run reads on the host are computed from its batch.
 
@@ -144,7 +161,7 @@ class ReadWatch:
         kwargs: dict[str, Any],
         result: Any,
         *,
-        written: Sequence[torch.Tensor],
+        given: Operands,
         is_pure: bool,
     ) -> None:
         """Take note of an operation; to be told of all, in order.
@@ -154,25 +171,32 @@ class ReadWatch:
             args: its arguments by position.
             kwargs: its arguments by name.
             result: what it returned.
-            written: tensors that it may have written to.
+            given: the tensors among its arguments, and those that it may have written to.
             is_pure: whether it is one of torch's own, writes nothing and draws nothing.
         """
-        given = list(_tensors_in((args, kwargs)))
-        origin = self._origin_of(func, args, kwargs) if is_pure else None
-        if read_by(func, given, result, is_on_host=self._needs_copy) is not None:
-            self._note_read(origin, result)
-            return
-        for tensor in written:
-            self._forget(tensor)
-        before = {_storage_of(one) for one in given if _has_memory(one)}
-        for number, part in enumerate(result if isinstance(result, tuple | list) else [result]):
+        origins = self._origins
+        origin = None
+        # Called some thousand times a run; nearly all operations are on other memory.
+        if is_pure and all(map(origins.__contains__, given.storages)):
+            origin = self._origin_of(func, args, kwargs, given.tensors)
+        is_tensor = isinstance(result, torch.Tensor)
+        # What returns a tensor of the device has read none.
+        if not is_tensor or self._needs_copy(result):
+            read = read_by(func, given.tensors, result, is_on_host=self._needs_copy)
+            if read is not None:
+                self._note_read(origin, result)
+                return
+        for storage in given.written:
+            origins.pop(storage, None)
+        parts = result if isinstance(result, tuple | list) else (result,)
+        for number, part in enumerate(parts):
             if not isinstance(part, torch.Tensor) or not _has_memory(part):
                 continue
-            if _storage_of(part) not in before:
-                self._forget(part)
+            storage = _storage_of(part)
+            if storage not in given.storages:
+                origins.pop(storage, None)
             if origin is not None:
-                is_all = part is result
-                self._put(part, origin if is_all else replace(origin, part=number))
+                self._put(part, origin if is_tensor else replace(origin, part=number))
 
     def unguarded(self, sites: Sequence[str]) -> list[str]:
         """Return the reads whose values are not known from a batch.
@@ -193,8 +217,14 @@ class ReadWatch:
         else:
             self.found.append(BatchRead(call_site(), _plain(result), origin))
 
-    def _origin_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Made | None:
-        origins = [self._find(tensor) for tensor in _tensors_in((args, kwargs))]
+    def _origin_of(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: list[torch.Tensor],
+    ) -> _Made | None:
+        origins = list(map(self._find, given))
         many = 1 + sum(one.num_operations for one in origins if isinstance(one, _Made))
         if None in origins or many > _MAX_OPERATIONS:
             return None
@@ -219,10 +249,6 @@ class ReadWatch:
         if _has_memory(tensor):
             known = self._origins.setdefault(_storage_of(tensor), {})
             known.setdefault(_place_of(tensor), origin)
-
-    def _forget(self, tensor: torch.Tensor) -> None:
-        if _has_memory(tensor):
-            self._origins.pop(_storage_of(tensor), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,16 +361,6 @@ def _plain(found: Any) -> Hashable:
     if isinstance(found, torch.Tensor):
         return found.dtype, repr(found.tolist())
     return type(found), repr(found)
-
-
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from _tensors_in(tuple(value.values()))
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _tensors_in(part)
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

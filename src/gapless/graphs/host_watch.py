@@ -230,6 +230,14 @@ class HostWatch:
             reach = self._reach(least_runs=1, skip=skip)
         self._sum_up(run, before, reach, profile, states.changed(), kind)
 
+    def may_wait(self, profiler: Any) -> bool:
+        """Return whether a profiler is that of a watch, which may wait while own code runs."""
+        if not isinstance(getattr(profiler, "__self__", None), _Profile):
+            return False
+        # From Python 3.12 on, to let the only one of all threads wait changes all code that runs.
+        is_not_alone = self._device is not None and has_kernels_of_its_own(self._device)
+        return is_not_alone or sys.version_info < (3, 12)
+
     def guards(self, *, carried: Collection[KeptPath] = ()) -> ReadGuards:
         """Return guards for everything that the watched runs read, with the values of now.
 
@@ -644,6 +652,21 @@ def _yields(at: dis.Instruction) -> bool:
     return at.opname == "YIELD_VALUE"
 
 
+# What functions made in C do counts where these call them, perhaps for the user.
+_WITH_EFFECTS = (CodeKind.USER, CodeKind.LIBRARY, CodeKind.SILENT)
+
+_ALL_EVENTS = frozenset(["call", "return", "c_call"])
+
+
+def _told_of(kind: CodeKind) -> frozenset[str]:
+    """Return the events that say something about code of a kind."""
+    if kind is CodeKind.USER:
+        return _ALL_EVENTS
+    if kind in _WITH_EFFECTS:
+        return frozenset(["c_call"])
+    return frozenset() if kind in (CodeKind.TORCH, CodeKind.OWN) else frozenset(["call"])
+
+
 # Decorators and functions that stand in for the one that is called.
 _MOST_FRAMES_BETWEEN = 6
 
@@ -714,6 +737,8 @@ class _Profile:
         self._number = number
         self._batch = batch
         self._kinds: dict[int, tuple[CodeType, CodeKind]] = {}
+        # Of code by id, what has to be told of its frames; nothing of most of torch's.
+        self._told: dict[int, frozenset[str]] = {}
         self.is_complete = True
         self.runs_compiled = False
         self.effects: dict[tuple[str, str], None] = {}
@@ -765,6 +790,10 @@ class _Profile:
 
     def note(self, frame: FrameType, event: str, arg: Any) -> None:
         """Take what Python tells a profile function."""
+        told = self._told.get(id(frame.f_code))
+        # Called some hundred thousand times a run: it calls nothing where there is nothing to be noted.
+        if told is not None and event not in told and self._other is None:
+            return
         if not self.runs_compiled or _set_eval_frame is None:
             self._note_event(frame, event, arg)
             return
@@ -778,11 +807,13 @@ class _Profile:
     def _note_event(self, frame: FrameType, event: str, arg: Any) -> None:
         if self._other is not None:
             self._other(frame, event, arg)
+        kind = self._kind(frame)
         if event == "c_call":
-            self._note_c_call(frame, arg)
+            if kind in _WITH_EFFECTS:
+                self._note_c_call(frame, arg)
         elif event == "call":
-            self._note_call(frame, self._kind(frame))
-        elif event == "return" and self._kind(frame) is CodeKind.USER:
+            self._note_call(frame, kind)
+        elif event == "return" and kind is CodeKind.USER:
             if not self._is_at(frame, _yields):
                 # Before its end, a generator has no more than it will have had.
                 self._note_locals(frame)
@@ -794,6 +825,7 @@ class _Profile:
         if known is None:
             kind = kind_when_called(code, frame.f_globals)
             known = self._kinds[id(code)] = (code, kind)
+            self._told[id(code)] = _told_of(kind)
         return known[1]
 
     def _note_call(self, frame: FrameType, kind: CodeKind) -> None:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from sys import getprofile, setprofile
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-from gapless.device.nondeterministic import nondeterministic_name
+from gapless.device.nondeterministic import may_be_nondeterministic, nondeterministic_name
 from gapless.device.user_line import call_site
+from gapless.graphs.batch_reads import Operands
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from gapless.device.base import Device
     from gapless.graphs.batch_reads import ReadWatch
@@ -50,6 +52,11 @@ _BYTE = torch.uint8
 # The most common ones, which are no wrappers.
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 
+# Arguments of operators in which there is no tensor.
+_NO_TENSORS = frozenset(
+    (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.Size)
+)
+
 
 class TouchWatch(TorchDispatchMode):
     """See which tensors of a device the body reads and writes, in backward passes too.
@@ -64,6 +71,8 @@ class TouchWatch(TorchDispatchMode):
     Args:
         device: whose tensors are looked for.
         reads: is told of all operations; None: nobody is.
+        may_wait: says whether a profiler of Python need not see what is done here: it would be told of each
+            call; None: it sees it.
 
     Attributes:
         host_draws: file:line of every random tensor that was made on the host.
@@ -76,8 +85,16 @@ class TouchWatch(TorchDispatchMode):
         """Let compiled code run as it does without this mode."""
         return True
 
-    def __init__(self, device: Device, *, reads: ReadWatch | None = None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        *,
+        reads: ReadWatch | None = None,
+        may_wait: Callable[[Any], bool] | None = None,
+    ) -> None:
         super().__init__()
+        self._may_wait = may_wait
+        self._profiler: Any = None
         self._reads = reads
         self._generators: dict[int, torch.Generator] = {}
         self.host_draws: list[str] = []
@@ -85,6 +102,13 @@ class TouchWatch(TorchDispatchMode):
         self._seen: dict[int, _Memory] = {}
         self._made: set[int] = set()
         self._nondeterministic: dict[str, None] = {}
+
+    def __enter__(self) -> Self:
+        profiler = getprofile()
+        if self._may_wait is not None and self._may_wait(profiler):
+            self._profiler = profiler
+        super().__enter__()
+        return self
 
     @property
     def read(self) -> list[torch.Tensor]:
@@ -124,40 +148,65 @@ class TouchWatch(TorchDispatchMode):
         return [tensor for tensor in found if not self._device.needs_copy(tensor)]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        known = _knowledge_of(func)
+        profiler = self._profiler
+        # In other threads there is another one, or none.
+        if profiler is None or getprofile() != profiler:
+            return self._see(func, args, kwargs or {})
+        setprofile(None)
+        try:
+            return self._see(func, args, kwargs or {}, profiler)
+        finally:
+            setprofile(profiler)
+
+    def _see(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], profiler: Any = None
+    ) -> Any:
         if torch.is_inference_mode_enabled() and _is_made_of_others(func):
             with self:
-                return func.decompose(*args, **kwargs)
-        written = self._note_arguments(known, args, kwargs)
-        if self._device.is_accelerator:
+                return _run(func.decompose, args, kwargs, profiler)
+        # Called some thousand times a run: what is known of an operator is looked up by its id.
+        known = (_KNOWN.get(id(func)) or _known_anew(func))[1]
+        given = self._note_arguments(known, args, kwargs)
+        if known.may_be_nondeterministic and self._device.is_accelerator:
             name = nondeterministic_name(func, args, kwargs)
             if name is not None:
                 self._nondeterministic[name] = None
-        result = func(*args, **kwargs)
-        self._note_draws(known, (*args, *kwargs.values()), result)
+        result = _run(func, args, kwargs, profiler)
+        if known.draws or known.is_random:
+            self._note_draws(known, (*args, *kwargs.values()), result)
+        self._note_result(result)
         if self._reads is not None:
-            is_pure = known.written == frozenset() and not known.is_random
-            self._reads.see(func, args, kwargs, result, written=written, is_pure=is_pure)
-        for tensor in _tensors_in(result):
-            for part in plain_parts(tensor):
-                key = part.untyped_storage()._cdata
-                if key not in self._seen:
-                    self._made.add(key)
+            self._reads.see(func, args, kwargs, result, given=given, is_pure=known.is_pure)
         return result
 
     def _note_arguments(
         self, known: _Knowledge, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[torch.Tensor]:
-        """Note the tensors that an operator is given; return those that it writes to."""
-        written: list[torch.Tensor] = []
-        for place, value in (*enumerate(args), *kwargs.items()):
-            is_written = known.written is None or place in known.written
-            for tensor in _tensors_in(value):
-                self._note(tensor, is_written=is_written, is_sure=place in known.surely_written)
-                if is_written:
-                    written.append(tensor)
-        return written
+    ) -> Operands:
+        """Note the tensors that an operator is given; return them."""
+        given = Operands()
+        writes = known.written
+        for place, value in (*enumerate(args), *kwargs.items()) if kwargs else enumerate(args):
+            kind = type(value)
+            if kind in _NO_TENSORS:
+                continue
+            is_written = writes is None or place in writes
+            is_sure = is_written and place in known.surely_written
+            for tensor in (value,) if kind in _PLAIN_TYPES else _tensors_in(value):
+                key = self._note(tensor, is_written=is_written, is_sure=is_sure)
+                given.tensors.append(tensor)
+                if key is not None:
+                    given.storages.append(key)
+                    if is_written:
+                        given.written.append(key)
+        return given
+
+    def _note_result(self, result: Any) -> None:
+        made, seen = self._made, self._seen
+        for tensor in (result,) if type(result) in _PLAIN_TYPES else _tensors_in(result):
+            for part in plain_parts(tensor):
+                key = part.untyped_storage()._cdata
+                if key not in seen:
+                    made.add(key)
 
     def _note_draws(self, known: _Knowledge, values: tuple[Any, ...], result: Any) -> None:
         if known.draws:
@@ -169,14 +218,31 @@ class TouchWatch(TorchDispatchMode):
         if made and all(map(self._device.needs_copy, made)):
             self.host_draws.append(call_site())
 
-    def _note(self, tensor: torch.Tensor, *, is_written: bool, is_sure: bool) -> None:
+    def _note(self, tensor: torch.Tensor, *, is_written: bool, is_sure: bool) -> int | None:
+        """Note that a tensor is used; return its storage's address if it is a plain one."""
+        found = None
         for part in plain_parts(tensor):
             storage = part.untyped_storage()
             key = storage._cdata
+            found = key if part is tensor else None
             if key in self._made:
                 continue
-            memory = self._seen.get(key) or self._seen.setdefault(key, _Memory(storage))
+            memory = self._seen.get(key)
+            if memory is None:
+                memory = self._seen[key] = _Memory(storage)
             memory.add(part, is_written=is_written, is_sure=is_sure)
+        return found if type(tensor) in _PLAIN_TYPES else None
+
+
+def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], profiler: Any) -> Any:
+    """Call an operator, with the profiler that waits meanwhile: code of the user's may run in it."""
+    if profiler is None:
+        return func(*args, **kwargs)
+    setprofile(profiler)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        setprofile(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +268,19 @@ class _Memory:
     read: dict[tuple[int, int], _Form] = field(default_factory=dict)
     written: dict[tuple[int, int], _Form] = field(default_factory=dict)
     surely_written: dict[tuple[int, int], _Form] = field(default_factory=dict)
+    known: set[tuple[Any, ...]] = field(default_factory=set)
 
     def add(self, tensor: torch.Tensor, *, is_written: bool, is_sure: bool) -> None:
+        size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+        # Most tensors are used again and again in the same way.
+        key = (tensor.dtype, size, stride, offset, is_written, is_sure)
+        if key in self.known:
+            return
+        self.known.add(key)
         span = span_of(tensor)
         if span[0] == span[1]:
             return
-        size, stride = tuple(tensor.size()), tuple(tensor.stride())
-        form = _Form(tensor.dtype, int(tensor.storage_offset()), size, stride)
+        form = _Form(tensor.dtype, int(offset), tuple(size), tuple(stride))
         (self.written if is_written else self.read).setdefault(span, form)
         if is_sure:
             self.surely_written.setdefault(span, form)
@@ -277,15 +349,26 @@ class _Knowledge:
         surely_written: those that it says itself that it writes.
         draws: it may be given a generator.
         is_random: it draws random numbers.
+        may_be_nondeterministic: it gives other bits each time for some arguments.
+        is_pure: it is one of torch's own, writes nothing and draws nothing.
     """
 
     written: frozenset[int | str] | None
     draws: bool
     is_random: bool = False
     surely_written: frozenset[int | str] = frozenset()
+    may_be_nondeterministic: bool = False
+    is_pure: bool = False
 
 
-@cache
+# By id of the operator, which is held: torch computes the hash of one in Python.
+_KNOWN: dict[int, tuple[Any, _Knowledge]] = {}
+
+
+def _known_anew(func: Any) -> tuple[Any, _Knowledge]:
+    return _KNOWN.setdefault(id(func), (func, _knowledge_of(func)))
+
+
 def _knowledge_of(func: Any) -> _Knowledge:
     if not isinstance(func, torch._ops.OpOverload):
         return _Knowledge(written=None, draws=True)
@@ -300,11 +383,15 @@ def _knowledge_of(func: Any) -> _Knowledge:
             written |= {place, argument.name}
             if not _is_unsure(schema.name, argument.name):
                 surely_written |= {place, argument.name}
+    is_trusted = schema.name.startswith(_TRUSTED)
+    is_random = torch.Tag.nondeterministic_seeded in func.tags
     return _Knowledge(
-        written=frozenset(written) if schema.name.startswith(_TRUSTED) else None,
+        written=frozenset(written) if is_trusted else None,
         surely_written=frozenset(surely_written),
         draws=draws,
-        is_random=torch.Tag.nondeterministic_seeded in func.tags,
+        is_random=is_random,
+        is_pure=is_trusted and not written and not is_random,
+        may_be_nondeterministic=may_be_nondeterministic(func),
     )
 
 

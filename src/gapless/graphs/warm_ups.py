@@ -163,7 +163,10 @@ class WarmUps:
             is_counted=lambda: not self._updates.is_updating,
         )
         sees_all = is_last and not self.use_compiled_code
-        touched = TouchWatch(self._device, reads=reads) if sees_all else None
+        touched = None
+        if sees_all:
+            may_wait = self._host_watch.may_wait
+            touched = TouchWatch(self._device, reads=reads, may_wait=may_wait)
         # Where no two batches are alike, to look would slow all runs that there are.
         looks = number in self._seen or len(self._seen) < _NUM_LOOKED_AT_ONCE
         self._seen.add(number)
