@@ -11,6 +11,7 @@ from __future__ import annotations
 import dis
 import string
 import sys
+import weakref
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -157,9 +158,21 @@ _MOST_CHAINS = 64
 _MOST_LINKS = 10
 
 
+# Of code that lives, by its id: to compare code objects takes longer than a look.
+_KNOWN: dict[int, tuple[weakref.ref[CodeType], CodeReads]] = {}
+
+
 def reads_of(code: CodeType) -> CodeReads:
-    """Return what a code object names; takes about a millisecond for 100 lines."""
-    return _Follower(code, _Scope()).run()
+    """Return what a code object names; takes about a millisecond for 100 lines, once.
+
+    Others have the same object: it is not to be changed.
+    """
+    known = _KNOWN.get(id(code))
+    if known is None or known[0]() is not code:
+        number = id(code)
+        dropped = weakref.ref(code, lambda _: _KNOWN.pop(number, None))
+        known = _KNOWN[number] = (dropped, _Follower(code, _Scope()).run())
+    return known[1]
 
 
 def compares_objects(code: CodeType) -> bool:
@@ -254,8 +267,8 @@ class _Follower:
             for at in instructions
             if isinstance(at.argval, int) and at.opname.startswith(("JUMP_BACKWARD", "POP_JUMP_B"))
         ]
-        # Twice: a loop reads what its body has stored.
-        for _ in range(2):
+        # Twice: a loop reads what its body has stored, a function inside what is stored after it.
+        for _ in range(2 if self._loops or self._code.co_cellvars else 1):
             self._stack, self._at = [], {}
             was_end = False
             for instruction in instructions:

@@ -94,6 +94,7 @@ if TYPE_CHECKING:
 _MOST_ITEMS = 10_000
 _DEPTH = 6
 _MOST_UNSEEN = 500
+_MOST_ROUNDS = 8
 
 # What a user may put into a module of a library, and has no other place.
 _VALUES = (bool, int, float, complex, str, bytes, torch.Tensor)
@@ -154,7 +155,13 @@ class Reach:
         self._is_blind = not self._executed
         # Whether the code that is followed is the user's.
         self._is_users = True
-        self._memo: dict[tuple[int, Chain], list[tuple[Any, str]]] = {}
+        # What chains stand for, by id of the code.
+        self._memo: dict[int, dict[Chain, list[tuple[Any, str]]]] = {}
+        # Ids of code of which more is known by now than when it was followed.
+        self._again: set[int] = set()
+        # What holds for all objects of a class, by its id.
+        self._proxies: dict[int, bool] = {}
+        self._parts: dict[int, list[tuple[Any, str]]] = {}
         # Attributes of attributes that functions made in C read of what they are given.
         self._getters: set[tuple[str | None, ...]] = set()
         # Functions made in C that were come to, by id.
@@ -169,7 +176,7 @@ class Reach:
         self._follow_all()
         # Variables of enclosing functions that these read are found with them alone.
         while self._note_methods():
-            self._queue_all()
+            self._queue = [each for key, each in self.codes.items() if key in self._again]
             self._follow_queue()
 
     # --- what is followed ---
@@ -190,17 +197,16 @@ class Reach:
 
     def _follow_queue(self) -> None:
         # Functions found on the way may bind cells of code that was followed before.
-        for _ in range(4):
-            before = self._size()
+        for _ in range(_MOST_ROUNDS):
+            num_getters = len(self._getters)
             while self._queue:
                 self._follow(self._queue.pop(0))
-            if before == self._size():
+            if len(self._getters) > num_getters:
+                self._again.update(self.codes)
+            if not self._again:
                 break
-            self._queue_all()
-
-    def _queue_all(self) -> None:
-        self._memo = {}
-        self._queue = list(self.codes.values())
+            self._queue = [each for key, each in self.codes.items() if key in self._again]
+        self._again = set()
 
     def _note_methods(self) -> bool:
         """Take note of methods that ran and that no code names, such as `__call__` and `__mul__`.
@@ -219,17 +225,14 @@ class Reach:
                     self._place("class", owner, key, name, site_of(code, None))
         return sum(map(len, self.functions.values())) > num_known
 
-    def _size(self) -> tuple[int, ...]:
-        parts = self.functions, self._given
-        sizes = len(self.places), len(self.codes), len(self._getters)
-        return (*sizes, *(sum(map(len, p.values())) for p in parts))
-
     def _add(self, executed: Executed) -> None:
         if id(executed.code) not in self.codes:
             self.codes[id(executed.code)] = executed
             self._queue.append(executed)
 
     def _follow(self, executed: Executed) -> None:
+        self._again.discard(id(executed.code))
+        self._memo.pop(id(executed.code), None)
         self._is_blind = id(executed.code) not in self._executed
         self._is_users = executed.kind is CodeKind.USER
         for chain, line in executed.reads.reads.items():
@@ -316,13 +319,12 @@ class Reach:
     # --- chains ---
 
     def _values(self, executed: Executed, chain: Chain, line: int | None) -> list[tuple[Any, str]]:
-        key = (id(executed.code), chain)
-        found = self._memo.get(key)
+        memo = self._memo.setdefault(id(executed.code), {})
+        found = memo.get(chain)
         if found is None:
-            self._memo[key] = []
+            memo[chain] = []
             site = site_of(executed.code, line)
-            found = list(self._new_values(executed, chain, line, site))
-            self._memo[key] = found
+            found = memo[chain] = list(self._new_values(executed, chain, line, site))
         return found
 
     def _new_values(
@@ -347,12 +349,22 @@ class Reach:
             elif kind == "any":
                 found = self._any_attribute(value, key or "", name, site)
             elif kind == "parts":
-                found = _parts_of(value, name)
+                found = self._parts_of(value, name)
                 self.listed.update(id(part) for part, _ in found if isinstance(part, nn.Module))
             else:
                 found = self._each(value, name, site)
             yield from found
         yield from self._led_to(executed, chain, site)
+
+    def _parts_of(self, value: Any, name: str) -> list[tuple[Any, str]]:
+        """Return a module's modules, parameters and buffers, with itself."""
+        if not isinstance(value, nn.Module):
+            return [(value, name)]
+        parts = self._parts.get(id(value))
+        if parts is None:
+            named = (value.named_modules(), value.named_parameters(), value.named_buffers())
+            parts = self._parts[id(value)] = [(part, key) for each in named for key, part in each]
+        return [(part, f"{name}.{key}" if key else name) for part, key in parts]
 
     def _led_to(self, executed: Executed, chain: Chain, site: str) -> Iterator[tuple[Any, str]]:
         """Return what objects led to that are gone."""
@@ -436,8 +448,16 @@ class Reach:
                 return found[1]
         return ""
 
+    def _is_proxy(self, value: object) -> bool:
+        """Return `names_another_class` of an object, which each of its class is or is not."""
+        kind = type(value)
+        found = self._proxies.get(id(kind))
+        if found is None:
+            found = self._proxies[id(kind)] = names_another_class(value)
+        return found
+
     def _attribute(self, value: Any, key: str, name: str, site: str) -> Iterable[tuple[Any, str]]:
-        if names_another_class(value):
+        if self._is_proxy(value):
             return self._instance_attribute(value, key, name, site)
         return self._attribute_by_kind(value, key, name, site)
 
@@ -693,7 +713,7 @@ class Reach:
 
     def _item(self, value: Any, key: Any, name: str, site: str) -> Iterable[tuple[Any, str]]:
         shown = f"{name}[{shown_key(key)}]"
-        if names_another_class(value):
+        if self._is_proxy(value):
             return [(value, name)]
         if value is sys.modules:
             return self._imported(key, None, site)
@@ -714,7 +734,7 @@ class Reach:
         return self._each(value, name, site)
 
     def _each(self, value: Any, name: str, site: str) -> Iterable[tuple[Any, str]]:
-        if names_another_class(value):
+        if self._is_proxy(value):
             return [(value, name)]
         return self._each_by_kind(value, name, site)
 
@@ -795,7 +815,7 @@ class Reach:
         """Take note of a value that the code comes to."""
         if id(value) in self._skip:
             return
-        if names_another_class(value):
+        if self._is_proxy(value):
             self.objects.setdefault(id(value), (value, name))
         else:
             self._arrive_by_kind(value, name, site, in_full=in_full)
@@ -1092,6 +1112,7 @@ class Reach:
             if any(each is function for each in known):
                 return
             known.append(function)
+            self._again.add(id(code))
             registry = vars(function).get("registry")
             if isinstance(registry, MappingProxyType):  # of `functools.singledispatch`
                 self._use_whole(registry, function.__name__, site_of(code, None))
@@ -1117,7 +1138,10 @@ class Reach:
             return
         code = function.__code__
         if code.co_argcount > 0:
-            self._given.setdefault((id(code), code.co_varnames[0]), {})[id(value)] = value
+            given = self._given.setdefault((id(code), code.co_varnames[0]), {})
+            if id(value) not in given:
+                given[id(value)] = value
+                self._again.add(id(code))
 
 
 # Functions of these are seen to run.
@@ -1145,14 +1169,6 @@ _NOT_READ_AS_A_WHOLE = (
     nn.Module,
     torch.optim.Optimizer,
 )
-
-
-def _parts_of(value: Any, name: str) -> list[tuple[Any, str]]:
-    """Return a module's modules, parameters and buffers, with itself."""
-    if not isinstance(value, nn.Module):
-        return [(value, name)]
-    parts = (*value.named_modules(), *value.named_parameters(), *value.named_buffers())
-    return [(part, f"{name}.{key}" if key else name) for key, part in parts]
 
 
 def _is_data_descriptor(attribute: Any) -> bool:
