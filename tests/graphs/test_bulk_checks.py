@@ -26,6 +26,11 @@ class Net(nn.Module):
         return self.parts(x) * self.scale + shifts[0]
 
 
+class Other(Net):
+    def forward(self, x):
+        return x
+
+
 class Count:
     """A dictionary's comparison, which counts how often it is made."""
 
@@ -157,6 +162,10 @@ def _another_class(model):
     model.parts[1].__class__ = nn.Sigmoid
 
 
+def _write_to_a_class(model):
+    Net.forward = Other.forward
+
+
 def _write_a_global(model):
     global ALPHA
     ALPHA = 0.25
@@ -171,6 +180,7 @@ CHANGES = [
     (_train_less, "model.parts.2.bias.requires_grad changed from True to False"),
     (_another_memory, "model.parts.2.bias changed from its memory to other memory"),
     (_another_class, "the class of model.parts.1 changed from ReLU to Sigmoid"),
+    (_write_to_a_class, "model.forward changed from forward to another function"),
     (_write_a_global, "ALPHA changed from 0.5 to 0.25"),
 ]
 
@@ -180,6 +190,7 @@ CHANGES = [
 def test_each_change_is_seen_and_named(guarded, monkeypatch, change, text, is_early):
     """At the first call and after others."""
     monkeypatch.setitem(globals(), "ALPHA", 0.5)
+    monkeypatch.setattr(Net, "forward", Net.forward)
     model, guards = guarded
     if not is_early:
         assert all(guards.holds() for _ in range(3))

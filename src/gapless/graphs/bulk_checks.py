@@ -7,9 +7,10 @@ kind are read at once and compared by identity, and only what is another object 
 from __future__ import annotations
 
 import collections
+import gc
 from functools import partial
 from itertools import repeat
-from operator import call, getitem, is_
+from operator import call, getitem
 from typing import TYPE_CHECKING, Any
 
 from gapless.graphs.plain_values import same
@@ -75,7 +76,11 @@ class BulkChecks:
         kind, owner, key = place.kind, place.owner, place.key
         is_there = check.expected is not MISSING
         if kind == "class":
-            self._reads.append((vars(owner).get, key, MISSING, check))
+            entries = _entries_of_class(owner)
+            if entries is None:
+                self._reads.append((vars(owner).get, key, MISSING, check))
+            else:
+                self._table(entries).add(key, check)
         elif kind == "cell" and is_there:
             self._reads.append((getattr, owner, "cell_contents", check))
         elif kind == "slot" and is_there:
@@ -123,28 +128,31 @@ class BulkChecks:
 
     # --- comparisons ---
 
-    def comparisons(self) -> list[Callable[[], bool]]:
-        """Return functions that say, together, whether all is as it was.
+    def comparisons(self) -> dict[str, Callable[[], bool]]:
+        """Return functions that say, together, whether all is as it was, by what they compare.
 
         They raise a LookupError, an AttributeError or a ValueError where a thing is gone.
 
         Sync: The functions do not block the host.
         """
-        made: list[Callable[[], bool]] = []
+        made: dict[str, Callable[[], bool]] = {}
         if self._tables:
             of_tables = [(table.entries, table.comparison()) for table in self._tables.values()]
-            made.append(Tables(of_tables).hold)
+            made["dictionaries"] = Tables(of_tables).hold
         if self._reads:
             functions, firsts, seconds, checks = zip(*self._reads, strict=True)
-            made.append(
-                compared_together(lambda: list(map(call, functions, firsts, seconds)), checks)
+            made["other places"] = compared_together(
+                lambda: list(map(call, functions, firsts, seconds)), checks
             )
         if self._objects:
-            made.append(_comparison_of_objects(self._objects))
+            made["objects"] = _comparison_of_objects(self._objects)
         if self._lengths:
             containers, lengths = zip(*self._lengths, strict=True)
-            made.append(lambda: tuple(map(len, containers)) == lengths)
-        return made + self._singly
+            made["lengths"] = lambda: tuple(map(len, containers)) == lengths
+        singly = tuple(self._singly)
+        if singly:
+            made["one by one"] = lambda: all(map(call, singly))
+        return made
 
 
 class _Table:
@@ -183,16 +191,22 @@ class _Table:
         return lambda: same(order, list(entries)) and entries_hold()
 
 
+def _entries_of_class(kind: type) -> dict[str, Any] | None:
+    """Return the dictionary that a class shows in `vars`, which alone has a version; None if it is not found."""
+    found = gc.get_referents(vars(kind))
+    return found[0] if len(found) == 1 and type(found[0]) is dict else None
+
+
 def _comparison_of_objects(
-    objects: Iterable[tuple[Callable[[], Any], type, Any]],
+    objects: list[tuple[Callable[[], Any], type, Any]],
 ) -> Callable[[], bool]:
-    referents, kinds, entries = zip(*objects, strict=True)
     entries_of = object.__getattribute__
 
     def hold() -> bool:
-        things = list(map(call, referents))
-        return all(map(is_, map(type, things), kinds)) and all(
-            map(is_, map(entries_of, things, repeat("__dict__")), entries)
-        )
+        for referent, kind, entries in objects:
+            thing = referent()
+            if type(thing) is not kind or entries_of(thing, "__dict__") is not entries:
+                return False
+        return True
 
     return hold

@@ -78,6 +78,9 @@ class ReadGuards:
     Attributes:
         tensors: tensors on the device that the code reaches.
         compares_objects: whether the user's code may ask whether two objects are the same one.
+        comparisons: functions that say whether all is as it was, by what they compare; a thing that is gone
+            may be an error of theirs.
+        holds: returns whether all is as it was.
     """
 
     def __init__(
@@ -91,7 +94,6 @@ class ReadGuards:
         self._on_device = on_device
         self._carried = set(carried)
         self._checks = BulkChecks()
-        self._comparisons: list[Callable[[], bool]] = []
         self._seen: set[tuple[Any, ...]] = set()
         self.tensors: list[torch.Tensor] = []
         self._tensors: dict[int, tuple[torch.Tensor, str, str]] = {}
@@ -108,7 +110,7 @@ class ReadGuards:
             executed.kind is CodeKind.USER and compares_objects(executed.code)
             for executed in reach.codes.values()
         )
-        self._add_environment(device_type)
+        self.comparisons = {"settings of torch": self._add_environment(device_type)}
         self._num_of_environment = len(self._checks)
         for place in reach.places.values():
             self._add_place(place)
@@ -164,13 +166,13 @@ class ReadGuards:
 
     # --- what is compared ---
 
-    def _add_environment(self, device_type: str) -> None:
+    def _add_environment(self, device_type: str) -> Callable[[], bool]:
         readers = environment_readers(device_type)
         values = [reader() for _, reader in readers]
         for (name, reader), value in zip(readers, values, strict=True):
             self._checks.tell(_check(reader, value, name=name))
         ask = [reader for _, reader in readers]
-        self._comparisons.append(lambda: list(map(call, ask)) == values)
+        return lambda: list(map(call, ask)) == values
 
     def _add_place(self, place: Place, *, is_in_whole: bool = False) -> None:
         if place.id in self._seen or place.id in self._carried:
@@ -493,11 +495,14 @@ class ReadGuards:
     # --- the function ---
 
     def _all_hold(self) -> Callable[[], bool]:
-        comparisons = [*self._comparisons, *self._checks.comparisons()]
+        self.comparisons |= self._checks.comparisons()
         if self._lists:
-            comparisons.append(partial(are_the_same, self._lists, self._lists_now))
-        comparisons += [self._forms.hold, self._hooks.hold]
-        all_of = tuple(comparisons)
+            self.comparisons["lists of tensors"] = partial(
+                are_the_same, self._lists, self._lists_now
+            )
+        self.comparisons["tensors"] = self._forms.hold
+        self.comparisons["hooks and classes"] = self._hooks.hold
+        all_of = tuple(self.comparisons.values())
 
         def holds() -> bool:
             try:

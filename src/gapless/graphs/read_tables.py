@@ -7,6 +7,7 @@ read again.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from operator import call
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,24 @@ if TYPE_CHECKING:
 _NEAR = 3
 
 _NO_VERSION = -1
+
+# The order of an OrderedDict changes without a new version; other classes may show what they like.
+_WITH_VERSIONS = (dict, defaultdict)
+
+
+def versions_of(tables: list[Any]) -> list[int] | None:
+    """Return a version for each of some dictionaries; None where one of them has none that can be trusted."""
+    if dict_version is None or not all(type(table) in _WITH_VERSIONS for table in tables):
+        return None
+    return list(map(dict_version, tables))
+
+
+def are_unwritten(tables: list[Any], versions: list[int] | None) -> bool:
+    """Return whether dictionaries are known not to have been written to since they had these versions.
+
+    Sync: Does not block the host.
+    """
+    return dict_version is not None and list(map(dict_version, tables)) == versions
 
 
 class Tables:
@@ -67,8 +86,7 @@ class Tables:
 
     def _add(self, table: dict[Any, Any], holds: Callable[[], bool]) -> None:
         """Read a dictionary when it has another version, or each time if it has no versions."""
-        # The order of an OrderedDict changes without a new version.
-        if type(table) is dict and dict_version is not None:
+        if type(table) in _WITH_VERSIONS and dict_version is not None:
             self._quiet_tables.append(table)
             self._quiet.append(holds)
             self._versions.append(_NO_VERSION)

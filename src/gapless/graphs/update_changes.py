@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from numbers import Number
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gapless.graphs.addresses import lie_as_now
+from gapless.graphs.read_tables import are_unwritten, versions_of
 from gapless.graphs.same_tensors import are_the_same
 from gapless.graphs.update_rules import has_hooks
 
@@ -55,9 +56,9 @@ class UpdateAsCaptured:
             (list(params), *numbers)
             for params, *numbers in map(self._read, optimizer.param_groups)
         ]
-        states = [dict(state) for state in optimizer.state.values()]
-        self._expected = [self._groups, states]
-        parts = [part for state in states for part in state.values()]
+        self._states = [dict(state) for state in optimizer.state.values()]
+        self._know_tables()
+        parts = [part for state in self._states for part in state.values()]
         # Loops that move a state to the host and back keep its tensors, with other memory.
         self._lie_still = lie_as_now([part for part in parts if isinstance(part, torch.Tensor)])
 
@@ -72,12 +73,25 @@ class UpdateAsCaptured:
             groups = list(map(self._read, self._optimizer.param_groups))
         except KeyError:
             return self._first()
-        now = [groups, list(self._optimizer.state.values())]
-        if not are_the_same(self._expected, now):
+        if not are_the_same(self._groups, groups) or not self._has_its_state():
             return self._first()
         if not self._lie_still():
             return self._changed("the memory of its state", "some", "other")
         return None
+
+    def _has_its_state(self) -> bool:
+        """Return whether there are the same tensors in its state; nobody looks at a table that has its version."""
+        if self._optimizer.state is self._table and are_unwritten(self._tables, self._versions):
+            return True
+        if not are_the_same(self._states, list(self._optimizer.state.values())):
+            return False
+        self._know_tables()
+        return True
+
+    def _know_tables(self) -> None:
+        self._table = self._optimizer.state
+        self._tables: list[Any] = [self._table, *self._table.values()]
+        self._versions = versions_of(self._tables)
 
     def _first(self) -> UpdateChange:
         groups = self._optimizer.param_groups
