@@ -2,11 +2,11 @@
 
     PYTHONPATH=src python3 -m benchmarks.captured_call [--only sgd-20,adamw-220] [--json FILE]
 
-The step has as many weights as its case says, and kernels for about `--busy-us` microseconds, so
-that cases differ on the host alone. Rows take turns, in rounds that begin with another one. "step"
-is the time from one step to the next, with the device's work; "host" ends when the last step has
-been launched. Parts are timed alone, call after call. Without a GPU, replays do nothing and the
-host's own work is timed.
+The step has as many weights as its case says, or a model of torch's own modules, and kernels for about
+`--busy-us` microseconds, so that cases differ on the host alone. Rows take turns, in rounds that begin with
+another one. "step" is the time from one step to the next, with the device's work; "host" ends when the last
+step has been launched. Parts are timed alone, call after call, and those of the guards by what they compare.
+Without a GPU, replays do nothing and the host's own work is timed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from unittest import mock
 
 import torch
@@ -38,11 +39,33 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
 
 
-CASES = {
-    f"{optimizer}-{num_weights}": (optimizer, num_weights)
+MakeModel: TypeAlias = "Callable[[], torch.nn.Module]"
+
+_WIDTH = 32
+
+
+def _flat(num_weights: int) -> torch.nn.Module:
+    layers = [torch.nn.Linear(_WIDTH, 1) for _ in range(num_weights // 2)]
+    return torch.nn.ModuleList(layers)
+
+
+def _mlp() -> torch.nn.Module:
+    first, second = (torch.nn.Linear(_WIDTH, _WIDTH) for _ in range(2))
+    return torch.nn.Sequential(first, torch.nn.ReLU(), second, torch.nn.ReLU(), _flat(2)[0])
+
+
+def _encoder(num_layers: int) -> torch.nn.Module:
+    layer = torch.nn.TransformerEncoderLayer(_WIDTH, 4, 2 * _WIDTH, dropout=0.0, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, num_layers, enable_nested_tensor=False)
+
+
+CASES: dict[str, tuple[str, MakeModel]] = {
+    f"{optimizer}-{num_weights}": (optimizer, partial(_flat, num_weights))
     for optimizer in ("sgd", "adamw")
     for num_weights in (20, 220, 800)
 }
+CASES["mlp"] = ("sgd", _mlp)
+CASES |= {f"encoder-{number}": ("sgd", partial(_encoder, number)) for number in (18, 66)}
 
 BARE = "bare replay"
 CALL = "captured call"
@@ -95,21 +118,25 @@ def _proves_nothing(*_: Any, **__: Any) -> Any:
 
 
 class Step:
-    """Train weights of small layers, by a chain of small kernels.
+    """Train a model, by a chain of small kernels.
 
     Args:
         optimizer: "sgd" or "adamw".
-        num_weights: of the model.
+        make: a model: of a list of layers all weights are read, others are called.
         chain: links, each of which is a kernel forward and one backward.
         device: where the step runs.
     """
 
     def __init__(
-        self, optimizer: str, num_weights: int, *, chain: int, device: torch.device
+        self,
+        optimizer: str,
+        make: MakeModel,
+        *,
+        chain: int,
+        device: torch.device,
     ) -> None:
         torch.manual_seed(0)
-        layers = [torch.nn.Linear(32, 1) for _ in range(num_weights // 2)]
-        self.model = torch.nn.ModuleList(layers).to(device)
+        self.model = make().to(device)
         self.weights = list(self.model.parameters())
         self.chain = chain
         options: dict[str, Any] = {"lr": 1e-6, "fused": True}
@@ -123,7 +150,10 @@ class Step:
     def __call__(self, batch: Any) -> torch.Tensor:
         """Train on a batch; return its loss."""
         x, y = batch
-        chained = torch.cat([weight.flatten() for weight in self.weights])
+        if isinstance(self.model, torch.nn.ModuleList):
+            chained = torch.cat([weight.flatten() for weight in self.weights])
+        else:
+            chained = self.model(x[None])
         for _ in range(self.chain):
             chained = chained * 0.999
         loss = (x.mean() * chained.sum() - y.float().mean()).square()
@@ -233,14 +263,19 @@ class Timer:
         return loop
 
 
-def parts_of(timer: Timer, step: gapless.CapturedFunction) -> dict[str, Callable[[], object]]:
-    """Return the parts of a captured call, each as a function."""
-    captured, batch = step._captured, timer.batch
-    tree = step._trees.of((batch,), {})
-    key = tree.key()
-    graph = captured._graphs.find(key)
+def graph_of(timer: Timer, step: gapless.CapturedFunction) -> Any:
+    """Return the graph that a call of a step replays."""
+    graph = step._captured._graphs.find(step._trees.of((timer.batch,), {}).key())
     if graph is None:
         raise RuntimeError(f"nothing was captured: {step.report}")
+    return graph
+
+
+def parts_of(timer: Timer, step: gapless.CapturedFunction) -> dict[str, Callable[[], object]]:
+    """Return the parts of a captured call, each as a function."""
+    captured, batch, graph = step._captured, timer.batch, graph_of(timer, step)
+    tree = step._trees.of((batch,), {})
+    key = tree.key()
 
     return {
         "order of calls": lambda: step._side.launch(lambda: None),
@@ -258,7 +293,14 @@ def parts_of(timer: Timer, step: gapless.CapturedFunction) -> dict[str, Callable
     }
 
 
-def chain_for(busy_us: float, case: tuple[str, int], timer: Timer) -> int:
+def parts_of_guards(guards: Any) -> dict[str, Callable[[], object]]:
+    """Return what the guards of a graph compare, each as a function."""
+    parts: dict[str, Callable[[], object]] = dict(guards._reads.comparisons)
+    parts |= {guard.watches: check for check, guard in guards._checks}
+    return parts | {"updates that are captured": guards._updates.changed}
+
+
+def chain_for(busy_us: float, case: tuple[str, MakeModel], timer: Timer) -> int:
     """Return how many links make the device busy for so long in a step."""
     place = timer.device.torch_device
     if place.type != "cuda":
@@ -272,7 +314,9 @@ def chain_for(busy_us: float, case: tuple[str, int], timer: Timer) -> int:
     return max(0, round((busy_us - found[0]) / per_link))
 
 
-def measure(case: tuple[str, int], timer: Timer, *, rounds: int, busy_us: float) -> dict[str, Any]:
+def measure(
+    case: tuple[str, MakeModel], timer: Timer, *, rounds: int, busy_us: float
+) -> dict[str, Any]:
     """Return the figures of one case."""
     chain = chain_for(busy_us, case, timer)
 
@@ -304,7 +348,9 @@ def measure(case: tuple[str, int], timer: Timer, *, rounds: int, busy_us: float)
         for name, found in times.items()
     }
     parts = {name: timer.part_us(part) for name, part in parts_of(timer, alone).items()}
-    return {"chain": chain, "rows": rows, "rounds": times, "parts": parts}
+    of_guards = parts_of_guards(graph_of(timer, alone).guards)
+    guards = {name: timer.part_us(part) for name, part in of_guards.items()}
+    return {"chain": chain, "rows": rows, "rounds": times, "parts": parts, "guards": guards}
 
 
 def table(name: str, found: dict[str, Any]) -> str:
@@ -314,7 +360,10 @@ def table(name: str, found: dict[str, Any]) -> str:
         f"  {row:40}{one['step']:8.1f}{one['host']:8.1f}" for row, one in found["rows"].items()
     ]
     parts = found["parts"]
-    lines += [f"    {part:46}{us:8.1f}" for part, us in parts.items()]
+    for part, us in parts.items():
+        lines.append(f"    {part:46}{us:8.1f}")
+        if part == "guards":
+            lines += [f"      {name:44}{us:8.1f}" for name, us in found["guards"].items()]
     return "\n".join([*lines, f"    {'sum of the parts':46}{sum(parts.values()):8.1f}"])
 
 
