@@ -30,7 +30,6 @@ from gapless.graphs.interludes import Interludes, note_interludes_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from gapless.graphs.call_graph import CallGraph
     from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.proof import Verdict
 
@@ -73,7 +72,7 @@ class OpenAudit:
     """
 
     kind: Hashable
-    graph: CallGraph
+    graph: object
     verdict: Verdict
     number: int
 
@@ -85,23 +84,29 @@ class Audits:
         report: of the object; audits are counted there.
         every: replays from one audit to the next, whatever comes between; None: `DEFAULT_EVERY`.
         now_ms: the host's clock.
+        seed: of the places of audits; None: another than any before.
 
     Attributes:
         open: the audit whose verdict is awaited, None if there is none.
     """
 
     def __init__(
-        self, report: CaptureReport, *, every: int | None, now_ms: Callable[[], float]
+        self,
+        report: CaptureReport,
+        *,
+        every: int | None,
+        now_ms: Callable[[], float],
+        seed: int | None = None,
     ) -> None:
         self.open: OpenAudit | None = None
         self._is_off = False
         self._report = report
         self._every = DEFAULT_EVERY if every is None else every
         self._now_ms = now_ms
-        self._draw = Random(_Process.num_objects)
-        report.audits.seed = _Process.num_objects
-        _Process.num_objects += 1
-        self._turns: weakref.WeakKeyDictionary[CallGraph, AuditTurn] = weakref.WeakKeyDictionary()
+        report.audits.seed = _Process.num_objects if seed is None else seed
+        self._draw = Random(report.audits.seed)
+        _Process.num_objects += seed is None
+        self._turns: weakref.WeakKeyDictionary[object, AuditTurn] = weakref.WeakKeyDictionary()
         self._last_ms = self._usual_ms = 0.0
         self._num_own_calls = self._num_calls_of_others = 0
         self._num_others_between = 0
@@ -112,8 +117,11 @@ class Audits:
         if self._every is None:
             note_interludes_for(self)
 
-    def turn_of(self, graph: CallGraph) -> AuditTurn:
-        """Return whose turn a replay of a graph is; it is made at the first one."""
+    def turn_of(self, graph: object) -> AuditTurn:
+        """Return whose turn a replay of a graph is; it is made at the first one.
+
+        What else is used in the place of a step, again and again, counts as a graph.
+        """
         turn = self._turns.get(graph)
         if turn is None:
             self._report.audits.block = self._report.audits.block or (self._every or FIRST_BLOCK)
@@ -153,7 +161,7 @@ class Audits:
             self._may_count_from = self._num_own_calls + FIRST_BLOCK
             self._num_interludes += 1
 
-    def begin(self, kind: Hashable, graph: CallGraph, verdict: Verdict) -> None:
+    def begin(self, kind: Hashable, graph: object, verdict: Verdict) -> None:
         """Wait for the verdict of an audit."""
         self.open = OpenAudit(kind, graph, verdict, self._report.num_steps)
         self.turn_of(graph).is_owed = False

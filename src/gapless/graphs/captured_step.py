@@ -578,7 +578,7 @@ class CapturedStep:
             self._audits.begin(kind, graph, tried.verdict)
         return StepRun(self._result(tried.out, tree), "capture", kind)
 
-    def _variant_of(self, kind: Hashable, graph: CallGraph) -> Variant | None:
+    def _variant_of(self, kind: Hashable, graph: object) -> Variant | None:
         return next((one for one in self._variants.of(kind) if one.graph is graph), None)
 
     def _let_go_of(self, kind: Hashable, variant: Variant) -> None:

@@ -31,6 +31,7 @@ from gapless.graphs.across_ranks import refusal_of_weights
 from gapless.graphs.captor import captor_of, left_out
 from gapless.graphs.code_kinds import CodeKind, kind_of
 from gapless.graphs.module_refusals import COMPILED_AROUND
+from gapless.graphs.quick_audits import OF_A_SCALER, QuickAudits
 from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.quick_updates import QuickUpdates
 from gapless.graphs.refusal import Refusal
@@ -59,8 +60,7 @@ if TYPE_CHECKING:
 
 _gradient_of = attrgetter("grad")
 
-# By these a GradScaler hands an optimizer its tensors for the time of a step.
-_SCALE, _FOUND_INF = "grad_scale", "found_inf"
+_SCALE, _FOUND_INF = OF_A_SCALER
 
 
 class OptimizerInPlace:
@@ -94,12 +94,14 @@ class OptimizerInPlace:
         self._quick = (
             QuickUpdates(optimizer, settings.device) if settings.compares_replays else None
         )
+        self._audits: QuickAudits | None = None
         self._was_quick = False
         self._code = _code_of_user(optimizer)
+        self._limits = settings.limits()
         self._captured = settings.wrap(
             optimizer.step if self._code is None else self._code,
             self._side,
-            limits=settings.limits(),
+            limits=self._limits,
             work=self._work,
             may_cut=False,
             gradients_are_given=True,
@@ -271,11 +273,23 @@ class OptimizerInPlace:
             # They are of numbers that are gone.
             self._captured.drop_graphs()
         self._note_call()
-        if quick.run():
-            self.report.num_quick += 1
-            return
+        if self._audits is None:
+            self._audits = QuickAudits(
+                quick,
+                self.target,
+                self.settings.device,
+                report=self.report,
+                every=self.settings.audit_every,
+                memory_budget_bytes=self._limits.budget,
+            )
+        run_as_written = self._audits.run
+        if self._audits.may_be_quick():
+            if quick.run():
+                self.report.num_quick += 1
+                return
+            run_as_written = quick.run_as_written
         objection = self._objection_to_gradients(list(map(_gradient_of, weights_of(self.target))))
-        self._run_as_written(objection, partial(quick.run_as_written, self._as_written))
+        self._run_as_written(objection, partial(run_as_written, self._as_written))
 
     def _note_call(self) -> None:
         """Let a scheduler know of a step that passes over its wrapper."""

@@ -58,6 +58,9 @@ class QuickUpdates:
     Args:
         optimizer: that is captured.
         device: of its weights.
+
+    Attributes:
+        is_over: whether no update is quick any more.
     """
 
     def __init__(self, optimizer: Optimizer, device: Device) -> None:
@@ -66,7 +69,7 @@ class QuickUpdates:
         kind = type(optimizer)
         self._names = NUMBERS.get(kind)
         self._code = _code_of(kind)
-        self._is_over = self._names is None or not is_step_of_the_class(optimizer)
+        self.is_over = self._names is None or not is_step_of_the_class(optimizer)
         self._settings: _Settings | None = None
         self._have_moved = False
         self._flags: _Settings = []
@@ -83,7 +86,7 @@ class QuickUpdates:
 
         Sync: Does not block the host.
         """
-        if self._is_over:
+        if self.is_over:
             return False
         settings = self._read()
         if settings is None:
@@ -108,8 +111,6 @@ class QuickUpdates:
         Sync: Does not block the host.
         """
         with torch.no_grad():  # as torch's `step` says
-            if _code_of(type(self._optimizer)) != self._code:
-                return False
             work = self._work_of_now()
             if work is None:
                 return False
@@ -121,6 +122,13 @@ class QuickUpdates:
         self._num_updates += 1
         return True
 
+    def is_ready(self) -> bool:
+        """Return whether `run` would update.
+
+        Sync: Does not block the host.
+        """
+        return self._work_of_now() is not None
+
     def run_as_written(self, step: Callable[..., Any]) -> Any:
         """Run a step as written, and collect the lists for those that follow, if it can be.
 
@@ -128,10 +136,9 @@ class QuickUpdates:
         """
         self._sets = [lists for lists in self._sets if lists.hold(self._optimizer)]
         if self._num_collected > _MAX_COLLECTED + self._num_updates / _MIN_UPDATES_PER_SET:
-            self._is_over = True
-            self._sets = []
+            self.end()
         with torch.no_grad():
-            lists = None if self._is_over else self._collected()
+            lists = None if self.is_over else self._collected()
         if lists is None:
             return step()
         gradients, of_a_scaler = lists.gradients(), _of_a_scaler(self._optimizer)
@@ -144,6 +151,15 @@ class QuickUpdates:
                 self._sets.insert(0, lists)
                 del self._sets[_MAX_SETS:]
         return out
+
+    def forget_lists(self) -> None:
+        """Let go of all lists; they may be collected anew."""
+        self._sets = []
+
+    def end(self) -> None:
+        """Let no update be quick any more."""
+        self.is_over = True
+        self._sets = []
 
     # --- parts ---
 
@@ -170,6 +186,8 @@ class QuickUpdates:
 
     def _work_of_now(self) -> Callable[[], None] | None:
         """Return the update by the gradients of now, None if no set takes them."""
+        if _code_of(type(self._optimizer)) != self._code:
+            return None
         form = self._form()
         of_a_scaler = _of_a_scaler(self._optimizer)
         for lists in self._sets:
