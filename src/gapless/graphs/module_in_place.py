@@ -69,6 +69,9 @@ _NUM_IN_AUTOCAST = 6
 
 _SEARCH = CreateGraphSearch()
 
+# Calls that may be differentiated, before nobody looks whether the next one may be as well.
+_MANY_DIFFERENTIATED = 32
+
 # Torch's own code that calls `forward` of the module that it is in.
 _CALLERS = {
     nn.Module._call_impl.__code__,
@@ -123,8 +126,10 @@ class ModuleInPlace:
         self._block: object = None
         self._num_in_autocast = 0
         self._shares_casts = False
-        # A place in the user's code that may differentiate gradients, "" if there is none.
-        self._differentiates = ""
+        # A place in the user's code that may differentiate gradients, "" if there is none, None if nobody
+        # has looked yet.
+        self._differentiates: str | None = None
+        self._num_differentiated = 0
         refusal = SCRIPTED if _is_scripted(module) else refusal_of_module(module)
         self._is_never_captured = settings.forbid(self.report) or settings.forbid_for(
             self.report, refusal, type(module).__name__
@@ -252,7 +257,8 @@ class ModuleInPlace:
                 return out
         tree = self._trees.of(args, kwargs)
         if torch.is_grad_enabled():
-            if self._may_be_differentiated():
+            if self._differentiates != "" and self._may_be_differentiated():
+                self.report.num_eager += 1
                 out = self._as_written_within(args, kwargs)
                 self.settings.tell(self.report, type(self.target).__name__)
                 return out
@@ -288,18 +294,19 @@ class ModuleInPlace:
     def _may_be_differentiated(self) -> bool:
         """Return whether the user's code may differentiate gradients, of which no graph has a derivative.
 
-        Behind a replay they are summed in another order, so that this is asked before there is one.
+        Behind a replay they are summed in another order, so that this is asked before there is one: by the
+        first call, and by each that is to be captured.
         """
-        if any(step.has_graphs for step in self._trained.values()):
-            return False
-        site = _SEARCH.site(sys._getframe(1))
-        if site != self._differentiates:
-            self.report.withdraw(may_differentiate(self._differentiates))
+        if self._num_differentiated < _MANY_DIFFERENTIATED:
+            site = _SEARCH.site(sys._getframe(1))
+            if self._differentiates and site != self._differentiates:
+                self.report.withdraw(may_differentiate(self._differentiates))
             self._differentiates = site
-        if site:
-            self.report.num_eager += 1
-            self.report.refuse(may_differentiate(site))
-        return bool(site)
+        if not self._differentiates:
+            return False
+        self._num_differentiated += 1
+        self.report.refuse(may_differentiate(self._differentiates))
+        return True
 
     def _step_without_gradients(self, kind: Hashable) -> CapturedStep:
         step = self._evaluated.get(kind)
@@ -331,6 +338,7 @@ class ModuleInPlace:
                     runs=self._runs,
                     watch=watch,
                     needs_grad=needs_grad,
+                    may_be_differentiated=self._may_be_differentiated,
                 )
                 return self._trials[key]
 

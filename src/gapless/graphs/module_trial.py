@@ -103,6 +103,7 @@ class ModuleTrial:
         runs: of all graphs of the module.
         watch: of its calls as written.
         needs_grad: which inputs need gradients.
+        may_be_differentiated: says whether gradients of the call of now may be; then there is no graph.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class ModuleTrial:
         runs: Runs,
         watch: HostWatch,
         needs_grad: tuple[bool, ...],
+        may_be_differentiated: Callable[[], bool],
     ) -> None:
         self._module = module
         self._forward = forward
@@ -125,6 +127,7 @@ class ModuleTrial:
         self._runs = runs
         self._watch = watch
         self._needs_grad = needs_grad
+        self._may_be_differentiated = may_be_differentiated
         self._settings = Settings(device.torch_device.type)
         self._seen: dict[Any, SeenCalls] = {}
 
@@ -178,7 +181,8 @@ class ModuleTrial:
         refusals += [] if name is None else [read_elsewhere(name)]
         if seen.given is None:
             self._runs.note(_NO_BACKWARD)
-        if refusals or seen.given is None or not self._runs.is_free():
+        may_not = refusals or not self._runs.is_free()
+        if may_not or seen.given is None or self._may_be_differentiated():
             if refusals:
                 seen.watched = self._watch.num_runs
             return Tried(self._work(tree), refusals=refusals)
