@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
+import weakref
+
 import torch
 
 import gapless
@@ -55,3 +59,39 @@ def an_optimizer_whose_rate_changes_at_every_step(device):
     report = capture_report(optimizer)
     assert [refusal.kind for refusal in report.refusals] == ["too_many_changes"]
     assert (report.num_graphs, report.num_replays) == (4, 0)
+
+
+@scenario(num_seeds=FEW)
+def gradients_that_are_differentiated_late(device):
+    """Nothing is replayed before, since sums behind a replay would have another order."""
+
+    def trained(where, *, is_captured):
+        torch.manual_seed(0)
+        held = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+        model, alive = held.to(where), weakref.ref(held[1])
+        if is_captured:
+            gapless.capture(model, device=device)
+        optimizer, weights = torch.optim.SGD(model.parameters(), lr=0.1), list(model.parameters())
+        draw = torch.Generator().manual_seed(1)
+        for number in range(8):
+            loss = model(torch.randn(3, 4, generator=draw).to(where)).square().mean()
+            if number > 5:
+                slopes = torch.autograd.grad(loss, weights, create_graph=True)
+                loss = loss + sum(slope.square().sum() for slope in slopes)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        found = [weight.detach().cpu() for weight in weights]
+        report = str(capture_report(model)) if is_captured else ""
+        # The search has kept no variables.
+        del model, held, optimizer, loss
+        gc.collect()
+        assert alive() is None
+        return found, report
+
+    with device.allow_waits(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain, _ = trained(torch.device("cpu"), is_captured=False)
+        found, report = trained(device.torch_device, is_captured=True)
+    assert all(map(torch.equal, plain, found))
+    assert "may run a backward pass with create_graph=True" in report

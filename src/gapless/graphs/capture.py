@@ -491,12 +491,12 @@ def capture(
         others: further modules and optimizers, captured as the first is.
         device: a device or its name.
         example_inputs: batches, one of each kind, for a step of one argument: captured now in this order, as far as the
-            limits go, without training on them, and no other kinds later. Needs `model` and
-            `optimizer` (not NAdam and others whose state does not begin at zero: graphs are then
-            captured as batches come).
-        model: its weights and buffers are put back after `example_inputs`.
-        optimizer: its state is put back.
-        scaler: of gradients, put back as well.
+            limits go, without training on them, and no other kinds later. All that the step writes is put
+            back: memory of the device, objects and containers that its code reaches, random numbers. A
+            step that takes from an iterator is captured as batches come. Needs `model` and `optimizer`.
+        model: that the step trains.
+        optimizer: that it calls. State that begins as zeros stays as zeros, where the graphs look for it.
+        scaler: of gradients, if there is one.
         num_warmup: eager runs of each kind before its capture, at least 2.
         max_graphs: graphs at one time, of all kinds of calls together.
         memory_fraction: share of the device's memory that the process may hold for a further

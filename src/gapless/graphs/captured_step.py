@@ -4,8 +4,8 @@ The first calls of a kind run as written, and are watched: what a graph could no
 step. Then the step is captured, which runs nothing, and the graph proves itself: from one state the
 graph is replayed, and the step runs as written, twice. What the last run did is what training goes
 on with. The graph is used once the comparison has arrived from the device, without a wait.
-`capture_ahead` does the same ahead of a run, on batches that are not trained on, and puts back
-weights, optimizer state and random numbers.
+`capture_ahead` does the same ahead of a run, on batches that are not trained on, and puts back all
+that the step writes.
 
 A graph reads its batch from memory that stays where it is. Each batch is copied there on the
 device, in order with the step before. What the step returns lies in the graph's memory, and has
@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from gapless.device.numerics import random_state, set_random_state
 from gapless.errors import BatchError
 from gapless.graphs.across_ranks import refusal_of_step, refusal_of_weights
 from gapless.graphs.agreed_kinds import AgreedKinds
@@ -78,6 +77,7 @@ if TYPE_CHECKING:
     from gapless.graphs.step_guards import Failure
     from gapless.graphs.trial import Tried
     from gapless.graphs.warm_ups import Watched
+    from gapless.graphs.weight_guards import Gradients
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.step import SplitStep, WholeStep
     from gapless.pipeline.tree.flatten import Tree
@@ -272,6 +272,7 @@ class CapturedStep:
         self._num_changes = 0
         self._newest_changes: deque[Failure] = deque(maxlen=_NUM_NEWEST)
         self._agreed = AgreedKinds(num_warmup)
+        self._ahead: Snapshot | None = None
         self._num_warmup = num_warmup
         self._pay_off = None if as_written is None else self._compare_with(as_written)
         self._audits = Audits(self.report, every=audit_every, now_ms=device.now_ms)
@@ -741,10 +742,11 @@ class CapturedStep:
         for _ in range(self._num_warmup + _MAX_ASKED):
             if readiness is not Readiness.NOT_YET:
                 break
-            if hash(kind) in self._refused or self.report.forbids_all:
-                self._work(tree.value)
-            else:
-                self._warm_up(kind, tree)
+            with self._watching_ahead():
+                if hash(kind) in self._refused or self.report.forbids_all:
+                    self._work(tree.value)
+                else:
+                    self._warm_up(kind, tree)
             readiness = self._consent.least(self._readiness(kind))
         if readiness is Readiness.READY:
             self._try_with_others(kind, tree)
@@ -997,7 +999,7 @@ class CapturedStep:
     ) -> None:
         """Capture the step for the keys of these batches, and train on none of them.
 
-        If the snapshot cannot be restored, nothing is done; the report has a note.
+        If that cannot be put back, nothing is done; the report has a note.
 
         Args:
             batches: on the device, one of each kind; the first are captured first, the last are
@@ -1008,30 +1010,60 @@ class CapturedStep:
 
         Sync: Blocks the host ("capture").
         """
-        objection = snapshot.objection()
-        if objection is not None:
-            self.report.note = f"{objection.text}; graphs are captured as batches come"
-            return
-        random = random_state(self._device)
+        self._ahead = snapshot
         try:
+            objection = snapshot.keep_reached_by(self.step, self._device)
+            if objection is not None:
+                self.report.note = f"{objection.text}; graphs are captured as batches come"
+                return
             for number, tree in enumerate(batches, start=1):
                 self._capture_one_ahead(tree)
                 if on_batch is not None:
                     on_batch(number)
+        except torch.OutOfMemoryError:
+            self.report.note = _NO_MEMORY_AHEAD
         finally:
-            snapshot.restore()
-            set_random_state(self._device, random)
+            self._ahead = None
+            snapshot.restore(self._gradients_added_to())
         self._host_waits.wait_stream(self._device.current_stream(), reason="capture")
         for kind in self._variants.kinds():
             self._take_verdicts(kind)
+        if not self._consent.asks:
+            self._forget_what_was_put_back()
         self._graphs.only_expected = only_these
+
+    def _gradients_added_to(self) -> Gradients:
+        """Return weights with the gradients that graphs add to, and so have to find."""
+        pending = [
+            one.graph if one.pending is None else one.pending.graph for one in self._variants
+        ]
+        return [
+            (weight, gradient)
+            for graph in pending
+            for weight, gradient in (
+                graph.expected_gradients if isinstance(graph, StepGraph) else ()
+            )
+            if gradient is not None
+        ]
+
+    def _forget_what_was_put_back(self) -> None:
+        """Let go of graphs that read what the first call makes: each kind is captured when it comes."""
+        for kind in self._variants.kinds():
+            if all(one.failure() is not None for one in self._variants.of(kind)):
+                self._graphs.drop(kind)
+                self._variants.forget(kind)
+                self._warm_ups.once_more(kind)
+                self.report.note = _MADE_BY_THE_FIRST
+
+    def _watching_ahead(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._ahead is None else self._ahead.watching()
 
     def _capture_one_ahead(self, tree: Tree) -> None:
         tree = tree.map(torch.clone)
         kind = self._kind_of(tree)
         if self._calls is not None and self._calls.is_unknown:
             # Does it talk to other ranks?
-            with self._calls.watch():
+            with self._calls.watch(), self._watching_ahead():
                 self._work(tree.value)
         if self._consent.asks:
             self._capture_one_ahead_with_others(kind, tree)
@@ -1040,11 +1072,19 @@ class CapturedStep:
             return
         self._graphs.expected.add(kind)
         while not self._warm_ups.are_done(kind) and not self.report.forbids_all:
-            self._warm_up(kind, tree)
+            with self._watching_ahead():
+                self._warm_up(kind, tree)
         if self._may_capture(kind):
             self._try(kind, self._variants.of(kind)[0], tree)
         if self._kind_of(tree.map(torch.clone)) != kind:  # values of it belong to its kind by now
             self._capture_one_ahead(tree)
+
+
+_NO_MEMORY_AHEAD = (
+    "the device has no memory to run the step ahead and put back what it changes; graphs are captured as "
+    "batches come"
+)
+_MADE_BY_THE_FIRST = "graphs read what the step makes in its first call, which was put back; they are captured as batches come"
 
 
 def _without_graph(tensor: torch.Tensor) -> torch.Tensor:

@@ -72,9 +72,9 @@ class CreateGraphSearch:
         found = self._known.get(key)
         if found is None:
             functions.follow()
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            found = self._known[key] = _site_in(functions)
+            found = _site_in(functions)
+            if len(self._known) < _MOST_KNOWN:
+                self._known[key] = found
         return found
 
 
@@ -92,7 +92,7 @@ def _site_in(functions: UserFunctions) -> str:
         names = functions.names_in(code)
         for mention in found:
             values = StaticValues(names, mention.around, stored, flag=_FLAG)
-            if mention.may_differentiate(values):
+            if mention.may_ask(values):
                 return site_of(code, mention.node.lineno)
     return ""
 
@@ -120,7 +120,7 @@ class _Mention:
     around: tuple[ast.AST, ...]
     callee: tuple[Any, ...] | None = None
 
-    def may_differentiate(self, values: StaticValues) -> bool:
+    def may_ask(self, values: StaticValues) -> bool:
         """Return whether it may ask for gradients that can be differentiated.
 
         Args:

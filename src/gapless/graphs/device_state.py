@@ -163,7 +163,7 @@ class RandomStates:
         if numpys is not None:
             sys.modules["numpy"].random.set_state(numpys)
         for generator, state in zip(self._generators, left.values(), strict=True):
-            _set_state_of(generator, state)
+            set_state_of(generator, state)
 
 
 class DrawnFrom:
@@ -198,7 +198,7 @@ class DrawnFrom:
         else:
             self._device.set_random_state(first)
         for generator, state in zip(self._generators, others, strict=True):
-            _set_state_of(generator, state)
+            set_state_of(generator, state)
 
 
 def unlike(states: dict[str, Any], others: dict[str, Any]) -> list[str]:
@@ -221,7 +221,8 @@ def _state_of(generator: Any) -> Any:
     return generator.get_state() if bits is None else bits.state
 
 
-def _set_state_of(generator: Any, state: Any) -> None:
+def set_state_of(generator: Any, state: Any) -> None:
+    """Put a generator back, as `RandomStates` does."""
     if isinstance(generator, torch.Generator):
         is_host = generator.device.type == "cpu"
         # On a GPU through another one that shares the state, as the device's own is restored.

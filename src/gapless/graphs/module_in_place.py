@@ -126,9 +126,9 @@ class ModuleInPlace:
         self._block: object = None
         self._num_in_autocast = 0
         self._shares_casts = False
-        # A place in the user's code that may differentiate gradients, "" if there is none, None if nobody
-        # has looked yet.
-        self._differentiates: str | None = None
+        # Why calls with gradients run as written: the user's code may differentiate them.
+        self._differentiates: Refusal | None = None
+        self._asks_who_differentiates = True
         self._num_differentiated = 0
         refusal = SCRIPTED if _is_scripted(module) else refusal_of_module(module)
         self._is_never_captured = settings.forbid(self.report) or settings.forbid_for(
@@ -257,7 +257,7 @@ class ModuleInPlace:
                 return out
         tree = self._trees.of(args, kwargs)
         if torch.is_grad_enabled():
-            if self._differentiates != "" and self._may_be_differentiated():
+            if self._asks_who_differentiates and self._may_be_differentiated():
                 self.report.num_eager += 1
                 out = self._as_written_within(args, kwargs)
                 self.settings.tell(self.report, type(self.target).__name__)
@@ -298,14 +298,15 @@ class ModuleInPlace:
         first call, and by each that is to be captured.
         """
         if self._num_differentiated < _MANY_DIFFERENTIATED:
-            site = _SEARCH.site(sys._getframe(1))
-            if self._differentiates and site != self._differentiates:
-                self.report.withdraw(may_differentiate(self._differentiates))
-            self._differentiates = site
-        if not self._differentiates:
+            site, before = _SEARCH.site(sys._getframe(1)), self._differentiates
+            self._differentiates = may_differentiate(site) if site else None
+            self._asks_who_differentiates = bool(site)
+            if before is not None and before != self._differentiates:
+                self.report.withdraw(before)
+        if self._differentiates is None:
             return False
         self._num_differentiated += 1
-        self.report.refuse(may_differentiate(self._differentiates))
+        self.report.refuse(self._differentiates)
         return True
 
     def _step_without_gradients(self, kind: Hashable) -> CapturedStep:

@@ -65,7 +65,7 @@ RefusalKind: TypeAlias = Literal[
     "framework",  # a framework's loop does what its integration does not capture
     "off",  # GAPLESS_CAPTURE=off
     "result",  # the step returns something that a replay cannot return
-    "cannot_restore",  # the optimizer cannot be put back after captures ahead of a run
+    "cannot_restore",  # what the step changes cannot be put back after captures ahead of a run
     "ranks",  # another rank cannot capture the step
 ]
 

@@ -54,6 +54,7 @@ class StepGraph:
         counted: tensors whose versions a run of the step counts up, each as often as it does.
 
     Attributes:
+        expected_gradients: weights, with the gradients that every replay has to find.
         changes_batch: whether the step changes its batch, or returns a part of it that can be changed.
         gradients_let_go_of: returns those of given gradients whose values no replay may depend on.
         gradients_made_of: returns those that a replay has made and the next one replaces.
@@ -83,6 +84,7 @@ class StepGraph:
         self._inputs = StaticInputs(inputs, batch)
         self._results = results
         self._gradients = gradients
+        self.expected_gradients = gradients.expected
         self.gradients_let_go_of = gradients.let_go_of
         self.gradients_made_of = gradients.made_of
         self.updates = updates

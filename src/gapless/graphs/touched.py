@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 from sys import getprofile, setprofile
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
@@ -58,6 +58,16 @@ _NO_TENSORS = frozenset(
 )
 
 
+class FirstUses(Protocol):
+    """Is told what an operation is about to change."""
+
+    def writes(self, storage: torch.UntypedStorage) -> None:
+        """See a storage that was there before."""
+
+    def draws_from(self, generator: torch.Generator) -> None:
+        """See a generator that an operation is given."""
+
+
 class TouchWatch(TorchDispatchMode):
     """See which tensors of a device the body reads and writes, in backward passes too.
 
@@ -73,6 +83,7 @@ class TouchWatch(TorchDispatchMode):
         reads: is told of all operations; None: nobody is.
         may_wait: says whether a profiler of Python need not see what is done here: it would be told of each
             call; None: it sees it.
+        first_uses: is told of each storage before it is written for the first time, and of generators.
 
     Attributes:
         host_draws: file:line of every random tensor that was made on the host.
@@ -91,8 +102,10 @@ class TouchWatch(TorchDispatchMode):
         *,
         reads: ReadWatch | None = None,
         may_wait: Callable[[Any], bool] | None = None,
+        first_uses: FirstUses | None = None,
     ) -> None:
         super().__init__()
+        self._first_uses = first_uses
         self._may_wait = may_wait
         self._profiler: Any = None
         self._reads = reads
@@ -171,6 +184,10 @@ class TouchWatch(TorchDispatchMode):
             name = nondeterministic_name(func, args, kwargs)
             if name is not None:
                 self._nondeterministic[name] = None
+        if known.draws and self._first_uses is not None:
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, torch.Generator):
+                    self._first_uses.draws_from(value)
         result = _run(func, args, kwargs, profiler)
         if known.draws or known.is_random:
             self._note_draws(known, (*args, *kwargs.values()), result)
@@ -230,6 +247,8 @@ class TouchWatch(TorchDispatchMode):
             memory = self._seen.get(key)
             if memory is None:
                 memory = self._seen[key] = _Memory(storage)
+            if is_written and self._first_uses is not None:
+                self._first_uses.writes(storage)
             memory.add(part, is_written=is_written, is_sure=is_sure)
         return found if type(tensor) in _PLAIN_TYPES else None
 

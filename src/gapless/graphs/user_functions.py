@@ -149,6 +149,10 @@ class UserFunctions:
         """Add a function, or what an object holds that can be called."""
         self._add(value, _DEPTH)
 
+    def has(self, function: FunctionType) -> bool:
+        """Return whether a function is one of them."""
+        return function.__code__ in self.places
+
     def owns_class(self, kind: type) -> bool:
         """Return whether a class is the user's."""
         module = sys.modules.get(kind.__module__)

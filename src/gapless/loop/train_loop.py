@@ -175,9 +175,9 @@ class TrainLoop:
             batches: on the CPU, one of each signature. The first are captured first; what a memory
                 budget leaves out are the last.
             step: that `run_epoch` will be given.
-            model: that the step trains; its weights and buffers are put back.
-            optimizer: that the step calls; its state is put back.
-            scaler: of gradients, put back as well.
+            model: that the step trains.
+            optimizer: that the step calls.
+            scaler: of gradients, if there is one. All that the step writes is put back.
             on_batch: called with the number of batches done.
 
         Returns:

@@ -93,11 +93,8 @@ def test_the_loop_as_written_repeats_itself(penalty, tmp_path):
 @each_penalty
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("form", ["step", "in_place"])
-def test_penalties_after_replays_have_the_bits_as_written(penalty, when, form, tmp_path, request):
+def test_penalties_after_replays_have_the_bits_as_written(penalty, when, form, tmp_path):
     """Losses of all calls, and the weights at the end."""
-    if form == "in_place" and when != "late" and penalty is not slope_of_the_critic:
-        reason = "gradients through nodes in place are summed in another order"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     plain = trained(penalty, WHEN[when], None, tmp_path)
 
     assert trained(penalty, WHEN[when], form, tmp_path) == plain
