@@ -102,6 +102,7 @@ def ahead(training, place, examples):
 each_write = pytest.mark.parametrize("writes", WRITES, ids=lambda writes: writes.__name__)
 
 
+@pytest.mark.quick_cases(3)
 @each_write
 def test_capturing_ahead_changes_nothing(writes, tmp_path):
     """Neither what the step writes, nor the examples, nor the state of any random generator."""
@@ -119,6 +120,7 @@ def test_capturing_ahead_changes_nothing(writes, tmp_path):
         assert np.random.get_state()[2] == drawn  # noqa: NPY002
 
 
+@pytest.mark.quick_cases(3)
 @each_write
 def test_a_run_behind_it_trains_as_written(writes, tmp_path):
     """Losses of all calls, and all that is written at the end."""

@@ -80,6 +80,7 @@ def trained(penalty, is_due, form, folder):
 each_penalty = pytest.mark.parametrize("penalty", PENALTIES, ids=lambda penalty: penalty.__name__)
 
 
+@pytest.mark.slow
 @each_penalty
 def test_the_loop_as_written_repeats_itself(penalty, tmp_path):
     """And the penalty counts."""
@@ -89,7 +90,7 @@ def test_the_loop_as_written_repeats_itself(penalty, tmp_path):
     assert trained(penalty, lambda number: False, None, tmp_path) != plain
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(2)
 @each_penalty
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("form", ["step", "in_place"])

@@ -39,6 +39,7 @@ def test_there_are_about_forty_classes():
     assert verdicts == {CAPTURED, GUARDED, REFUSED, AUDITED, EITHER, NOT_AUDITED}
 
 
+@pytest.mark.quick_cases(4)
 @each_footgun
 def test_the_loop_as_written_repeats_itself(footgun, tmp_path):
     """And its losses are others from the change on, if the row says so."""
@@ -50,6 +51,7 @@ def test_the_loop_as_written_repeats_itself(footgun, tmp_path):
     assert (changed.results[AT:CALLS] != unchanged.results[AT:CALLS]) == footgun.shows
 
 
+@pytest.mark.slow
 def test_all_forms_train_alike(tmp_path):
     """As written, a row's losses, weights and log are the same in each form."""
     for footgun in FOOTGUNS[::8]:
@@ -61,9 +63,12 @@ def test_all_forms_train_alike(tmp_path):
 @pytest.mark.quick_cases(8)
 @each_form
 @each_footgun
-def test_each_class_has_its_verdict(footgun, form, tmp_path):
+def test_each_class_has_its_verdict(footgun, form, tmp_path, request):
     """With an audit of every replay nothing differs from the loop as written, but what none promises."""
     expected = footgun.verdict_of(form)
+    if expected == AUDITED and form == "in_place":
+        reason = "modules in place are not audited yet"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     plain = trained(footgun, form, tmp_path)
     audited = trained(footgun, form, tmp_path, options={"audit_every": 1})
     alone = trained(footgun, form, tmp_path, options={"audit_every": NEVER})
