@@ -265,6 +265,65 @@ def test_patched_methods_are_what_they_were(device, schedule):
     assert torch.nn.Module.train is train_before
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_evaluation_has_graphs_of_its_own_that_are_audited(device, every):
+    """Without gradients, in the mode of evaluation, with random numbers of its own."""
+
+    def losses(*, captured):
+        torch.manual_seed(0)
+        training, seen = Keeps(device), []
+
+        @torch.no_grad()
+        def evaluate(batch):
+            return training.loss_of(batch), torch.rand_like(batch)
+
+        step, options = training.step, {"device": device, "audit_every": every}
+        if captured:
+            step = gapless.capture(step, **options)
+            evaluate = gapless.capture(evaluate, **options)
+        for _ in range(2):
+            for function in (step, evaluate):
+                training.model.train(function is step)
+                for batch in gapless.prefetch(training.data, device):
+                    out = function(batch)
+                    out = [out] if function is step else out
+                    seen.append([read_back(device, one).tolist() for one in out])
+        return seen, evaluate, step
+
+    expected, *_ = losses(captured=False)
+    found, evaluate, step = losses(captured=True)
+
+    assert found == expected
+    for one in (evaluate, step):
+        audits = one.report.audits
+        assert (one.report.refusals, audits.differences) == ([], [])
+        assert 1 < audits.num <= audits.num_equal + 1
+
+
+class Validates(Training):
+    """One function for both, whose graphs take turns."""
+
+    def step(self, batch):
+        return super().step(batch) if torch.is_grad_enabled() else self.loss_of(batch)
+
+
+def test_graphs_of_one_function_that_take_turns_are_audited(device, schedule):
+    """Each at its first replay after the other's, but no more than one in so many calls."""
+    expected, found = [], []
+    for seen, captured in ((expected, False), (found, True)):
+        training = Validates(device)
+        step = gapless.capture(training.step, device=device) if captured else training.step
+        for epoch in range(4):
+            with torch.set_grad_enabled(epoch % 2 == 0):
+                for batch in gapless.prefetch(training.data, device):
+                    seen.append(read_back(device, step(batch)).tolist())
+
+    assert found == expected
+    audits = step.report.audits
+    assert (step.report.num_graphs, step.report.refusals, audits.differences) == (2, [], [])
+    assert 1 <= audits.num <= 2
+
+
 # --- when ---
 
 

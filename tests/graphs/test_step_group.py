@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -68,6 +69,39 @@ def test_groups_train_as_single_batches_do(device, size, make):
     assert step.report.num_replays + step.report.num_eager == 26
     assert step.report.num_replays == {1: 23, 2: 20, 3: 15, 4: 12}[size]
     assert step.report.num_graphs == 1
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_groups_are_audited(device, every):
+    """As one call of a longer step, which trains on each batch once; so is the remainder."""
+    data = batches(*[4] * 26)
+
+    losses, weights, step = trained(device, data, size=3, audit_every=every)
+
+    audits = step.report.audits
+    assert (losses, weights) == plainly(device, data)
+    assert audits.differences == []
+    assert 1 < audits.num <= audits.num_equal + 1
+    assert step.report.num_replays == 0 if every == 1 else step.report.num_replays > 0
+
+
+def test_a_group_that_does_something_else_is_told(device, monkeypatch):
+    """In whichever of its batches."""
+    cos = math.cos
+
+    class Patched(Training):
+        def step(self, batch):
+            return super().step(batch) * math.cos(1.0)
+
+    step = gapless.capture(Patched(device).step, device=device, steps_per_launch=2, audit_every=1)
+    loader = gapless.prefetch(batches(*[4] * 20), device)
+    for number, group in enumerate(groups(loader, 2)):
+        if number == 6:
+            monkeypatch.setattr(math, "cos", lambda x: cos(x) * 2)
+        if number < 7:
+            step(group)
+    with pytest.warns(gapless.CaptureWarning, match="audit found a difference"):
+        step(group)
 
 
 def test_batches_of_other_shapes_are_launched_one_by_one(device):
