@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import queue
 import random
 import warnings
 
@@ -225,6 +226,43 @@ def test_any_optimizer_is_put_back(kind, settings):
     assert found[0] == found[1]
 
 
+class Scaled(Training):
+    """Scales its loss."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.scaler = torch.amp.GradScaler(
+            device.torch_device.type, init_scale=8.0, growth_interval=2
+        )
+
+    def step(self, x):
+        loss = self.model(x).square().mean()
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss.detach()
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_scaler_is_put_back(is_given):
+    """Whether it is given or found; it grows as in the loop as written."""
+    found = []
+    for is_ahead in (False, True):
+        with SimulatedDevice() as device, device.allow_waits(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            training = Scaled(device)
+            step = training.step
+            if is_ahead:
+                step = ahead(training, device, scaler=training.scaler if is_given else None)
+                assert training.scaler.get_scale() == 8.0
+            losses = [step(x).item() for x in batches(device)]
+            found.append((losses, training.written(), training.scaler.get_scale()))
+
+    assert found[0] == found[1]
+    assert found[0][-1] > 8.0
+
+
 def test_an_iterator_is_not_put_back(device):
     """So nothing runs ahead, which a note says; graphs are captured as batches come."""
     numbers = iter([1.0] * 50)
@@ -243,6 +281,30 @@ def test_what_a_step_never_names_does_not_count(device):
     training.loader = iter([1.0])
 
     assert ahead(training, device).report.num_graphs == 1
+
+
+def test_what_threads_share_is_left_alone(device):
+    """A thread may put something there meanwhile, which has to stay."""
+    training = Training(device, lambda training, x, loss: training.ready.qsize())
+    training.ready = queue.Queue()
+    state = PythonState(training.step, [])
+
+    training.ready.put(1)
+    state.restore()
+
+    assert training.ready.qsize() == 1
+
+
+def test_what_cannot_be_captured_does_not_run_ahead(device):
+    """Weights that are gathered in each call are of no use to a graph."""
+    training = Training(device)
+    kind = type("FSDPModule", (nn.Linear,), {"__module__": "torch.distributed.fsdp"})
+    training.second.__class__ = kind
+
+    step = ahead(training, device)
+
+    assert "captured as batches come" in step.report.note
+    assert step.report.num_steps == 0
 
 
 def test_memory_that_does_not_suffice_for_copies(device, monkeypatch):

@@ -1012,7 +1012,8 @@ class CapturedStep:
         """
         self._ahead = snapshot
         try:
-            objection = snapshot.keep_reached_by(self.step, self._device)
+            sharded = refusal_of_step(self.step)
+            objection = sharded or snapshot.keep_reached_by(self.step, self._device)
             if objection is not None:
                 self.report.note = f"{objection.text}; graphs are captured as batches come"
                 return

@@ -11,10 +11,12 @@ import array
 import collections
 import random
 import sys
+import threading
 from collections import OrderedDict, deque
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
+from weakref import ProxyTypes
 
 import torch
 
@@ -37,8 +39,23 @@ _MOST_BYTES = 1 << 26
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
-# A step writes to none of them.
-_DATA = (torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.utils.data.Sampler)
+# A step writes to none of them, or threads do.
+_LEFT_ALONE = (
+    torch.utils.data.DataLoader,
+    torch.utils.data.Dataset,
+    torch.utils.data.Sampler,
+    threading.Thread,
+)
+
+# What these of Python's own modules hold belongs to threads, files and the like; of the others it is data.
+_OF_PYTHON = frozenset(sys.stdlib_module_names) - {
+    "argparse", "builtins", "collections", "functools", "types",
+}  # fmt: skip
+
+# These keep beside their Python what C++ knows; only the modules in them are the user's.
+_OF_TORCH = ("torch.distributed.", "torch.nn.parallel.", "torch._")
+
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 _OURS = __name__.partition(".")[0]
 _AS_THE_USERS = f"{_OURS}.nmt."
@@ -86,7 +103,8 @@ class PythonState:
             undo()
 
     def _visit(self, value: Any) -> None:
-        if isinstance(value, _PLAIN) or id(value) in self._seen:
+        # What is gone cannot be asked what it is.
+        if type(value) in ProxyTypes or isinstance(value, _PLAIN) or id(value) in self._seen:
             return
         self._seen[id(value)] = value
         for kinds, keep in _KEEPERS:
@@ -101,7 +119,8 @@ class PythonState:
         if not tensor.is_leaf:
             return
         gradient, needs = tensor.grad, tensor.requires_grad
-        there = tensor.detach() if has_address(tensor) else None
+        is_plain = type(tensor) in _PLAIN_TENSORS and has_address(tensor)
+        there = tensor.detach() if is_plain else None
 
         def undo() -> None:
             if there is not None and tensor.data_ptr() != there.data_ptr():
@@ -221,15 +240,16 @@ class PythonState:
 
     def _keep_object(self, value: Any) -> None:
         module = type(value).__module__
-        if isinstance(value, _DATA) or (
-            module.partition(".")[0] == _OURS and not module.startswith(_AS_THE_USERS)
-        ):
-            return
         if isinstance(value, torch.Generator | random.Random) or _is_numpys(value, "Generator"):
             self.generators.append(value)
             return
         if _is_numpys(value, "ndarray") and value.nbytes <= _MOST_BYTES:
             self._keep_array(value)
+            return
+        if isinstance(value, _LEFT_ALONE) or _is_left_alone(module):
+            return
+        if module.startswith(_OF_TORCH):
+            self._todo.append(getattr(value, "_modules", None))
             return
         if isinstance(value, torch.amp.GradScaler):
             self.scalers.append(value)
@@ -287,6 +307,11 @@ _KEEPERS: tuple[tuple[Any, Callable[[PythonState, Any], None]], ...] = (
 )
 
 _MISSING: Any = object()
+
+
+def _is_left_alone(module: str) -> bool:
+    package = module.partition(".")[0]
+    return package in _OF_PYTHON or (package == _OURS and not module.startswith(_AS_THE_USERS))
 
 
 def _is(one: Any, other: Any) -> bool:

@@ -242,8 +242,10 @@ def _variables_of(frame: FrameType) -> dict[str, Any]:
     kept = frame.f_locals
     found = dict(kept)
     # Up to Python 3.12 the frame keeps this table, and with it objects that the function lets go of. It may
-    # be the result of somebody's `locals()`.
-    if type(kept) is dict and sys.getrefcount(kept) <= _NUM_HOLDERS:
+    # be the result of somebody's `locals()`, and a debugger writes what it finds there into the frame.
+    tracer = type(sys.gettrace())
+    may_write = tracer is not type(None) and not tracer.__module__.startswith("coverage.")
+    if type(kept) is dict and sys.getrefcount(kept) <= _NUM_HOLDERS and not may_write:
         kept.clear()
     return found
 
