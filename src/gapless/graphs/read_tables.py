@@ -8,7 +8,8 @@ read again.
 from __future__ import annotations
 
 from collections import defaultdict
-from operator import call
+from itertools import compress, count
+from operator import call, ne
 from typing import TYPE_CHECKING, Any
 
 from gapless.device.torch_private import dict_version
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-# A dictionary that was written to before two of so many calls is read at each.
+# A dictionary that was written to before two of so many calls is read at each; but not if more than a few are
+# written to at once, as those of all modules are by `eval()`.
 _NEAR = 3
+_FEW = 8
 
 _NO_VERSION = -1
 
@@ -107,19 +110,22 @@ class Tables:
 
     def _written_hold(self, versions: list[int]) -> bool:
         """Read those that were written to since they were last read, and know them by their new versions."""
-        restless = []
-        for number, (before, now) in enumerate(zip(self._versions, versions, strict=True)):
-            if before == now:
-                continue
+        written = list(compress(count(), map(ne, versions, self._versions)))
+        for number in written:
             if not self._quiet[number]():
                 return False
-            self._versions[number] = now
-            if before != _NO_VERSION:
-                if self._num_calls - self._written[number] < _NEAR:
-                    restless.append(number)
-                self._written[number] = self._num_calls
-        for number in reversed(restless):
+        again = [number for number in written if self._versions[number] != _NO_VERSION]
+        self._versions = versions
+        if len(again) <= _FEW:
+            self._read_at_each_call(again)
+        return True
+
+    def _read_at_each_call(self, written: list[int]) -> None:
+        """Read those at each call that are written to and were so a few calls ago."""
+        near = [number for number in written if self._num_calls - self._written[number] < _NEAR]
+        for number in written:
+            self._written[number] = self._num_calls
+        for number in reversed(near):
             self._restless.append(self._quiet.pop(number))
             for of_quiet in (self._quiet_tables, self._versions, self._written):
                 del of_quiet[number]
-        return True
