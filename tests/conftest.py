@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from gapless.device.find import find_device
 from gapless.device.numerics import numerics_restored, seed_everything, set_numerics
-from gapless.graphs import audit
+from gapless.graphs import account, audit
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.data.padded_layout import PaddedLayout
 from gapless.nmt.data.sampler import MicrobatchSampler, make_loader
@@ -92,9 +92,16 @@ def own_cache_folder(no_leaks, monkeypatch, tmp_path_factory):  # noqa: F811  # 
 
 
 @pytest.fixture(autouse=True)
-def seldom_audits(request, monkeypatch):
+def seldom_audits(no_leaks, request, monkeypatch):  # noqa: F811  # likewise
     """Let tests count replays: graphs are audited seldom, unless a run asks for it (`--audit-every 1`)."""
     monkeypatch.setattr(audit, "DEFAULT_EVERY", request.config.getoption("--audit-every"))
+
+
+@pytest.fixture(autouse=True)
+def ample_room(no_leaks, monkeypatch):  # noqa: F811  # looks before, and last
+    """Let tests count replays: calls are watched from the first one on, whatever that takes."""
+    monkeypatch.setattr(account, "NUM_PLAIN", 0)
+    monkeypatch.setattr(account, "ALLOWANCE_S", 1e9)
 
 
 @pytest.fixture

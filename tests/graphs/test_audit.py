@@ -14,6 +14,7 @@ import torch
 
 import gapless
 from gapless.graphs import audit, proof
+from gapless.graphs.account import Account
 from gapless.graphs.audit import FIRST_BLOCK, LONGEST_BLOCK, Audits
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.interludes import note_interlude
@@ -334,9 +335,11 @@ def turns(num, *, every=None):
         pass
 
     report = CaptureReport()
-    audits, graph = Audits(report, every=every, now_ms=lambda: 0.0), Graph()
+    audits, graph = Audits(report, every=every, account=Account(lambda: 0.0)), Graph()
     found = []
     for number in range(num):
+        audits.begin_call()
+        audits.forget_call()
         if audits.turn_of(graph).is_due():
             found.append(number)
             audits.begin(None, graph, None)
@@ -370,9 +373,14 @@ def test_gaps_calls_of_others_and_what_is_noted_are_interludes(schedule):
 
     def made():
         report = CaptureReport()
-        return Audits(report, every=None, now_ms=lambda: now[0]), Graph()
+        return Audits(report, every=None, account=Account(lambda: now[0])), Graph()
 
-    (one, _), (other, _) = made(), made()
+    (one, graph), (other, _) = made(), made()
+    one.turn_of(graph)
+
+    def call(audits):
+        audits.begin_call()
+        audits.forget_call()
 
     def interludes(num, *, ms=10.0, others=0):
         """Return how many counted in so many calls."""
@@ -380,8 +388,9 @@ def test_gaps_calls_of_others_and_what_is_noted_are_interludes(schedule):
         for _ in range(num):
             now[0] += ms
             for _ in range(others):
-                other.note_call()
-            found.add(one.note_call())
+                call(other)
+            call(one)
+            found.add(one.num_interludes)
         return max(found) - counted[0]
 
     counted = [0]

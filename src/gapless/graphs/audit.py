@@ -28,8 +28,9 @@ from gapless.graphs.interludes import Interludes, note_interludes_for
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Hashable
 
+    from gapless.graphs.account import Account, CallTimes, What
     from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.proof import Verdict
 
@@ -83,11 +84,12 @@ class Audits:
     Args:
         report: of the object; audits are counted there.
         every: replays from one audit to the next, whatever comes between; None: `DEFAULT_EVERY`.
-        now_ms: the host's clock.
+        account: of the device, whose clock is asked.
         seed: of the places of audits; None: another than any before.
 
     Attributes:
         open: the audit whose verdict is awaited, None if there is none.
+        num_interludes: that counted so far.
     """
 
     def __init__(
@@ -95,14 +97,14 @@ class Audits:
         report: CaptureReport,
         *,
         every: int | None,
-        now_ms: Callable[[], float],
+        account: Account,
         seed: int | None = None,
     ) -> None:
         self.open: OpenAudit | None = None
         self._is_off = False
         self._report = report
         self._every = DEFAULT_EVERY if every is None else every
-        self._now_ms = now_ms
+        self._account = account
         report.audits.seed = _Process.num_objects if seed is None else seed
         self._draw = Random(report.audits.seed)
         _Process.num_objects += seed is None
@@ -112,8 +114,9 @@ class Audits:
         self._num_others_between = 0
         self._noted = Interludes.num
         self._num_noted_between = 0
-        self._num_interludes = 0
+        self.num_interludes = 0
         self._may_count_from = 0
+        self._is_in_call = False
         if self._every is None:
             note_interludes_for(self)
 
@@ -126,16 +129,19 @@ class Audits:
         if turn is None:
             self._report.audits.block = self._report.audits.block or (self._every or FIRST_BLOCK)
             turn = self._turns[graph] = AuditTurn(self, self._every, self._draw)
-            turn.num_interludes = self._num_interludes
+            turn.num_interludes = self.num_interludes
             turn.last_good = self._report.num_steps
         return turn
 
-    def note_call(self) -> int:
-        """Note that a call begins; return how many interludes there were before it.
+    def begin_call(self) -> None:
+        """Note that a call begins, unless it is known already.
 
         Sync: Does not block the host.
         """
-        now_ms = self._now_ms()
+        if self._is_in_call:
+            return
+        self._is_in_call = True
+        now_ms = self._account.begin()
         gap_ms, self._last_ms = now_ms - self._last_ms, now_ms
         self._num_own_calls += 1
         _Process.num_calls += 1
@@ -153,13 +159,25 @@ class Audits:
         if self._num_own_calls <= 2:
             self._usual_ms = gap_ms
         self._usual_ms *= 1 + _FOLLOWS if gap_ms > self._usual_ms else 1 - _FOLLOWS
-        return self._num_interludes
+
+    def end_call(self, times: CallTimes, what: What) -> None:
+        """Note that the call is over, and what it was.
+
+        Sync: Does not block the host.
+        """
+        self._is_in_call = False
+        self._account.end(times, what)
+
+    def forget_call(self) -> None:
+        """Note that the call has failed."""
+        self._is_in_call = False
 
     def begin_interlude(self) -> None:
         """Let each graph be audited at its next replay, unless an interlude counted just before."""
-        if self._num_own_calls >= self._may_count_from:
+        # Before the first replay there is nothing to audit.
+        if self._turns and self._num_own_calls >= self._may_count_from:
             self._may_count_from = self._num_own_calls + FIRST_BLOCK
-            self._num_interludes += 1
+            self.num_interludes += 1
 
     def begin(self, kind: Hashable, graph: object, verdict: Verdict) -> None:
         """Wait for the verdict of an audit."""
@@ -228,7 +246,7 @@ class AuditTurn:
         if self.is_owed:
             return True
         audits = self._audits
-        num_interludes = audits.note_call()
+        num_interludes = audits.num_interludes
         self._left -= 1
         is_after_one = self._every is None and num_interludes != self.num_interludes
         if (self._left >= 0 and not is_after_one) or audits._is_off:
@@ -236,6 +254,14 @@ class AuditTurn:
         self.num_interludes = num_interludes
         self.is_owed = True
         return True
+
+    def begin_call(self) -> bool:
+        """Note that a call begins that would be a replay; return whether it has to be an audit.
+
+        Sync: Does not block the host.
+        """
+        self._audits.begin_call()
+        return self.is_due()
 
     def begin_block(self, *, is_longer: bool = False) -> None:
         """Draw the place of the next audit, in the block behind the one that there is."""

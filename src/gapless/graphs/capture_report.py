@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from gapless.graphs.account import TimeSpent
 from gapless.graphs.padding_share import KindsSeen, padding_shares
 from gapless.report.figures import megabytes
 
@@ -91,6 +92,7 @@ class CaptureReport:
         proved: graphs that gave the same bits as the step as written.
         not_proved: graphs that could not be compared, such as for want of memory.
         proof_seconds: time that the host spent on these proofs.
+        spent: time that this object has cost, and saved.
         audits: comparisons of graphs in use with the step as written.
         rates: "tensor" if rates that change are read from the device.
         note: what else is worth knowing, None if there is nothing.
@@ -110,6 +112,7 @@ class CaptureReport:
     proved: int = 0
     not_proved: int = 0
     proof_seconds: float = 0.0
+    spent: TimeSpent = field(default_factory=TimeSpent)
     audits: AuditCounts = field(default_factory=AuditCounts)
     rates: Literal["exact", "tensor"] = "exact"
     note: str | None = None
@@ -221,6 +224,7 @@ class CaptureReport:
             parts.append(self.note)
         lines = ["; ".join(parts)]
         lines += [f"also: {text}" for text in texts[1:]]
+        lines += [str(self.spent)] if self.spent.is_worth_a_line else []
         lines += self.audits.differences
         lines += self.updates_as_written
         lines += [f"changed: {text}" for text in self.changes]
@@ -284,6 +288,11 @@ class CaptureReport:
             "proved": self.proved,
             "not_proved": self.not_proved,
             "proof_seconds": self.proof_seconds,
+            "watching_seconds": self.spent.watching_s,
+            "capturing_seconds": self.spent.capturing_s,
+            "auditing_seconds": self.spent.auditing_s,
+            "saved_seconds": self.spent.saved_s,
+            "waiting": self.spent.num_waiting,
             "audits": self.audits.num,
             "audits_equal": self.audits.num_equal,
             "audit_block": self.audits.block,

@@ -19,11 +19,13 @@ import re
 from collections import Counter, deque
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from gapless.errors import BatchError
+from gapless.graphs.account import KindTimes, account_of
 from gapless.graphs.across_ranks import refusal_of_step, refusal_of_weights
 from gapless.graphs.agreed_kinds import AgreedKinds
 from gapless.graphs.audit import Audits
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from gapless.device.base import Device
+    from gapless.graphs.account import CallTimes, What
     from gapless.graphs.call_graph import CallGraph
     from gapless.graphs.consent import Consent
     from gapless.graphs.module_trial import ModuleTrial
@@ -133,6 +136,14 @@ class StepRun:
     out: Any
     way: Literal["eager", "replay", "capture"]
     kind: Hashable | None
+    action: Literal["watch", "capture", "audit"] | None = None
+
+    @property
+    def what(self) -> What:
+        """What it is to the account."""
+        if self.way == "replay":
+            return "replay"
+        return self.action or "plain"
 
 
 def _call(replay: Callable[..., Any], *args: Any) -> Any:
@@ -275,7 +286,9 @@ class CapturedStep:
         self._ahead: Snapshot | None = None
         self._num_warmup = num_warmup
         self._pay_off = None if as_written is None else self._compare_with(as_written)
-        self._audits = Audits(self.report, every=audit_every, now_ms=device.now_ms)
+        self._account = account_of(device)
+        self._times = KindTimes(self.report.spent)
+        self._audits = Audits(self.report, every=audit_every, account=self._account)
 
     def run(self, tree: Tree) -> StepRun:
         """Train on a batch, by a graph if there is or can be one.
@@ -283,7 +296,19 @@ class CapturedStep:
         Sync: Does not block the host, except where a graph is captured ("capture"), and for values
             of the batch on which it depends what the step does ("batch_value").
         """
-        kind = self._kind_of(tree)
+        self._audits.begin_call()
+        try:
+            kind = self._kind_of(tree)
+            times = self._times.of(kind)
+            done = self._run(kind, times, tree)
+        except BaseException:
+            self._audits.forget_call()
+            raise
+        # Ranks decide together, and by no clock.
+        self._audits.end_call(times, "plain" if self._consent.asks else done.what)
+        return done
+
+    def _run(self, kind: Hashable, times: CallTimes, tree: Tree) -> StepRun:
         self._note_kind(kind, tree)
         graph = self._graphs.find(kind) if self._may_replay(kind) else None
         why_not = None if graph is None else graph.why_not(tree)
@@ -295,14 +320,14 @@ class CapturedStep:
         if self._pay_off is not None and self._pay_off.is_as_written(kind, graph):
             return StepRun(self._run_as_written(self._pay_off, kind, tree), "eager", kind)
         if graph is not None and not self._may_not_replay(graph):
-            self._try_first(graph, tree)
+            self._try_first(graph, tree, times)
             return StepRun(self._replay(graph, tree), "replay", kind)
         self._try_none_first()
         if graph is not None:
             if self._pay_off is not None:
                 self._pay_off.forget_call()
             with self._on_side_stream():
-                return self._audit_or_wait(kind, graph, tree)
+                return self._audit_or_wait(kind, graph, tree, times)
         objection = self._objection_to(tree)
         asks = self._consent.asks and self._calls is None
         if objection is not None and not asks:
@@ -310,7 +335,7 @@ class CapturedStep:
         with self._on_side_stream():
             if asks:
                 return self._run_with_others(kind, tree, objection)
-            return self._run_without_graph(kind, tree)
+            return self._run_without_graph(kind, tree, times)
 
     def run_eagerly(self, tree: Tree, *, may_come_again: bool = True) -> StepRun:
         """Train on a batch by the step itself.
@@ -476,7 +501,7 @@ class CapturedStep:
         if self._num_not_taken == _MANY_NOT_TAKEN and self.report.note is None:
             self.report.note = f"calls ran as written beside their graph: {why}"
 
-    def _try_first(self, graph: CallGraph, tree: Tree) -> None:
+    def _try_first(self, graph: CallGraph, tree: Tree, times: CallTimes) -> None:
         """Let the next call try a graph first, if it is the second time in a row."""
         if graph is not self._newest or has_values(tree.key()):
             self._newest, self.quick_call = graph, None
@@ -489,6 +514,7 @@ class CapturedStep:
                 launch=self._launch,
                 report=self.report,
                 audits=self._audits.turn_of(graph),
+                end=partial(self._audits.end_call, times, "replay"),
             )
             if self._calls is not None and self._calls.asks:
                 quick = self._calls.counted(tree.key(), quick)
@@ -506,29 +532,46 @@ class CapturedStep:
         self.report.num_replays += 1
         return out
 
-    def _run_without_graph(self, kind: Hashable, tree: Tree) -> StepRun:
+    def _run_without_graph(self, kind: Hashable, tree: Tree, times: CallTimes) -> StepRun:
         if self.report.is_rest_over:
             self.lift_refusal()
         if hash(kind) in self._refused:
             self.report.num_eager += 1
             return StepRun(self._work(tree.value), "eager", kind)
         if kind not in self._variants:
-            return StepRun(self._run_eagerly(kind, tree), "eager", kind)
+            return self._run_watched(kind, tree, times)
         if self._take_verdicts(kind):
             graph = self._graphs.find(kind)
             if graph is not None and graph.why_not(tree) is None:
                 if self._may_not_replay(graph):
-                    return self._audit_or_wait(kind, graph, tree)
+                    return self._audit_or_wait(kind, graph, tree, times)
                 return StepRun(self._replay(graph, tree), "replay", kind)
         if self.report.forbids_all:
-            return StepRun(self._run_eagerly(None, tree), "eager", kind)
+            return self._run_plain(kind, tree)
+        return self._run_and_learn(kind, tree, times)
+
+    def _run_and_learn(self, kind: Hashable, tree: Tree, times: CallTimes) -> StepRun:
+        """Capture a call whose kind was watched, or watch it again if the step reads other values."""
         variant = self._variant_now(kind)
         if variant is not None and variant.pending is not None:
-            return StepRun(self._run_eagerly(None, tree), "eager", kind)
-        if variant is not None and variant.graph is None and self._may_capture(kind):
-            self.report.num_eager += 1
-            return StepRun(self._try(kind, variant, tree), "capture", kind)
-        return StepRun(self._run_eagerly(kind, tree), "eager", kind)
+            return self._run_plain(kind, tree)
+        if variant is None or variant.graph is not None or not self._may_capture(kind):
+            return self._run_watched(kind, tree, times)
+        if not self._account.has_room_for(times, "capture"):
+            return self._run_plain(kind, tree)
+        self.report.num_eager += 1
+        return StepRun(self._try(kind, variant, tree), "capture", kind, "capture")
+
+    def _run_plain(self, kind: Hashable, tree: Tree) -> StepRun:
+        return StepRun(self._run_eagerly(None, tree), "eager", kind)
+
+    def _run_watched(self, kind: Hashable, tree: Tree, times: CallTimes) -> StepRun:
+        """Run a call as written, and watch it if there is something to see and room for that."""
+        if self._warm_ups.are_done(kind) or self.report.forbids_all:
+            return StepRun(self._run_eagerly(kind, tree), "eager", kind)
+        if times.is_new or not self._account.has_room_for(times, "watch"):
+            return self._run_plain(kind, tree)
+        return StepRun(self._run_eagerly(kind, tree), "eager", kind, "watch")
 
     # --- audits ---
 
@@ -561,10 +604,14 @@ class CapturedStep:
             self._audits.open = None
             self._let_go_of(audit.kind, variant)
 
-    def _audit_or_wait(self, kind: Hashable, graph: CallGraph, tree: Tree) -> StepRun:
+    def _audit_or_wait(
+        self, kind: Hashable, graph: CallGraph, tree: Tree, times: CallTimes
+    ) -> StepRun:
         variant = self._variant_of(kind, graph)
         if self._audits.open is not None or variant is None:
-            return StepRun(self._run_eagerly(None, tree), "eager", kind)
+            return self._run_plain(kind, tree)
+        if not self._account.has_room_for(times, "audit"):
+            return self._run_plain(kind, tree)
         assert isinstance(self._trial, Trial)
         assert isinstance(graph, StepGraph)
         self.report.num_eager += 1
@@ -577,7 +624,7 @@ class CapturedStep:
             self._let_go_of(kind, variant)
         else:
             self._audits.begin(kind, graph, tried.verdict)
-        return StepRun(self._result(tried.out, tree), "capture", kind)
+        return StepRun(self._result(tried.out, tree), "capture", kind, "audit")
 
     def _variant_of(self, kind: Hashable, graph: object) -> Variant | None:
         return next((one for one in self._variants.of(kind) if one.graph is graph), None)
@@ -672,7 +719,7 @@ class CapturedStep:
         if calls.refusal is not None:
             self._end_calls(calls, calls.refusal)
         elif graph is not None:
-            self._try_first(graph, tree)
+            self._try_first(graph, tree, self._times.of(kind))
             return StepRun(self._replay(graph, tree), "replay", kind)
         self._try_none_first()
         with self._on_side_stream():
@@ -887,7 +934,11 @@ class CapturedStep:
     ) -> PayOff:
         def counted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             self.report.num_eager += 1
-            return as_written(args, kwargs)
+            self._audits.begin_call()
+            try:
+                return as_written(args, kwargs)
+            finally:
+                self._audits.end_call(self._times.of(None), "plain")
 
         return PayOff(
             self._device,

@@ -285,6 +285,7 @@ class OptimizerInPlace:
         run_as_written = self._audits.run
         if self._audits.may_be_quick():
             if quick.run():
+                self._audits.end_call()
                 self.report.num_quick += 1
                 return
             run_as_written = quick.run_as_written

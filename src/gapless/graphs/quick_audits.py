@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.graphs.account import CallTimes, account_of
 from gapless.graphs.audit import Audits
 from gapless.graphs.device_state import DeviceState
 from gapless.graphs.kept_tensors import KeptTensors
@@ -65,7 +66,9 @@ class QuickAudits:
         self._device = device
         self._report = report
         self._memory_budget_bytes = memory_budget_bytes
-        self._audits = Audits(report, every=every, now_ms=device.now_ms, seed=report.audits.seed)
+        self._account = account_of(device)
+        self._times = CallTimes(report.spent)
+        self._audits = Audits(report, every=every, account=self._account, seed=report.audits.seed)
         self._turn = self._audits.turn_of(quick)
         self._num_differences = 0
 
@@ -82,7 +85,11 @@ class QuickAudits:
                 self._audits.end_good(audit)
             else:
                 self._note_difference(self._audits.end_bad(audit))
-        return not self._turn.is_due()
+        return not self._turn.begin_call()
+
+    def end_call(self) -> None:
+        """Note that a quick update is over: what it saves is not counted."""
+        self._audits.end_call(self._times, "plain")
 
     def run(self, step: Callable[[], Any]) -> Any:
         """Update as written, and compare this with a quick update, unless a verdict is awaited.
@@ -96,14 +103,20 @@ class QuickAudits:
             return step()
         if not self._quick.is_ready():
             return self._quick.run_as_written(step)
+        if not self._account.has_room_for(self._times, "audit"):
+            return step()
+        self._audits.begin_call()
         try:
-            return self._audit(step)
+            out = self._audit(step)
+            self._audits.end_call(self._times, "audit")
+            return out
         except NotProved as error:
             self._audits.end_all()
             self._report.note = f"no further audits: {error}"
         except Exception:
             # Of the quick update, or what the step as written is about to raise again.
             self._quick.forget_lists()
+        self._audits.forget_call()
         return step()
 
     def _audit(self, step: Callable[[], Any]) -> Any:

@@ -37,6 +37,7 @@ def quick_call(
     launch: Callable[..., Any],
     report: CaptureReport,
     audits: AuditTurn,
+    end: Callable[[], None],
 ) -> QuickCall:
     """Return a function that replays a graph on calls like one, and returns `NOT_ALIKE` of others.
 
@@ -46,6 +47,7 @@ def quick_call(
         launch: as of `CapturedStep`.
         report: where replays are counted.
         audits: of the graph: a call that is to be one is not alike.
+        end: called when a replay is launched.
 
     Sync: The function does not block the host.
     """
@@ -53,7 +55,7 @@ def quick_call(
     if are_alike is None or graph.changes_batch:
         return lambda *_: NOT_ALIKE
     form, guards_hold, replay = tree.structure(), graph.guards.hold, graph.replay_on
-    can_take, is_audit_due = graph.can_take, audits.is_due
+    can_take, is_audit_due = graph.can_take, audits.begin_call
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves: list[torch.Tensor] = []
@@ -63,6 +65,7 @@ def quick_call(
             return NOT_ALIKE
         out = launch(replay, leaves)
         report.num_replays += 1
+        end()
         return out
 
     return call

@@ -1,0 +1,265 @@
+"""The account of a process: at most a tenth more time than as written, and five seconds.
+
+To watch a call, to capture it with its proof and to audit its graph takes longer than to run it. Such an
+action begins only if
+
+    debt + expected <= W / 10 + 5 s,    debt = time so far - W
+
+where W is what all calls so far would have taken as written: the sum of `w` over them, the median of the
+plain calls of their kind. What replays save makes room for more. A kind's first two calls are not charged:
+libraries are loaded in them. Where `w` is not known yet, a call counts as if it took no time as written.
+
+The time of a call is that from its begin to the begin of the next call of any captured object, by the
+host's clock: the time of the call itself, and that between the two, which is the user's. A pause between
+them, such as an evaluation, is none of ours: of that time no more counts than a call as written takes, or
+four times what is usual between calls of this kind.
+
+The expected time of an action is that of a plain call times a factor, the largest of the last ones that
+this process has seen, or a guess as long as it has seen none.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from gapless.device.base import Device
+
+
+# What a call is, as its time goes.
+What: TypeAlias = Literal["plain", "watch", "capture", "audit", "replay"]
+
+SHARE = 0.1
+ALLOWANCE_S = 5.0
+
+# Calls of a kind that run plain at first, and are not charged.
+NUM_PLAIN = 2
+
+# Of the last plain calls of a kind the median is taken; of the last actions the largest factor.
+_NUM_PLAIN = 15
+_NUM_ACTIONS = 8
+
+# Guesses for actions that this process has not seen, as many times as long as a plain call.
+_FACTORS: dict[What, float] = {"watch": 10.0, "capture": 20.0, "audit": 5.0}
+
+_TIMES_USUAL_PAUSE = 4.0
+
+_MAX_KINDS = 10_000
+
+
+class CallTimes:
+    """The times of one kind of call of one object.
+
+    Args:
+        spent: of the object.
+
+    Attributes:
+        as_written_s: what a plain call takes, None as long as none was seen.
+        num: calls that have ended, those that are not charged included.
+    """
+
+    __slots__ = ("_pauses", "_plain", "_unknown", "as_written_s", "num", "spent", "usual_pause_s")
+
+    def __init__(self, spent: TimeSpent) -> None:
+        self.spent = spent
+        self.as_written_s: float | None = None
+        self.usual_pause_s = 0.0
+        self.num = 0
+        self._plain: deque[float] = deque(maxlen=_NUM_PLAIN)
+        self._pauses: deque[float] = deque(maxlen=_NUM_PLAIN)
+        self._unknown = 0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether calls of the kind run plain, whatever there is room for."""
+        return self.num < NUM_PLAIN
+
+    def add(self, what: What, seconds: float, pause_s: float) -> tuple[float, float]:
+        """Take note of a call; return how long it took, and what it and those before take as written.
+
+        Calls for which the latter was not known count as soon as it is.
+        """
+        self.num += 1
+        if what == "plain":
+            self._pauses.append(pause_s)
+            self.usual_pause_s = median(self._pauses)
+        counted_s = max(_TIMES_USUAL_PAUSE * self.usual_pause_s, self.as_written_s or 0.0)
+        seconds += min(pause_s, counted_s)
+        # The first call of all loads libraries.
+        if what == "plain" and self.num > 1:
+            self._plain.append(seconds)
+            self.as_written_s = median(self._plain)
+        # What was captured ahead of a run may never have run plain.
+        is_unknown = what == "replay" and self.as_written_s is None
+        if self.num <= NUM_PLAIN or is_unknown:
+            return 0.0, 0.0
+        self._unknown += 1
+        if self.as_written_s is None:
+            return seconds, 0.0
+        known_s, self._unknown = self._unknown * self.as_written_s, 0
+        self.spent.add(what, seconds - self.as_written_s)
+        return seconds, known_s
+
+
+class KindTimes:
+    """The times of all kinds of calls of one object.
+
+    Args:
+        spent: of the object.
+    """
+
+    def __init__(self, spent: TimeSpent) -> None:
+        self._spent = spent
+        # By the hash of a kind: a kind itself holds every plain value of its batch.
+        self._times: dict[int, CallTimes] = {}
+
+    def of(self, kind: Hashable) -> CallTimes:
+        """Return those of one kind; beyond many kinds all others are one."""
+        number = hash(kind) if len(self._times) < _MAX_KINDS else -1
+        times = self._times.get(number)
+        if times is None:
+            times = self._times[number] = CallTimes(self._spent)
+        return times
+
+
+@dataclass
+class TimeSpent:
+    """What one captured object has cost and saved, in seconds of the host.
+
+    Attributes:
+        watching_s: more than as written, in calls that were watched.
+        capturing_s: likewise, in calls that were captured and proved.
+        auditing_s: likewise, in audits.
+        saved_s: less than as written, in replays.
+        num_waiting: calls that ran as written since there was no room for what comes next.
+    """
+
+    watching_s: float = 0.0
+    capturing_s: float = 0.0
+    auditing_s: float = 0.0
+    saved_s: float = 0.0
+    num_waiting: int = 0
+
+    @property
+    def is_worth_a_line(self) -> bool:
+        """Whether there is anything to say."""
+        times = (self.watching_s, self.capturing_s, self.auditing_s, self.saved_s)
+        return self.num_waiting > 0 or max(times) >= _WORTH_A_WORD_S
+
+    def add(self, what: What, more_s: float) -> None:
+        """Add the time of a call beyond that of a plain one."""
+        if what == "watch":
+            self.watching_s += more_s
+        elif what == "capture":
+            self.capturing_s += more_s
+        elif what == "audit":
+            self.auditing_s += more_s
+        elif what == "replay":
+            self.saved_s -= more_s
+
+    def __str__(self) -> str:
+        """Return one line."""
+        parts = [
+            f"{seconds:.1f} s {what}"
+            for seconds, what in (
+                (self.watching_s, "watching"),
+                (self.capturing_s, "capturing and proving"),
+                (self.auditing_s, "auditing"),
+            )
+            if seconds >= _WORTH_A_WORD_S
+        ]
+        waiting = f"; {self.num_waiting} calls waited for room" if self.num_waiting else ""
+        return f"spent {', '.join(parts) or 'no time'}, saved {self.saved_s:.1f} s{waiting}"
+
+
+_WORTH_A_WORD_S = 0.05
+
+
+class Account:
+    """The account of all captured objects of a device.
+
+    Args:
+        now_ms: the host's clock.
+
+    Attributes:
+        time_s: that calls have taken, but for those that are not charged.
+        as_written_s: what these would have taken as written, as far as that is known.
+    """
+
+    def __init__(self, now_ms: Callable[[], float]) -> None:
+        self.time_s = 0.0
+        self.as_written_s = 0.0
+        self._now_ms = now_ms
+        self._factors: dict[What, deque[float]] = {}
+        self._begun_ms = self._ended_ms = 0.0
+        # The last call that has ended, and what it was.
+        self._times: CallTimes | None = None
+        self._what: What = "plain"
+
+    @property
+    def debt_s(self) -> float:
+        """How much longer calls have taken than as written; below zero if replays saved more."""
+        return self.time_s - self.as_written_s
+
+    def begin(self) -> float:
+        """Note that a call begins, and so when the user's time behind the one before has ended.
+
+        Returns:
+            The time, in milliseconds.
+
+        Sync: Does not block the host.
+        """
+        now_ms = self._now_ms()
+        if self._times is not None:
+            self._close(self._times, now_ms)
+            self._times = None
+        self._begun_ms = now_ms
+        return now_ms
+
+    def end(self, times: CallTimes, what: What) -> None:
+        """Note that a call is over, and what it was.
+
+        Sync: Does not block the host.
+        """
+        self._ended_ms = self._now_ms()
+        self._times, self._what = times, what
+
+    def _close(self, times: CallTimes, now_ms: float) -> None:
+        own_s = (self._ended_ms - self._begun_ms) / 1000.0
+        pause_s = (now_ms - self._ended_ms) / 1000.0
+        seconds, as_written_s = times.add(self._what, own_s, pause_s)
+        self.time_s += seconds
+        self.as_written_s += as_written_s
+        if self._what in _FACTORS and times.as_written_s:
+            factors = self._factors.setdefault(self._what, deque(maxlen=_NUM_ACTIONS))
+            factors.append(seconds / times.as_written_s)
+
+    def has_room_for(self, times: CallTimes, what: What) -> bool:
+        """Return whether an action may begin now; calls that never have room are counted.
+
+        Sync: Does not block the host.
+        """
+        known = self._factors.get(what)
+        factor = max(known) if known else _FACTORS[what]
+        expected_s = (times.as_written_s or 0.0) * max(factor - 1.0, 0.0)
+        has_room = self.debt_s + expected_s <= SHARE * self.as_written_s + ALLOWANCE_S
+        times.spent.num_waiting += not has_room
+        return has_room
+
+
+_ACCOUNTS: weakref.WeakKeyDictionary[Device, Account] = weakref.WeakKeyDictionary()
+
+
+def account_of(device: Device) -> Account:
+    """Return the account of a device, which is that of a process: it trains on one."""
+    account = _ACCOUNTS.get(device)
+    if account is None:
+        account = _ACCOUNTS[device] = Account(device.now_ms)
+    return account

@@ -1,0 +1,143 @@
+"""Watching, captures and audits cost at most a tenth of the time as written, and five seconds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+import gapless
+from gapless.graphs import account
+from gapless.graphs.account import ALLOWANCE_S, SHARE, Account, CallTimes, TimeSpent
+from gapless.testing.simulated.simulated_device import SimulatedDevice
+from toy_steps import Training
+
+
+NUM_PLAIN = account.NUM_PLAIN
+
+
+@pytest.fixture(autouse=True)
+def as_users_have_it(ample_room, monkeypatch):
+    """Count as for users: other tests let everything have room."""
+    monkeypatch.setattr(account, "NUM_PLAIN", NUM_PLAIN)
+    monkeypatch.setattr(account, "ALLOWANCE_S", ALLOWANCE_S)
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now * 1000.0
+
+
+class Loop:
+    """Calls of some kinds, whose times are given.
+
+    Args:
+        written: seconds of a call as written, by kind.
+        factors: of an action, as many times as long as a call as written.
+        gain: of a replay, as a part of a call as written.
+    """
+
+    def __init__(self, written, factors, gain):
+        self.clock = Clock()
+        self.account = Account(self.clock)
+        self.spent = TimeSpent()
+        self.times = [CallTimes(self.spent) for _ in written]
+        self.as_written_s = 0.0
+        self._written, self._factors, self._gain = written, factors, gain
+        self._done = [0] * len(written)
+
+    def call(self, kind, pause_s=0.0):
+        """Run a call as a captured step does: plain, watched twice, captured, replayed."""
+        times, written_s = self.times[kind], self._written[kind]
+        self.account.begin()
+        what = self._what(kind, times)
+        seconds = written_s * {"plain": 1.0, "replay": self._gain, **self._factors}[what]
+        self.clock.now += seconds
+        self.account.end(times, what)
+        self.clock.now += pause_s
+        self.as_written_s += written_s
+        return what
+
+    def _what(self, kind, times):
+        done = self._done[kind]
+        if done >= 3:
+            return "replay"
+        what = "watch" if done < 2 else "capture"
+        if times.is_new or not self.account.has_room_for(times, what):
+            return "plain"
+        self._done[kind] += 1
+        return what
+
+
+seconds = st.floats(0.001, 0.5)
+
+
+@given(
+    written=st.lists(seconds, min_size=1, max_size=20),
+    order=st.lists(st.integers(0, 19), min_size=1, max_size=400),
+    watch=st.floats(1.0, 10.0),
+    capture=st.floats(1.0, 20.0),
+    gain=st.floats(0.05, 1.0),
+)
+def test_the_promise_holds_for_all_orders_of_kinds(written, order, watch, capture, gain):
+    """At each call, as long as no action takes longer than was guessed."""
+    loop = Loop(written, {"watch": watch, "capture": capture}, gain)
+    for number in order:
+        loop.call(number % len(written))
+        assert loop.clock.now <= (1 + SHARE) * loop.as_written_s + ALLOWANCE_S + 1e-6
+
+
+@given(factor=st.floats(1.0, 200.0), written=seconds)
+def test_an_action_that_takes_longer_than_was_guessed_is_the_last_for_long(factor, written):
+    loop = Loop([written] * 50, {"watch": factor, "capture": factor}, 1.0)
+    for number in range(2_000):
+        loop.call(number % 50)
+    most = written * factor
+    assert loop.clock.now <= (1 + SHARE) * loop.as_written_s + ALLOWANCE_S + most
+
+
+def test_what_replays_save_makes_room():
+    loop = Loop([0.5] * 10, {"watch": 10.0, "capture": 20.0}, 0.1)
+    done = [loop.call(number % 10) for number in range(4_000)]
+    assert done[-10:] == ["replay"] * 10
+    assert loop.spent.saved_s > 0
+    assert loop.spent.num_waiting > 0
+
+
+def test_a_pause_is_none_of_ours():
+    """An evaluation between two calls is no time that replays have cost."""
+    loop = Loop([0.01], {"watch": 3.0, "capture": 5.0}, 0.1)
+    for _ in range(200):
+        loop.call(0)
+    before = loop.account.debt_s
+    loop.call(0, pause_s=100.0)
+    loop.call(0)
+    assert loop.account.debt_s < before + 0.02
+
+
+def test_a_wait_of_each_call_is_a_part_of_it():
+    """Where the loop waits for the device between calls, a replay saves only what that leaves."""
+    loop = Loop([0.01], {"watch": 3.0, "capture": 5.0}, 0.1)
+    for _ in range(10):
+        loop.call(0, pause_s=0.03)
+    assert loop.times[0].as_written_s == pytest.approx(0.04)
+
+
+def test_a_rare_shape_stays_plain_and_the_report_says_what_was_spent(monkeypatch):
+    """Its calls are not watched where the account is short, and have the same results."""
+    monkeypatch.setattr(account, "ALLOWANCE_S", -1.0)
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+        torch.manual_seed(0)
+        training = Training(device)
+        step = gapless.capture(training.step, device=device)
+        for batch in gapless.prefetch(training.data * 2, device):
+            step(batch)
+    assert step.report.num_graphs == 0
+    assert step.report.spent.num_waiting == len(training.data) * 2 - NUM_PLAIN
+    assert "waited for room" in str(step.report)
+    assert step.report.as_dict()["waiting"] == step.report.spent.num_waiting
