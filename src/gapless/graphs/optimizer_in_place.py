@@ -288,6 +288,7 @@ class OptimizerInPlace:
                 self._audits.end_call()
                 self.report.num_quick += 1
                 return
+            self._audits.forget_call()
             run_as_written = quick.run_as_written
         objection = self._objection_to_gradients(list(map(_gradient_of, weights_of(self.target))))
         self._run_as_written(objection, partial(run_as_written, self._as_written))

@@ -91,6 +91,10 @@ class QuickAudits:
         """Note that a quick update is over: what it saves is not counted."""
         self._audits.end_call(self._times, "plain")
 
+    def forget_call(self) -> None:
+        """Note that an update was not quick after all."""
+        self._audits.forget_call()
+
     def run(self, step: Callable[[], Any]) -> Any:
         """Update as written, and compare this with a quick update, unless a verdict is awaited.
 
