@@ -20,7 +20,7 @@ from gapless.testing import SimulatedDevice
 
 def site():
     """Return the name of the line that is found from the caller on, "" if there is none."""
-    return CreateGraphSearch().site(sys._getframe(1))
+    return CreateGraphSearch().site(sys._getframe(1), nn.Identity())
 
 
 # --- what is found ---
@@ -176,6 +176,15 @@ def test_a_partial_function_leads_on():
     assert found
 
 
+def test_code_without_lines_to_read_is_found_by_its_names():
+    """As it is typed at a prompt."""
+    names = {"site": site}
+    text = "def loop(loss):\n    return site() or loss.backward(create_graph=loss.is_late)"
+    exec(compile(text, "typed.py", "exec"), names)
+
+    assert names["loop"](None) == "typed.py:1"
+
+
 # --- what is not ---
 
 
@@ -202,8 +211,8 @@ def of_options(options):
 
 def within_options(options, loss=None):
     found = site()
-    if options.penalty > 0:
-        torch.autograd.grad(loss, loss, create_graph=True)
+    if options.penalty > 0 and loss is not None:
+        loss.backward(create_graph=True)
     return found
 
 
@@ -251,9 +260,8 @@ def test_a_flag_is_followed_to_the_object_that_has_it(is_second_order):
 
 def test_a_branch_that_is_never_taken_is_nothing():
     """What decides it is an option that nobody sets."""
-    loss = torch.ones(1, requires_grad=True).sum()
     for penalty in (0.0, 1.0):
-        assert (within_options(Namespace(penalty=penalty), loss) != "") == (penalty > 0)
+        assert (within_options(Namespace(penalty=penalty)) != "") == (penalty > 0)
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -343,3 +351,64 @@ def test_whoever_asks_for_an_error_gets_it():
         gapless.capture(model, device=device, on_refusal="raise")
         with pytest.raises(gapless.CaptureRefused, match="create_graph=True"):
             slope_penalty(model, torch.ones(2, 8).to(device.torch_device))
+
+
+# --- whose gradients they are ---
+
+
+def penalty_of(critic, real, fake):
+    between = torch.lerp(real, fake, 0.5).requires_grad_()
+    scores = critic(between)
+    (slope,) = torch.autograd.grad(
+        outputs=scores.sum(), inputs=between, create_graph=True, retain_graph=True
+    )
+    return (slope.norm(dim=1) - 1).square().mean()
+
+
+def adversarial(device, *, is_captured, penalty=None, num=24):
+    """Train two networks, of which one gets a penalty late; return both."""
+    torch.manual_seed(0)
+    place = device.torch_device
+    maker = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8)).to(place)
+    critic = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)).to(place)
+    rates = [torch.optim.SGD(one.parameters(), lr=0.05) for one in (maker, critic)]
+    if is_captured:
+        gapless.capture(maker, critic, device=device)
+    draw = torch.Generator().manual_seed(1)
+    for number in range(num):
+        noise = torch.randn(4, 3, generator=draw).to(place)
+        real = torch.randn(4, 8, generator=draw).to(place)
+        if number % 2:
+            rates[0].zero_grad()
+            (-critic(maker(noise)).mean()).backward()
+            rates[0].step()
+            continue
+        with torch.no_grad():
+            fake = maker(noise)
+        loss = critic(fake).mean() - critic(real).mean()
+        if number > 11:
+            if penalty is None:
+                loss = loss + penalty_of(critic, real, fake)
+            else:
+                loss = loss + penalty(critic, real, fake)
+        rates[1].zero_grad()
+        loss.backward()
+        rates[1].step()
+    return maker, critic
+
+
+@pytest.mark.parametrize("penalty", [None, penalty_of])
+def test_a_module_that_no_such_gradient_goes_through_is_captured(penalty):
+    """The code says which module it is of, unless nobody knows who calls it."""
+    with SimulatedDevice() as device, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = adversarial(device, is_captured=False, penalty=penalty)
+        found = adversarial(device, is_captured=True, penalty=penalty)
+
+        for one, other in zip(plain, found, strict=True):
+            assert [weight.tolist() for weight in one.parameters()] == [
+                weight.tolist() for weight in other.parameters()
+            ]
+    reports = list(map(gapless.capture_report, found))
+    of_gradients = [any(r.kind == "create_graph" for r in one.refusals) for one in reports]
+    assert of_gradients == [penalty is not None, True]

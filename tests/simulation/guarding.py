@@ -194,6 +194,25 @@ def examples_are_left_out_where_a_step_takes_from_an_iterator(device):
     assert "cannot be put back" in step.report.note
 
 
+@scenario(only=ONE)
+def examples_are_left_out_where_weights_are_sharded(device):
+    """No graph could take them, and what gathers them keeps more than Python shows."""
+    with device.allow_waits():
+        training = toy_steps.Training(device)
+        training.part = torch.nn.Linear(2, 2)
+        named = {"__module__": "torch.distributed.fsdp"}
+        training.part.__class__ = type("FSDPModule", (torch.nn.Linear,), named)
+        step = gapless.capture(
+            training.step,
+            example_inputs=training.data[:1],
+            model=training.model,
+            optimizer=training.optimizer,
+            device=device,
+        )
+    assert step.report.num_graphs == 0
+    assert "fully_shard" in step.report.note
+
+
 class WritesAround(toy_steps.Training):
     """Writes beside its weights, into memory and into containers."""
 

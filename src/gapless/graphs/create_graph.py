@@ -24,7 +24,8 @@ import torch
 
 from gapless.device.user_line import UserCode, module_that_runs
 from gapless.graphs.code_kinds import site_of
-from gapless.graphs.static_values import UNKNOWN, StaticValues, truth
+from gapless.graphs.modules_between import ModulesBetween
+from gapless.graphs.static_values import UNKNOWN, StaticValues, arguments_of, truth
 from gapless.graphs.user_functions import UserFunctions
 
 
@@ -55,13 +56,14 @@ class CreateGraphSearch:
     def __init__(self) -> None:
         self._own = UserCode(module_that_runs())
         # By the code on the stack, and what its variables hold: a loop calls many modules from few places.
-        self._known: dict[Any, str] = {}
+        self._known: dict[Any, list[_Place]] = {}
 
-    def site(self, frame: FrameType | None) -> str:
+    def site(self, frame: FrameType | None, module: torch.nn.Module) -> str:
         """Return file:line of one that the code on the stack leads to, "" if there is none.
 
         Args:
             frame: the innermost of the stack.
+            module: that it may be of.
         """
         functions = UserFunctions(self._own)
         while frame is not None:
@@ -72,33 +74,120 @@ class CreateGraphSearch:
         found = self._known.get(key)
         if found is None:
             functions.follow()
-            found = _site_in(functions)
-            if len(self._known) < _MOST_KNOWN:
+            found = _places_in(functions)
+            is_of_any = all(place.modules is None for place in found)
+            if is_of_any and len(self._known) < _MOST_KNOWN:
                 self._known[key] = found
-        return found
+        return next((place.site for place in found if place.may_be_of(module)), "")
 
 
-def _site_in(functions: UserFunctions) -> str:
-    """Return file:line of the first backward pass whose gradients may be differentiated."""
+@dataclass(frozen=True)
+class _Place:
+    """A backward pass whose gradients may be differentiated.
+
+    Attributes:
+        site: file and line.
+        modules: whose gradients they are; None if that is not known.
+    """
+
+    site: str
+    modules: list[torch.nn.Module] | None
+
+    def may_be_of(self, module: torch.nn.Module) -> bool:
+        """Return whether they may be gradients of a module, or of a part of it."""
+        if self.modules is None:
+            return True
+        within = set(module.modules())
+        return any(one in within or module in set(one.modules()) for one in self.modules)
+
+
+def _places_in(functions: UserFunctions) -> list[_Place]:
+    """Return the backward passes whose gradients may be differentiated."""
     mentions = {
         code: found
         for code in functions.places
         if _is_worth_reading(code) and (found := _mentions_of_function(code))
     }
+    # What was typed at a prompt has no lines to read.
+    unread = [code for code in functions.places if _names_flag(code) and not _text_of(code)]
+    places = [_Place(site_of(code, None), None) for code in unread]
     if not mentions:
-        return ""
+        return places
     stored = frozenset[str]().union(*map(_attributes_set_by, functions.places))
     for code, found in mentions.items():
         names = functions.names_in(code)
         for mention in found:
             values = StaticValues(names, mention.around, stored, flag=_FLAG)
             if mention.may_ask(values):
-                return site_of(code, mention.node.lineno)
-    return ""
+                modules = _modules_of(mention, values, functions, stored)
+                places.append(_Place(site_of(code, mention.node.lineno), modules))
+    return places
+
+
+def _modules_of(
+    mention: _Mention, values: StaticValues, functions: UserFunctions, stored: frozenset[str]
+) -> list[torch.nn.Module] | None:
+    """Return the modules between outputs and inputs of a gradient; None if that is not known."""
+    ends = mention.ends()
+    if ends is None or not any(values.value(mention.node.func) is one for one in _BY_PLACE):  # type: ignore[attr-defined]
+        return None
+    outputs, inputs = ends
+    function = values.function()
+    given: dict[str, list[Any]] = {}
+    if isinstance(function, ast.FunctionDef):
+        given = _arguments_given(function, functions, stored)
+    return ModulesBetween(values, inputs, given).behind(outputs)
+
+
+def _arguments_given(
+    function: ast.FunctionDef, functions: UserFunctions, stored: frozenset[str]
+) -> dict[str, list[Any]]:
+    """Return what a function is called with by the code that is known, where all of that is known."""
+    found: dict[str, list[Any]] = {name: [] for name in arguments_of(function)}
+    if functions.are_given(function.name):  # who calls it then is not known
+        return {}
+    for code in functions.places:
+        calls = list(_calls_of(function.name, code)) if _names(code, function.name) else []
+        if _num_uses(code, function.name) > len(calls):
+            return {}
+        names = functions.names_in(code)
+        for call, around in calls:
+            values = StaticValues(names, around, stored, flag=_FLAG)
+            given = _given_by(call, function)
+            for name in found:
+                found[name].append(values.value(given[name]) if name in given else UNKNOWN)
+    return {name: some for name, some in found.items() if some and UNKNOWN not in some}
+
+
+def _names(code: CodeType, name: str) -> bool:
+    return name in code.co_names or name in code.co_freevars or name in code.co_varnames
+
+
+def _num_uses(code: CodeType, name: str) -> int:
+    """Return how often a function names another one, to call it or to hand it on."""
+    if not _names(code, name):
+        return 0
+    return sum(
+        at.argval == name and at.opname.startswith("LOAD") for at in dis.get_instructions(code)
+    )
+
+
+def _given_by(call: ast.Call, function: ast.FunctionDef) -> dict[str, ast.expr]:
+    names = list(arguments_of(function))
+    if isinstance(call.func, ast.Attribute) and names[:1] == ["self"]:
+        del names[0]
+    if any(isinstance(one, ast.Starred) for one in call.args):
+        return {}
+    found = dict(zip(names, call.args, strict=False))
+    return found | {one.arg: one.value for one in call.keywords if one.arg is not None}
 
 
 def _is_worth_reading(code: CodeType) -> bool:
-    return not _HINTS.isdisjoint(code.co_names) or any(
+    return not _HINTS.isdisjoint(code.co_names) or _names_flag(code)
+
+
+def _names_flag(code: CodeType) -> bool:
+    return any(
         constant == _FLAG or (isinstance(constant, tuple) and _FLAG in constant)
         for constant in code.co_consts
     )
@@ -120,6 +209,14 @@ class _Mention:
     around: tuple[ast.AST, ...]
     callee: tuple[Any, ...] | None = None
 
+    def ends(self) -> tuple[ast.expr, ast.expr] | None:
+        """Return the outputs and the inputs of a call of `torch.autograd.grad`, None if it is none."""
+        if not isinstance(self.node, ast.Call):
+            return None
+        named = {one.arg: one.value for one in self.node.keywords}
+        both = [*self.node.args[:2], *[named[n] for n in ("outputs", "inputs") if n in named]]
+        return (both[0], both[1]) if len(both) == 2 else None
+
     def may_ask(self, values: StaticValues) -> bool:
         """Return whether it may ask for gradients that can be differentiated.
 
@@ -140,20 +237,39 @@ class _Mention:
 
 @cache
 def _mentions_in(path: str, text: str) -> list[_Mention]:
+    return [
+        mention for node, around in _nodes_in(path, text) for mention in _mentions_of(node, around)
+    ]
+
+
+@cache
+def _nodes_in(path: str, text: str) -> list[tuple[ast.AST, tuple[ast.AST, ...]]]:
+    """Return the calls, tables and assignments of a file, and what each stands in."""
     try:
         tree = ast.parse(text, path)
     except (SyntaxError, ValueError):  # magic of notebooks
         return []
-    found: list[_Mention] = []
+    found: list[tuple[ast.AST, tuple[ast.AST, ...]]] = []
 
     def visit(node: ast.AST, around: tuple[ast.AST, ...]) -> None:
-        found.extend(_mentions_of(node, around))
+        if isinstance(node, ast.Call | ast.Dict | ast.Assign):
+            found.append((node, around))
         inner = (node, *around)
         for child in ast.iter_child_nodes(node):
             visit(child, inner)
 
     visit(tree, ())
     return found
+
+
+def _calls_of(name: str, code: CodeType) -> Iterator[tuple[ast.Call, tuple[ast.AST, ...]]]:
+    """Yield the calls in a function of what has a name, and what each stands in."""
+    own = _lines_of(code)
+    for node, around in _nodes_in(code.co_filename, _text_of(code)):
+        if not isinstance(node, ast.Call) or own.isdisjoint(_range_of(node)):
+            continue
+        if getattr(node.func, "attr", getattr(node.func, "id", "")) == name:
+            yield node, around
 
 
 def _mentions_of(node: ast.AST, around: tuple[ast.AST, ...]) -> Iterator[_Mention]:
@@ -188,15 +304,20 @@ def _is_flag(node: ast.expr) -> bool:
 
 
 def _mentions_of_function(code: CodeType) -> list[_Mention]:
-    text = "".join(linecache.getlines(code.co_filename))
-    own = {line for _, _, line in code.co_lines() if line is not None}
-    return [
-        mention
-        for mention in _mentions_in(code.co_filename, text)
-        if not own.isdisjoint(
-            range(mention.node.lineno, (mention.node.end_lineno or mention.node.lineno) + 1)
-        )
-    ]
+    own, found = _lines_of(code), _mentions_in(code.co_filename, _text_of(code))
+    return [mention for mention in found if not own.isdisjoint(_range_of(mention.node))]
+
+
+def _text_of(code: CodeType) -> str:
+    return "".join(linecache.getlines(code.co_filename))
+
+
+def _lines_of(code: CodeType) -> set[int]:
+    return {line for _, _, line in code.co_lines() if line is not None}
+
+
+def _range_of(node: ast.expr) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 @cache

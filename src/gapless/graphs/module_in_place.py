@@ -298,7 +298,7 @@ class ModuleInPlace:
         first call, and by each that is to be captured.
         """
         if self._num_differentiated < _MANY_DIFFERENTIATED:
-            site, before = _SEARCH.site(sys._getframe(1)), self._differentiates
+            site, before = _SEARCH.site(sys._getframe(1), self.target), self._differentiates
             self._differentiates = may_differentiate(site) if site else None
             self._asks_who_differentiates = bool(site)
             if before is not None and before != self._differentiates:

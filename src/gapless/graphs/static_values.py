@@ -93,6 +93,18 @@ class StaticValues:
             inner = node
         return True
 
+    def function(self) -> _Function | None:
+        """Return the innermost function around, None in the body of a file."""
+        return next((place for place in self.around if isinstance(place, _FUNCTIONS)), None)
+
+    def stores_of(self, name: str) -> list[ast.expr] | None:
+        """Return all that a variable of the innermost function is assigned; None if that is not plain."""
+        place = self.function() or self.around[-1]
+        stores = _stores_in(place).get(name, [])
+        plain = [one for one in stores if one is not None]
+        is_known = plain and len(plain) == len(stores) and name not in _set_within(place)
+        return plain if is_known else None
+
     def value(self, node: ast.expr, *, depth: int = _DEEPEST) -> Any:
         """Return what an expression is in all calls, `UNKNOWN` if that is not known.
 
@@ -108,7 +120,7 @@ class StaticValues:
         for place in self.around:
             if isinstance(place, ast.ClassDef) or not isinstance(place, (*_FUNCTIONS, ast.Module)):
                 continue
-            if isinstance(place, _FUNCTIONS) and node.id in _arguments_of(place):
+            if isinstance(place, _FUNCTIONS) and node.id in arguments_of(place):
                 return self._of_argument(node.id, place, depth)
             stores = _stores_in(place).get(node.id)
             if stores is not None:
@@ -121,7 +133,7 @@ class StaticValues:
         value = self.names.own.get(name, UNKNOWN)
         if value is not UNKNOWN and not isinstance(value, _PLAIN):
             return value
-        default = _arguments_of(place)[name]
+        default = arguments_of(place)[name]
         if name == self.flag and default is not None:
             return self.value(default, depth=depth)
         return False if name == self.flag else UNKNOWN
@@ -201,13 +213,19 @@ def truth(value: Any) -> bool:
 
 
 def _attribute_of(base: Any, name: str, missing: Any) -> Any:
+    # Torch looks up modules within a module, and no others, in a table of its own.
+    parts = (
+        vars(base).get("_modules") if isinstance(getattr(base, "__dict__", None), dict) else None
+    )
+    if isinstance(parts, dict) and name in parts:
+        return parts[name]
     found = inspect.getattr_static(base, name, missing)
     is_computed = hasattr(type(found), "__get__") and not isinstance(found, FunctionType | type)
     return UNKNOWN if is_computed and found is not missing else found
 
 
 @cache
-def _arguments_of(place: _Function) -> dict[str, ast.expr | None]:
+def arguments_of(place: _Function) -> dict[str, ast.expr | None]:
     """Return the names of a function's arguments, each with its default."""
     given = place.args
     named = [*given.posonlyargs, *given.args]

@@ -153,6 +153,15 @@ class UserFunctions:
         """Return whether a function is one of them."""
         return function.__code__ in self.places
 
+    def are_given(self, name: str) -> bool:
+        """Return whether variables on the stack hold a function of this name by another one."""
+        return any(
+            getattr(_kind_of(part), "co_name", None) == name and key != name
+            for variables in self._variables.values()
+            for key, value in variables.items()
+            for part in self._parts_of_variable(value)
+        )
+
     def owns_class(self, kind: type) -> bool:
         """Return whether a class is the user's."""
         module = sys.modules.get(kind.__module__)
