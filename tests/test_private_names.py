@@ -26,7 +26,6 @@ LOOKED_UP_IN = {
 # the line out.
 STILL: dict[str, int] = {
     "graphs/across_ranks.py": 1,
-    "graphs/addresses.py": 2,
     "graphs/batch_changes.py": 1,
     "graphs/batch_reads.py": 2,
     "graphs/captor.py": 1,

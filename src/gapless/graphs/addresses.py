@@ -36,12 +36,7 @@ def lie_where(tensors: Sequence[torch.Tensor]) -> Callable[[list[torch.Tensor]],
     Sync: The function does not block the host.
     """
     addresses = list(map(torch.Tensor.data_ptr, tensors))
-    # In builds with CUDA torch compares them all in one call.
-    are_equal = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
-    if are_equal is None:
-        return lambda others: list(map(torch.Tensor.data_ptr, others)) == addresses
-    numbers = list(range(len(tensors)))
-    return lambda others: are_equal(others, addresses, numbers)
+    return lambda others: list(map(torch.Tensor.data_ptr, others)) == addresses
 
 
 def share_memory(tensors: Sequence[torch.Tensor]) -> bool:
