@@ -6,6 +6,7 @@ import collections
 import enum
 import functools
 import sys
+from operator import is_
 from types import (
     BuiltinFunctionType,
     FunctionType,
@@ -51,6 +52,13 @@ def is_plain(value: Any) -> bool:
     return isinstance(value, (float, *_BY_EQUALITY, *_TORCH_PLAIN, *_BY_IDENTITY))
 
 
+def is_value(value: Any) -> bool:
+    """Return whether a value stands for itself, so that an equal one is as good."""
+    if issubclass(type(value), tuple | frozenset):
+        return all(map(is_value, value))
+    return is_plain(value)
+
+
 def is_number_like(value: Any) -> bool:
     """Return whether a value's type is one of Python's own, whose items compare by value."""
     return type(value) in (int, float, bool, str, bytes, NoneType, complex)
@@ -91,6 +99,13 @@ def same(before: Any, after: Any, depth: int = _DEPTH) -> bool:
     if isinstance(before, _BY_IDENTITY):
         return False
     return _same_parts(before, after, depth - 1)
+
+
+def are_same_items(before: Any, after: Any) -> bool:
+    """Return whether two sequences have the same items, most of which are the same objects."""
+    return len(before) == len(after) and (
+        all(map(is_, before, after)) or all(map(same, before, after))
+    )
 
 
 def _same_attributes(before: Any, after: Any, depth: int) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
-from gapless.graphs.plain_values import same, shown
+from gapless.graphs.plain_values import is_scalar_of_numpy, is_value, same, shown
 from gapless.graphs.value_places import MISSING
 
 
@@ -89,6 +89,30 @@ class Check:
             is_part = before.startswith("its ")
             after = f"other {before[4:]}" if is_part else f"another {type(now).__name__}"
         return Change(self.name, self.site, before, after, self.is_memory)
+
+
+def check_of(
+    read: Callable[[], Any],
+    expected: Any,
+    *,
+    name: str,
+    site: str = "",
+    is_memory: bool | None = None,
+) -> Check:
+    """Return a check of a thing, equal values of which are as good if it is a plain value."""
+    by_value = True
+    if is_memory is None:
+        by_value = is_value(expected) or is_scalar_of_numpy(expected)
+        is_memory = not by_value and expected is not MISSING
+    return Check(read, expected, name, site, is_memory, by_value)
+
+
+def check_of_length(container: Any, name: str, site: str = "") -> Check:
+    """Return a check of how many items a container has."""
+    return check_of(
+        lambda: Shown(f"{len(container)} items"), Shown(f"{len(container)} items"), name=name,
+        site=site, is_memory=False,
+    )  # fmt: skip
 
 
 def compared_together(

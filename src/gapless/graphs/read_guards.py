@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import collections
 import functools
-import gc
 import io
 import os
 import threading
 import weakref
 from functools import partial
-from operator import call, is_
+from operator import call
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -28,21 +27,22 @@ from gapless.graphs.addresses import address_of
 from gapless.graphs.bulk_checks import BulkChecks
 from gapless.graphs.code_kinds import CodeKind, is_foreign, site_of
 from gapless.graphs.code_reads import compares_objects
+from gapless.graphs.content_checks import MOST_BYTES, ContentChecks
 from gapless.graphs.hooks_and_classes import HooksAndClasses
 from gapless.graphs.plain_values import (
+    are_same_items,
     is_array,
     is_number_like,
     is_plain,
-    is_scalar_of_numpy,
+    is_value,
     same,
 )
-from gapless.graphs.read_check import Check, Content, Members, Shown
+from gapless.graphs.read_check import Members, Shown, check_of, check_of_length
 from gapless.graphs.same_tensors import are_the_same
 from gapless.graphs.tensor_forms import TensorForms
 from gapless.graphs.value_places import (
     BUFFERS,
     HOOK_TABLES,
-    MISSING,
     Place,
     entries_of,
     names_another_class,
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 
 # Items of longer containers are compared in a loop.
 _MOST_INLINE = 8
-_MOST_BYTES = 1 << 20
 
 # Subclasses may compare as they like.
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -94,6 +93,7 @@ class ReadGuards:
         self._on_device = on_device
         self._carried = set(carried)
         self._checks = BulkChecks()
+        self._contents = ContentChecks(self._checks)
         self._seen: set[tuple[Any, ...]] = set()
         self.tensors: list[torch.Tensor] = []
         self._tensors: dict[int, tuple[torch.Tensor, str, str]] = {}
@@ -170,7 +170,7 @@ class ReadGuards:
         readers = environment_readers(device_type)
         values = [reader() for _, reader in readers]
         for (name, reader), value in zip(readers, values, strict=True):
-            self._checks.tell(_check(reader, value, name=name))
+            self._checks.tell(check_of(reader, value, name=name))
         ask = [reader for _, reader in readers]
         return lambda: list(map(call, ask)) == values
 
@@ -181,7 +181,7 @@ class ReadGuards:
         self._owners.append(place.owner)
         place = place.without_holder()
         value = place.read()
-        check = _check(place.read, value, name=place.name, site=place.site)
+        check = check_of(place.read, value, name=place.name, site=place.site)
         check.behind = place.behind
         if is_in_whole:
             self._checks.tell(check)
@@ -192,42 +192,28 @@ class ReadGuards:
 
     def _add_array_or_tensor(self, value: Any, name: str, site: str) -> None:
         if is_array(value):
-            self._add_array(value, name, site)
+            self._contents.add_array(value, name, site)
         elif isinstance(value, torch.Tensor):
             self._add_tensor(value, name, site)
-
-    def _add_array(self, value: Any, name: str, site: str) -> None:
-        key = ("array", id(value))
-        if key in self._seen or value.nbytes > _MOST_BYTES:
-            return
-        self._seen.add(key)
-        if value.dtype.hasobject:
-            read = lambda: value.ravel().tolist()  # noqa: E731
-            items = read()
-            check = _check(read, items, name=name, site=site, is_memory=False)
-            self._checks.add(check, lambda: not _changed(read(), items))
-            return
-        self._add_content_of(value.tobytes, name, site)
 
     def _add_object(self, value: Any, name: str) -> None:
         """Compare an object's class, and what those are asked for that are made in C."""
         if isinstance(value, functools._lru_cache_wrapper):
-            self._add_results_of(value, name)
+            self._contents.add_results_of(value, name)
         elif isinstance(value, io.StringIO | io.BytesIO) and not names_another_class(value):
-            self._add_text(value, name)
+            self._contents.add_text(value, name)
         elif isinstance(value, BUFFERS) and not names_another_class(value):
             data: Any = value
-            content = bytes(data)
-            if len(content) <= _MOST_BYTES:
-                self._add_content_of(partial(bytes, data), name, "")
+            if len(bytes(data)) <= MOST_BYTES:
+                self._contents.add_bytes(partial(bytes, data), name, "")
         elif not is_foreign(type(value)) and entries_of(value) is not None:
             # It may be let go: a weak reference of the step's would show it.
             kind, referent = type(value), _referent_of(value)
             entries = entries_of(value)
-            of_kind = _check(
+            of_kind = check_of(
                 lambda: _kind_shown(referent()), _kind_shown(value), name=name, is_memory=False
             )
-            of_entries = _check(lambda: entries_of(referent()), entries, name=f"{name}.__dict__")
+            of_entries = check_of(lambda: entries_of(referent()), entries, name=f"{name}.__dict__")
             if isinstance(value, threading.local):
                 self._checks.add(of_kind, lambda: type(referent()) is kind)
                 self._checks.add(of_entries)
@@ -235,32 +221,12 @@ class ReadGuards:
                 self._checks.add_object(referent, kind, entries, [of_kind, of_entries])
             self._add_bases(kind)
 
-    def _add_results_of(self, function: Any, name: str) -> None:
-        """Compare whether a cache holds what it held: one that is cleared makes new results."""
-        now = partial(_results_of, function)
-        kept = now()
-        read = lambda: Shown("other results" if _changed(now(), kept) else "its results")  # noqa: E731
-        check = _check(read, Shown("its results"), name=name, is_memory=False)
-        self._checks.add(check, lambda: not _changed(now(), kept))
-
-    def _add_text(self, text: Any, name: str) -> None:
-        if text.closed or len(text.getvalue()) <= _MOST_BYTES:
-            told = lambda: None if text.closed else (text.getvalue(), text.tell())  # noqa: E731
-            self._add_told(told, "its text", name)
-
-    def _add_told(self, ask: Callable[[], Any], what: str, name: str) -> None:
-        """Compare what an object made in C tells of itself."""
-        told = ask()
-        read = lambda: Shown(what if ask() == told else "another one")  # noqa: E731
-        check = _check(read, Shown(what), name=name, is_memory=False)
-        self._checks.add(check, lambda: bool(ask() == told))
-
     def _add_bases(self, kind: type) -> None:
         """Compare in which order classes are asked for what a class has not."""
         key = ("bases", id(kind))
         if key not in self._seen:
             self._seen.add(key)
-            check = _check(
+            check = check_of(
                 lambda: kind.__mro__, kind.__mro__, name=f"the bases of {kind.__name__}",
                 is_memory=False,
             )  # fmt: skip
@@ -268,7 +234,7 @@ class ReadGuards:
 
     def _add_state(self, reader: Callable[[], Any], name: str, site: str) -> None:
         value = reader()
-        check = _check(reader, value, name=f"the state of {name}", site=site, is_memory=False)
+        check = check_of(reader, value, name=f"the state of {name}", site=site, is_memory=False)
         self._checks.add(check, lambda: same(value, reader()))
 
     def _add_container(self, value: Any, name: str, site: str) -> None:
@@ -280,7 +246,7 @@ class ReadGuards:
         if isinstance(value, type(os.environ)):
             data: dict[Any, Any] = vars(value)["_data"]
             copy = dict(data)
-            check = _check(lambda: dict(data), copy, name=name, site=site, is_memory=False)
+            check = check_of(lambda: dict(data), copy, name=name, site=site, is_memory=False)
             self._checks.add(check, lambda: data == copy)
         elif isinstance(value, dict | MappingProxyType):
             self._add_mapping(value, name, site)
@@ -288,7 +254,7 @@ class ReadGuards:
             self._add_sequence(value, name, site)
         elif isinstance(value, set | frozenset) and all(map(is_plain, value)):
             members = frozenset(value)
-            check = _check(
+            check = check_of(
                 lambda: frozenset(value), members, name=name, site=site, is_memory=False
             )
             self._checks.add(check, lambda: bool(value == members))
@@ -299,7 +265,7 @@ class ReadGuards:
         """Compare which objects a set holds; their own `__eq__` is not asked."""
         self._owners += value
         members = Members(map(id, value))
-        check = _check(
+        check = check_of(
             lambda: Members(map(id, value)), members, name=name, site=site, is_memory=False
         )
         self._checks.add(check, lambda: frozenset(map(id, value)) == members)
@@ -308,7 +274,7 @@ class ReadGuards:
         self._owners.append(value)
         keys = list(value)
         if all(map(is_plain, keys)):
-            check = _check(lambda: list(value), keys, name=name, site=site, is_memory=False)
+            check = check_of(lambda: list(value), keys, name=name, site=site, is_memory=False)
             self._checks.add_keys(value, keys, check)
         else:
             self._add_length(value, name, site)
@@ -325,8 +291,8 @@ class ReadGuards:
             and (all(map(is_number_like, items)) or len(items) > 1_000)
         ):
             is_memory = not all(map(is_number_like, items))
-            check = _check(lambda: list(value), items, name=name, site=site, is_memory=is_memory)
-            self._checks.add(check, lambda: not _changed(value, items))
+            check = check_of(lambda: list(value), items, name=name, site=site, is_memory=is_memory)
+            self._checks.add(check, lambda: are_same_items(items, value))
             return
         is_whole = self._is_compared_as_a_whole(value)
         if is_whole:
@@ -339,7 +305,7 @@ class ReadGuards:
                 if isinstance(item, torch.Tensor):
                     self._add_tensor(item, f"{name}[{index}]", site)
                 elif is_array(item):
-                    self._add_array(item, f"{name}[{index}]", site)
+                    self._contents.add_array(item, f"{name}[{index}]", site)
             else:
                 place = Place("item", value, index, name=f"{name}[{index}]", site=site)
                 self._add_place(place, is_in_whole=is_whole)
@@ -352,7 +318,7 @@ class ReadGuards:
         return not any(kind == "item" and owner == id(value) for kind, owner, _ in self._carried)
 
     def _add_length(self, value: Any, name: str, site: str) -> None:
-        self._checks.add_length(value, len(value), _check_of_length(value, name, site))
+        self._checks.add_length(value, len(value), check_of_length(value, name, site))
 
     def _add_module(self, module: nn.Module, name: str) -> None:
         entries = vars(module)
@@ -378,7 +344,7 @@ class ReadGuards:
             self._add_script(module, name)
         for table in HOOK_TABLES:
             if entries.get(table):
-                self._checks.tell(_check_of_length(entries[table], f"{name}.{table}"))
+                self._checks.tell(check_of_length(entries[table], f"{name}.{table}"))
 
     def _add_parts(self, parts: dict[str, Any], name: str) -> None:
         """Compare which parts a module has, and their order: that in which they are called."""
@@ -388,7 +354,7 @@ class ReadGuards:
             is_mixed = set(parts) == set(keys) and list(parts) != keys
             return Shown("another order" if is_mixed else f"{len(parts)} items")
 
-        check = _check(read, Shown(f"{len(keys)} items"), name=name, is_memory=False)
+        check = check_of(read, Shown(f"{len(keys)} items"), name=name, is_memory=False)
         self._checks.add_keys(parts, keys, check)
 
     def _add_script(self, module: Any, name: str) -> None:
@@ -396,8 +362,8 @@ class ReadGuards:
         read = module._c.getattr
         for key in module._concrete_type.get_attributes():
             value = read(key)
-            if _is_value(value) or isinstance(value, list | dict):
-                check = _check(partial(read, key), value, name=f"{name}.{key}", is_memory=False)
+            if is_value(value) or isinstance(value, list | dict):
+                check = check_of(partial(read, key), value, name=f"{name}.{key}", is_memory=False)
                 self._checks.add(check)
 
     def _add_function(self, function: Any) -> None:
@@ -409,7 +375,7 @@ class ReadGuards:
         for part in ("__code__", "__defaults__", "__kwdefaults__"):
             value = getattr(function, part)
             if value is not None:
-                check = _check(
+                check = check_of(
                     partial(getattr, function, part), value, name=function.__qualname__,
                     site=site_of(code, None), is_memory=True,
                 )  # fmt: skip
@@ -450,47 +416,18 @@ class ReadGuards:
         for tensor, name, site in known:
             self._add_hooks(tensor, name)
             if not self._on_device(tensor):
-                self._add_version(tensor, name, site)
-                self._add_content(tensor, name, site)
+                self._contents.add_tensor(tensor, name, site)
 
     def _add_hooks(self, tensor: torch.Tensor, name: str) -> None:
         for table in HOOK_TABLES:
             hooks = getattr(tensor, table, None)
             if hooks:
-                self._checks.tell(_check_of_length(hooks, f"{name}.{table}"))
+                self._checks.tell(check_of_length(hooks, f"{name}.{table}"))
 
     def _add_hooks_of_all_modules(self) -> None:
         for name, hooks in hooks_of_all_modules().items():
             if hooks:
-                self._checks.tell(_check_of_length(hooks, f"torch.nn.modules.module.{name}"))
-
-    def _add_content(self, tensor: torch.Tensor, name: str, site: str) -> None:
-        """Compare the bytes: writes through `.data` and numpy move no version."""
-        memory = _memory_of(tensor)
-        if memory is None:
-            return
-        address = tensor.data_ptr()
-        read = lambda: Shown("its memory" if tensor.data_ptr() == address else "other memory")  # noqa: E731
-        check = _check(read, Shown("its memory"), name=name, site=site, is_memory=True)
-        self._checks.add(check, lambda: tensor.data_ptr() == address)
-        self._add_content_of(memory.tobytes, name, site)
-
-    def _add_content_of(self, read: Callable[[], bytes], name: str, site: str) -> None:
-        content = read()
-        check = _check(
-            lambda: Content(read()), Content(content), name=name, site=site, is_memory=False
-        )
-        self._checks.add(check, lambda: read() == content)
-
-    def _add_version(self, tensor: torch.Tensor, name: str, site: str) -> None:
-        if tensor.is_inference():
-            return
-        version = tensor._version
-        check = _check(
-            lambda: Shown(f"its content, version {tensor._version}"),
-            Shown(f"its content, version {version}"), name=name, site=site, is_memory=False,
-        )  # fmt: skip
-        self._checks.add(check, lambda: tensor._version == version)
+                self._checks.tell(check_of_length(hooks, f"torch.nn.modules.module.{name}"))
 
     # --- the function ---
 
@@ -516,29 +453,6 @@ class ReadGuards:
 _FAILURES = (LookupError, AttributeError, ValueError)
 
 
-def _check(
-    read: Callable[[], Any],
-    expected: Any,
-    *,
-    name: str,
-    site: str = "",
-    is_memory: bool | None = None,
-) -> Check:
-    """Return a check of a thing, equal values of which are as good if it is a plain value."""
-    by_value = True
-    if is_memory is None:
-        by_value = _is_value(expected) or is_scalar_of_numpy(expected)
-        is_memory = not by_value and expected is not MISSING
-    return Check(read, expected, name, site, is_memory, by_value)
-
-
-def _check_of_length(container: Any, name: str, site: str = "") -> Check:
-    return _check(
-        lambda: Shown(f"{len(container)} items"), Shown(f"{len(container)} items"), name=name,
-        site=site, is_memory=False,
-    )  # fmt: skip
-
-
 def _may_walk_parts(module: nn.Module) -> bool:
     """Return whether a module may call parts that it has not yet; torch's own have all of theirs."""
     is_container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
@@ -550,45 +464,8 @@ def _kind_shown(value: Any) -> Shown:
     return Shown("another" if value is None else f"one {type(value).__name__}")
 
 
-def _memory_of(tensor: torch.Tensor) -> Any:
-    """Return an array of the bytes of a plain tensor on the host, None of others."""
-    is_plain_tensor = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    if not is_plain_tensor or tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        return None
-    if not tensor.is_contiguous() or tensor.nbytes > _MOST_BYTES or tensor.is_conj():
-        return None
-    return tensor.detach().view(-1).view(torch.uint8).numpy()
-
-
-def _results_of(function: Any) -> list[Any]:
-    """Return what a cache of results holds: the ends of a long one, and how often it was asked in vain."""
-    info = function.cache_info()
-    tables = [part for part in gc.get_referents(function) if type(part) is dict]
-    found = next((table for table in tables if table is not vars(function)), {})
-    results = list(found.values())
-    ends = results if len(results) <= _MOST_RESULTS else [results[0], results[-1]]
-    return [info.misses, info.currsize, *ends]
-
-
-# Whoever clears a cache makes all of its results anew.
-_MOST_RESULTS = 100
-
-
 def _referent_of(value: Any) -> Callable[[], Any]:
     """Return a function that returns a value, None once nobody else holds it."""
     # Torch leaves weak references to its streams and events behind.
     has_refs = type(value).__weakrefoffset__ and not isinstance(value, STREAM_TYPES)
     return weakref.ref(value) if has_refs else lambda: value
-
-
-def _is_value(value: Any) -> bool:
-    """Return whether a value stands for itself, so that an equal one is as good."""
-    if issubclass(type(value), tuple | frozenset):
-        return all(map(_is_value, value))
-    return is_plain(value)
-
-
-def _changed(value: Any, items: list[Any]) -> bool:
-    if len(value) != len(items):
-        return True
-    return not all(map(is_, value, items)) and not all(map(same, items, value))
