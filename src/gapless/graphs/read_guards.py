@@ -443,9 +443,13 @@ class ReadGuards:
 
         def holds() -> bool:
             try:
-                return all(map(call, all_of))
+                # A loop of Python calls its functions sooner than C does.
+                for hold in all_of:
+                    if not hold():
+                        return False
             except _FAILURES:
                 return False
+            return True
 
         return holds
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +26,7 @@ class TensorForms:
         self._known = [each for each in tensors if _has_address(each[0])]
         self._tensors = [tensor for tensor, _, _ in self._known]
         self._ids = frozenset(map(id, self._tensors))
-        self._lie_still = partial(lie_where(self._tensors), self._tensors)
+        self._lie_there = lie_where(self._tensors)
         self._addresses = list(map(torch.Tensor.data_ptr, self._tensors))
         self._forms = list(map(_form_of, self._tensors))
         self._match: Callable[..., bool] | None = None
@@ -42,7 +41,7 @@ class TensorForms:
         Sync: Does not block the host.
         """
         return not self._tensors or (
-            self._lie_still()
+            self._lie_there(self._tensors)
             and ((self._match is not None and self._match(*self._tensors)) or self._forms_hold())
         )
 
