@@ -37,6 +37,11 @@ class AgreedKinds:
         """Yield the hash of each settled kind, and the kind if it was captured."""
         yield from self._settled.items()
 
+    @property
+    def captured(self) -> set[int]:
+        """The places of the kinds that were captured."""
+        return {place for place, kind in enumerate(self._settled.values()) if kind is not None}
+
     def num_asked(self, kind: Hashable) -> int:
         """Count a call without a graph; return how many there were after the warm-up, if positive."""
         self._num_calls[hash(kind)] += 1

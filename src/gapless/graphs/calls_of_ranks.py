@@ -17,6 +17,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gapless.graphs.audits_of_ranks import AuditsOfRanks
 from gapless.graphs.consent import Readiness
 from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal
@@ -68,6 +69,7 @@ class _Told:
         call: number of the call.
         calls: a number for all calls so far, of which kinds they were and which were replays.
         readiness: with the kind of this call.
+        audit: whether it can audit this call.
         is_open: whether a kind is open.
         gives_up: whether nothing is captured any more.
     """
@@ -76,6 +78,7 @@ class _Told:
     call: int
     calls: int
     readiness: Readiness
+    audit: Readiness
     is_open: bool
     gives_up: bool
 
@@ -88,16 +91,21 @@ class CallsOfRanks:
 
     Args:
         host_waits: the door for the waits for other ranks ("agreement").
+        audit_every: as of `AuditsOfRanks`.
 
     Attributes:
         asks: whether the step talks to other ranks.
         refusal: why nothing is captured any more, on all ranks; None: it may be.
         is_over: whether the step has been told so, and runs as written.
+        is_audit: whether all ranks audit the call of now.
+        audits: at which calls they do.
     """
 
     _num_that_talk = 0
 
-    def __init__(self, host_waits: HostWaits) -> None:
+    def __init__(self, host_waits: HostWaits, *, audit_every: int | None = None) -> None:
+        self.is_audit = False
+        self.audits = AuditsOfRanks(audit_every)
         self.asks = False
         self.refusal: Refusal | None = None
         self.is_over = False
@@ -164,6 +172,7 @@ class CallsOfRanks:
         readiness: Readiness,
         *,
         is_replay: bool,
+        can_audit: bool,
         is_open: bool,
         gives_up: bool,
     ) -> Readiness | None:
@@ -173,6 +182,7 @@ class CallsOfRanks:
             kind: of the call.
             readiness: of this rank to capture it.
             is_replay: whether there is a graph for it.
+            can_audit: whether that can be audited.
             is_open: whether there may be one later.
             gives_up: whether nothing is captured any more on this rank.
 
@@ -182,13 +192,17 @@ class CallsOfRanks:
         Sync: Blocks the host until all ranks are here, if they tell each other ("agreement").
         """
         self._count(kind, is_replay=is_replay)
+        self.is_audit = False
         if is_open:
             self._open_until = self._call + _CALLS_OPEN
         if self._call < self._next_question:
             return None
         is_open = self._call < self._open_until
         gives_up = gives_up or self._talks_to_some
-        told = _Told(self._step, self._call, self._calls, readiness, is_open, gives_up)
+        audit = Readiness.READY if can_audit else Readiness.NOT_YET
+        if self.audits.cannot:
+            audit = Readiness.NEVER
+        told = _Told(self._step, self._call, self._calls, readiness, audit, is_open, gives_up)
         of_ranks: list[Any] = self._told_by_all(told)
         if not all(isinstance(other, _Told) and told.is_like(other) for other in of_ranks):
             self.refusal = UNLIKE
@@ -198,7 +212,34 @@ class CallsOfRanks:
             return Readiness.NEVER
         are_open = any(other.is_open for other in of_ranks)
         self._next_question = self._call + (1 if are_open else _CALLS_BETWEEN)
+        self.is_audit = self._is_audit(Readiness(min(other.audit for other in of_ranks)))
+        self._ask_at_audit()
         return Readiness(min(other.readiness for other in of_ranks))
+
+    def note_captured(self) -> None:
+        """Let all ranks audit, from here on, what they have captured at this call."""
+        self.audits.begin(self._call)
+        self._ask_at_audit()
+
+    def end_audit(self, found: Readiness) -> Readiness:
+        """Tell the others what this rank has found in an audit; return the least of all.
+
+        Raises:
+            RanksError: another rank is gone, or does not come.
+
+        Sync: Blocks the host until all ranks have told ("agreement").
+        """
+        found = self.least(found)
+        self.audits.end(self._call, found)
+        self._ask_at_audit()
+        return found
+
+    def _is_audit(self, least: Readiness) -> bool:
+        return self.audits.is_due(self._call) and self.audits.decide(self._call, least)
+
+    def _ask_at_audit(self) -> None:
+        if self.audits.next_call > self._call:
+            self._next_question = min(self._next_question, self.audits.next_call)
 
     def counted(self, kind: Hashable, replay: QuickCall) -> QuickCall:
         """Return a quick call that counts its replays, and takes none where ranks tell each other.

@@ -115,7 +115,8 @@ class CaptureSettings:
 
     def new_consent(self) -> CallsOfRanks:
         """Return what asks the ranks of a user's own loop, if a step talks to them."""
-        return CallsOfRanks(HostWaits(self.device, wait_stats=self.wait_stats))
+        host_waits = HostWaits(self.device, wait_stats=self.wait_stats)
+        return CallsOfRanks(host_waits, audit_every=self.audit_every)
 
     @property
     def compares_replays(self) -> bool:

@@ -33,7 +33,8 @@ from gapless.graphs.batch_changes import BatchWatch, returns_part_of
 from gapless.graphs.batch_reads import BatchReads, has_values, without_values
 from gapless.graphs.calls_of_ranks import CallsOfRanks
 from gapless.graphs.capture_report import CaptureReport
-from gapless.graphs.consent import Alone, ConsentOfRanks, Readiness
+from gapless.graphs.consent import Alone, Readiness
+from gapless.graphs.consent_of_ranks import ConsentOfRanks
 from gapless.graphs.gradient_graph import is_used_up, used_up
 from gapless.graphs.graph_cache import GraphCache
 from gapless.graphs.graph_limits import GraphLimits
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
     from gapless.graphs.account import CallTimes, What
+    from gapless.graphs.audits_of_ranks import AuditsOfRanks
     from gapless.graphs.call_graph import CallGraph
     from gapless.graphs.consent import Consent
     from gapless.graphs.module_trial import ModuleTrial
@@ -317,6 +319,8 @@ class CapturedStep:
             graph = None
         if self._calls is not None and self._calls.asks and not self._calls.is_over:
             return self._run_at_call(self._calls, kind, tree, graph)
+        if self._of_ranks is not None and self._is_audit_of_ranks(self._of_ranks, kind, graph):
+            return self._audit_with_others(self._of_ranks, kind, tree, graph)
         if self._pay_off is not None and self._pay_off.is_as_written(kind, graph):
             return StepRun(self._run_as_written(self._pay_off, kind, tree), "eager", kind)
         if graph is not None and not self._may_not_replay(graph):
@@ -415,6 +419,7 @@ class CapturedStep:
         note_interlude()
         if self._of_ranks is None or not self._agreed:  # as on all ranks
             return
+        self._of_ranks.begin_epoch()
         places = self._of_ranks.any_of(self._to_be_asked_again())
         for number in self._agreed.open_again(places):
             if not self._refused.get(number):
@@ -517,6 +522,8 @@ class CapturedStep:
                 end=partial(self._audits.end_call, times, "replay"),
             )
             if self._calls is not None and self._calls.asks:
+                # They decide together on audits, which is no turn of this graph alone.
+                self._audits.end_all()
                 quick = self._calls.counted(tree.key(), quick)
             known[graph] = quick
         found = known[graph]
@@ -709,7 +716,78 @@ class CapturedStep:
                 self._refuse_for_others(kind)
         else:
             self._agreed.settle(kind, is_captured=True)
+            ranks = self._of_ranks or self._calls
+            assert ranks is not None
+            ranks.note_captured()
         return out
+
+    def _can_audit(self, kind: Hashable, graph: CallGraph | None) -> bool:
+        return (
+            isinstance(self._trial, Trial)
+            and graph is not None
+            and self._variant_of(kind, graph) is not None
+        )
+
+    def _is_audit_of_ranks(
+        self, ranks: ConsentOfRanks, kind: Hashable, graph: CallGraph | None
+    ) -> bool:
+        can_audit = self._can_audit(kind, graph)
+        return ranks.is_audit(Readiness.READY if can_audit else Readiness.NOT_YET)
+
+    def _audit_with_others(
+        self,
+        ranks: ConsentOfRanks | CallsOfRanks,
+        kind: Hashable,
+        tree: Tree,
+        graph: CallGraph | None,
+    ) -> StepRun:
+        """Audit a graph at a call at which all ranks do, and act with them on what any has found.
+
+        Sync: Blocks the host until the audit is done, and all have told ("capture", "agreement").
+        """
+        assert isinstance(graph, StepGraph)
+        assert isinstance(self._trial, Trial)
+        variant = self._variant_of(kind, graph)
+        assert variant is not None
+        self._try_none_first()
+        self.report.num_eager += 1
+        with self._on_side_stream(), ranks.capturing():
+            tried = self._trial.audit(tree, graph, variant.watched, variant.exactness)
+            self._host_waits.wait_stream(self._device.current_stream(), reason="capture")
+        found = Readiness.NOT_YET
+        if tried.not_proved is not None:
+            # The others are told when they ask next.
+            ranks.audits.cannot, found = True, Readiness.READY
+            self.report.note = f"no further audits: {tried.not_proved}"
+        elif tried.verdict is not None and not tried.refusals:
+            self._audits.begin(kind, graph, tried.verdict)
+            tried.verdict.arrived()
+            if tried.verdict.holds:
+                found = Readiness.READY
+            elif variant.exactness.repeats_bits:
+                found = Readiness.NEVER
+        self._end_audit_with_others(ranks.end_audit(found), found, ranks.audits)
+        return StepRun(self._result(tried.out, tree), "capture", kind)
+
+    def _end_audit_with_others(
+        self, of_all: Readiness, own: Readiness, audits: AuditsOfRanks
+    ) -> None:
+        audit, self._audits.open = self._audits.open, None
+        if audit is not None and own is Readiness.READY:
+            self._audits.end_good(audit)
+        self.report.audits.block = audits.block
+        if of_all is Readiness.READY:
+            return
+        text = "an audit on another rank found a difference. Graphs are dropped on all ranks"
+        if own is Readiness.NEVER and audit is not None:
+            text = self._audits.end_bad(audit)
+        elif of_all is Readiness.NEVER:
+            self.report.audits.differences.append(text)
+        self.drop_graphs()
+        # All ranks at this call, so that they ask each other in the next ones.
+        self._agreed.open_again(self._agreed.captured)
+        if audits.num_differences > 1:
+            self.report.refuse(_proved_wrong(text))
 
     def _run_at_call(
         self, calls: CallsOfRanks, kind: Hashable, tree: Tree, graph: CallGraph | None
@@ -718,6 +796,8 @@ class CapturedStep:
         least = self._tell_others(calls, kind, tree, graph)
         if calls.refusal is not None:
             self._end_calls(calls, calls.refusal)
+        elif graph is not None and calls.is_audit:
+            return self._audit_with_others(calls, kind, tree, graph)
         elif graph is not None:
             self._try_first(graph, tree, self._times.of(kind))
             return StepRun(self._replay(graph, tree), "replay", kind)
@@ -745,6 +825,7 @@ class CapturedStep:
             kind,
             readiness,
             is_replay=graph is not None,
+            can_audit=self._can_audit(kind, graph),
             is_open=graph is None and readiness is not Readiness.NEVER,
             gives_up=self.report.forbids_all_for_good,
         )

@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from gapless.pipeline.host_waits import HostWaits
-    from gapless.ranks import Ranks
-
 
 class Readiness(IntEnum):
     """How far a rank is with a kind of call."""
@@ -67,56 +64,3 @@ class Alone:
     def capturing(self) -> AbstractContextManager[None]:
         """Tell nobody."""
         return nullcontext()
-
-
-class ConsentOfRanks:
-    """The consent of several ranks.
-
-    Args:
-        ranks: to ask.
-        host_waits: the door for the waits for them ("agreement").
-    """
-
-    asks = True
-
-    def __init__(self, ranks: Ranks, host_waits: HostWaits) -> None:
-        self._ranks = ranks
-        self._host_waits = host_waits
-
-    def watch(self) -> AbstractContextManager[None]:
-        """See nothing: that the step talks to others is known."""
-        return nullcontext()
-
-    def least(self, readiness: Readiness) -> Readiness:
-        """Return the least readiness of all ranks.
-
-        Raises:
-            RanksError: another rank is gone.
-
-        Sync: Blocks the host until all ranks have answered ("agreement").
-        """
-        with self._host_waits.blocking("agreement"):
-            return Readiness(min(self._ranks.agree(int(readiness))))
-
-    def any_of(self, places: set[int]) -> set[int]:
-        """Return what any rank names; each calls this at the same points of the run.
-
-        Args:
-            places: that this rank names.
-
-        Raises:
-            RanksError: another rank is gone.
-
-        Sync: Blocks the host until all ranks have answered ("agreement").
-        """
-        with self._host_waits.blocking("agreement"):
-            return set().union(*self._ranks.agree(sorted(places)))
-
-    def capturing(self) -> AbstractContextManager[None]:
-        """Tell the others, so that none of them takes this one for standing still."""
-        return self._ranks.pause("capture")
-
-
-def consent_of(ranks: Ranks, host_waits: HostWaits) -> Consent:
-    """Return how to ask these ranks."""
-    return Alone() if ranks.world == 1 else ConsentOfRanks(ranks, host_waits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gapless.graphs.captured_step import CapturedStep
-from gapless.graphs.consent import consent_of
+from gapless.graphs.consent_of_ranks import consent_of
 from gapless.graphs.graph_limits import GraphLimits
 from gapless.graphs.snapshot import Snapshot
 from gapless.loop.auto import AutoSteps
