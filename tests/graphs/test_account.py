@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 import gapless
 from gapless.graphs import account
-from gapless.graphs.account import ALLOWANCE_S, SHARE, Account, CallTimes, TimeSpent
+from gapless.graphs.account import ALLOWANCE_S, GREEDY_S, SHARE, Account, CallTimes, TimeSpent
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import Training
 
@@ -21,6 +21,7 @@ def as_users_have_it(ample_room, monkeypatch):
     """Count as for users: other tests let everything have room."""
     monkeypatch.setattr(account, "NUM_PLAIN", NUM_PLAIN)
     monkeypatch.setattr(account, "ALLOWANCE_S", ALLOWANCE_S)
+    monkeypatch.setattr(account, "GREEDY_S", GREEDY_S)
 
 
 class Clock:
@@ -68,7 +69,12 @@ class Loop:
         if done >= 3:
             return "replay"
         what = "watch" if done < 2 else "capture"
-        if times.is_new or not self.account.has_room_for(times, what):
+        may = (
+            self.account.has_room_for(times, what)
+            if done >= 2
+            else self.account.may_learn(times, has_begun=done > 0)
+        )
+        if times.is_new or not may:
             return "plain"
         self._done[kind] += 1
         return what

@@ -14,6 +14,9 @@ host's clock: the time of the call itself, and that between the two, which is th
 them, such as an evaluation, is none of ours: of that time no more counts than a call as written takes, or
 four times what is usual between calls of this kind.
 
+What there is room for is not always worth it: once some kinds have been learnt, a kind has to have come so
+often that replays of its calls so far would have saved what learning it takes.
+
 The expected time of an action is that of a plain call times a factor, the largest of the last ones that
 this process has seen, or a guess as long as it has seen none.
 """
@@ -51,7 +54,17 @@ _FACTORS: dict[What, float] = {"watch": 10.0, "capture": 20.0, "audit": 5.0}
 
 _TIMES_USUAL_PAUSE = 4.0
 
+# What watching leaves is for captures of what was watched, and what these leave for audits.
+_SHARES: dict[What, float] = {"watch": 0.6, "capture": 0.8, "audit": 1.0}
+
+# Up to this debt all kinds are learnt as they come, beyond it those that come often.
+GREEDY_S = 1.5
+
+# Of a call as written, saved by a replay, as a guess.
+_SHARE_SAVED = 0.6
+
 _MAX_KINDS = 10_000
+_OTHERS = -1
 
 
 class CallTimes:
@@ -62,15 +75,16 @@ class CallTimes:
 
     Attributes:
         as_written_s: what a plain call takes, None as long as none was seen.
+        most_of_replay_s: more than this is not counted between the begins of a replay and of the next call.
         num: calls that have ended, those that are not charged included.
     """
 
-    __slots__ = ("_pauses", "_plain", "_unknown", "as_written_s", "num", "spent", "usual_pause_s")
+    __slots__ = ("_pauses", "_plain", "_unknown", "as_written_s", "most_of_replay_s", "num", "spent", "usual_pause_s")  # fmt: skip
 
     def __init__(self, spent: TimeSpent) -> None:
         self.spent = spent
         self.as_written_s: float | None = None
-        self.usual_pause_s = 0.0
+        self.usual_pause_s = self.most_of_replay_s = 0.0
         self.num = 0
         self._plain: deque[float] = deque(maxlen=_NUM_PLAIN)
         self._pauses: deque[float] = deque(maxlen=_NUM_PLAIN)
@@ -96,6 +110,8 @@ class CallTimes:
         if what == "plain" and self.num > 1:
             self._plain.append(seconds)
             self.as_written_s = median(self._plain)
+            pauses_s = _TIMES_USUAL_PAUSE * self.usual_pause_s
+            self.most_of_replay_s = max(self.as_written_s, pauses_s)
         # What was captured ahead of a run may never have run plain.
         is_unknown = what == "replay" and self.as_written_s is None
         if self.num <= NUM_PLAIN or is_unknown:
@@ -122,10 +138,10 @@ class KindTimes:
 
     def of(self, kind: Hashable) -> CallTimes:
         """Return those of one kind; beyond many kinds all others are one."""
-        number = hash(kind) if len(self._times) < _MAX_KINDS else -1
-        times = self._times.get(number)
+        times = self._times.get(hash(kind))
         if times is None:
-            times = self._times[number] = CallTimes(self._spent)
+            number = hash(kind) if len(self._times) < _MAX_KINDS else _OTHERS
+            times = self._times.setdefault(number, CallTimes(self._spent))
         return times
 
 
@@ -217,9 +233,21 @@ class Account:
         Sync: Does not block the host.
         """
         now_ms = self._now_ms()
-        if self._times is not None:
-            self._close(self._times, now_ms)
+        times = self._times
+        if times is not None:
             self._times = None
+            as_written_s = times.as_written_s
+            if self._what == "replay" and as_written_s is not None:
+                # The short way of `_close`: nothing that a replay takes of the host is measured apart.
+                seconds = (now_ms - self._begun_ms) / 1000.0
+                if seconds > times.most_of_replay_s:
+                    seconds = times.most_of_replay_s
+                times.num += 1
+                times.spent.saved_s += as_written_s - seconds
+                self.time_s += seconds
+                self.as_written_s += as_written_s
+            else:
+                self._close(times, now_ms)
         self._begun_ms = now_ms
         return now_ms
 
@@ -228,12 +256,14 @@ class Account:
 
         Sync: Does not block the host.
         """
-        self._ended_ms = self._now_ms()
+        if what != "replay":
+            self._ended_ms = self._now_ms()
         self._times, self._what = times, what
 
     def _close(self, times: CallTimes, now_ms: float) -> None:
-        own_s = (self._ended_ms - self._begun_ms) / 1000.0
-        pause_s = (now_ms - self._ended_ms) / 1000.0
+        ended_ms = self._begun_ms if self._what == "replay" else self._ended_ms
+        own_s = (ended_ms - self._begun_ms) / 1000.0
+        pause_s = (now_ms - ended_ms) / 1000.0
         seconds, as_written_s = times.add(self._what, own_s, pause_s)
         self.time_s += seconds
         self.as_written_s += as_written_s
@@ -241,17 +271,41 @@ class Account:
             factors = self._factors.setdefault(self._what, deque(maxlen=_NUM_ACTIONS))
             factors.append(seconds / times.as_written_s)
 
-    def has_room_for(self, times: CallTimes, what: What) -> bool:
-        """Return whether an action may begin now; calls that never have room are counted.
+    def may_learn(self, times: CallTimes, *, has_begun: bool) -> bool:
+        """Return whether a kind may be watched: there is room, and it has begun or is likely to be worth it.
+
+        The first kinds are. Once they have taken a while, a kind is if its calls so far would have been
+        saved as much as learning it takes: what comes seldom stays plain.
 
         Sync: Does not block the host.
         """
-        known = self._factors.get(what)
-        factor = max(known) if known else _FACTORS[what]
-        expected_s = (times.as_written_s or 0.0) * max(factor - 1.0, 0.0)
-        has_room = self.debt_s + expected_s <= SHARE * self.as_written_s + ALLOWANCE_S
+        if has_begun:
+            return self.has_room_for(times, "watch")
+        expected_s = 2 * self._expected_s(times, "watch") + self._expected_s(times, "capture")
+        is_worth_it = times.num * (times.as_written_s or 0.0) * _SHARE_SAVED >= expected_s
+        is_early = self.debt_s <= SHARE * self.as_written_s + GREEDY_S
+        may = (is_early or is_worth_it) and self._leaves_room(expected_s, "watch")
+        times.spent.num_waiting += not may
+        return may
+
+    def has_room_for(self, times: CallTimes, what: What) -> bool:
+        """Return whether an action may begin now; calls that wait for that are counted.
+
+        Sync: Does not block the host.
+        """
+        has_room = self._leaves_room(self._expected_s(times, what), what)
         times.spent.num_waiting += not has_room
         return has_room
+
+    def _leaves_room(self, expected_s: float, what: What) -> bool:
+        room_s = _SHARES[what] * (SHARE * self.as_written_s + ALLOWANCE_S)
+        return self.debt_s + expected_s <= room_s
+
+    def _expected_s(self, times: CallTimes, what: What) -> float:
+        """Return how much longer an action is expected to take than a plain call; 0.0 if none was seen."""
+        known = self._factors.get(what)
+        factor = max(known) if known else _FACTORS[what]
+        return (times.as_written_s or 0.0) * max(factor - 1.0, 0.0)
 
 
 _ACCOUNTS: weakref.WeakKeyDictionary[Device, Account] = weakref.WeakKeyDictionary()

@@ -177,6 +177,7 @@ class CapturedStep:
             returns what it returns.
         work: takes the value of a tree and does the step on it; None: the step takes the value
             as its batch.
+        plain_work: the same in calls of which nothing is learnt; None: as `work`.
         rates: what becomes of rates that change: see `gapless.capture`.
         may_cut: whether a graph may be cut at an update: see `Updates`.
         returns_copies: whether replays return tensors that no later replay overwrites.
@@ -208,6 +209,7 @@ class CapturedStep:
         on_side_stream: Callable[[], AbstractContextManager[None]] = nullcontext,
         launch: Callable[..., Any] = _call,
         work: Callable[[Any], Any] | None = None,
+        plain_work: Callable[[Any], Any] | None = None,
         rates: Literal["exact", "tensor"] = "exact",
         may_cut: bool = True,
         returns_copies: bool = False,
@@ -232,6 +234,7 @@ class CapturedStep:
         self._launch = launch
         self._returns_copies = returns_copies
         self._work = work or work_of_batch(step)
+        self._plain_work = plain_work or self._work
         self._optimizers = KnownOptimizers()
         self._weights = KnownWeights(self._optimizers)
         self._host_watch = HostWatch(
@@ -559,13 +562,14 @@ class CapturedStep:
 
     def _run_and_learn(self, kind: Hashable, tree: Tree, times: CallTimes) -> StepRun:
         """Capture a call whose kind was watched, or watch it again if the step reads other values."""
-        variant = self._variant_now(kind)
-        if variant is not None and variant.pending is not None:
+        # What the step reads now is compared last: that takes long.
+        if any(one.pending is not None for one in self._variants.of(kind)):
             return self._run_plain(kind, tree)
-        if variant is None or variant.graph is not None or not self._may_capture(kind):
-            return self._run_watched(kind, tree, times)
         if not self._account.has_room_for(times, "capture"):
             return self._run_plain(kind, tree)
+        variant = self._variant_now(kind)
+        if variant is None or variant.graph is not None or not self._may_capture(kind):
+            return self._run_watched(kind, tree, times)
         self.report.num_eager += 1
         return StepRun(self._try(kind, variant, tree), "capture", kind, "capture")
 
@@ -576,7 +580,8 @@ class CapturedStep:
         """Run a call as written, and watch it if there is something to see and room for that."""
         if self._warm_ups.are_done(kind) or self.report.forbids_all:
             return StepRun(self._run_eagerly(kind, tree), "eager", kind)
-        if times.is_new or not self._account.has_room_for(times, "watch"):
+        has_begun = self._warm_ups.have_begun(kind)
+        if times.is_new or not self._account.may_learn(times, has_begun=has_begun):
             return self._run_plain(kind, tree)
         return StepRun(self._run_eagerly(kind, tree), "eager", kind, "watch")
 
@@ -917,7 +922,9 @@ class CapturedStep:
         if self.report.forbids_all:
             return self._work(tree.value)
         with self._consent.watch():
-            if kind is None or self._warm_ups.are_done(kind):
+            if kind is None:
+                return self._result(self._plain_work(tree.value), tree)
+            if self._warm_ups.are_done(kind):
                 return self._result(self._work(tree.value), tree)
             return self._warm_up(kind, tree)
 

@@ -355,6 +355,7 @@ class ModuleInPlace:
                 self._side,
                 limits=self._limits,
                 work=work,
+                plain_work=lambda call: self._as_written_within(call.args, call.kwargs),
                 report=self.report,
                 make_trial=make_trial,
                 objection=self._objection,

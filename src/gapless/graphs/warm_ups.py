@@ -140,6 +140,10 @@ class WarmUps:
         """Return whether a kind had all of its runs."""
         return self._num_runs[hash(kind)] >= self.num_warmup
 
+    def have_begun(self, kind: Hashable) -> bool:
+        """Return whether a kind had one of its runs."""
+        return self._num_runs[hash(kind)] > 0
+
     def is_last(self, kind: Hashable) -> bool:
         """Return whether the next run of a kind is its last one."""
         return self._num_runs[hash(kind)] == self.num_warmup - 1
