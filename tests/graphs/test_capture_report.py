@@ -148,6 +148,7 @@ def test_json_has_the_texts_of_refusals():
         "waiting": 0,
         "audits": 0,
         "audits_equal": 0,
+        "audit_halves": 0,
         "audit_block": 0,
         "differences": [],
         "rates": "exact",

@@ -32,12 +32,15 @@ if TYPE_CHECKING:
 
     from gapless.graphs.account import Account, CallTimes, What
     from gapless.graphs.capture_report import CaptureReport
-    from gapless.graphs.proof import Verdict
+    from gapless.graphs.proof import AnyVerdict
 
 
 # Replays of a block.
 FIRST_BLOCK = 32
 LONGEST_BLOCK = 1_000
+
+# Audits in a row without the backward pass, before it is said.
+_MANY_HALVES = 8
 
 # Replays from one audit to the next, where nobody says otherwise; None: as said above.
 DEFAULT_EVERY: int | None = None
@@ -74,7 +77,7 @@ class OpenAudit:
 
     kind: Hashable
     graph: object
-    verdict: Verdict
+    verdict: AnyVerdict
     number: int
 
 
@@ -179,7 +182,7 @@ class Audits:
             self._may_count_from = self._num_own_calls + FIRST_BLOCK
             self.num_interludes += 1
 
-    def begin(self, kind: Hashable, graph: object, verdict: Verdict) -> None:
+    def begin(self, kind: Hashable, graph: object, verdict: AnyVerdict) -> None:
         """Wait for the verdict of an audit."""
         self.open = OpenAudit(kind, graph, verdict, self._report.num_steps)
         self.turn_of(graph).is_owed = False
@@ -191,14 +194,29 @@ class Audits:
         for turn in self._turns.values():
             turn.is_owed = False
 
-    def end_good(self, audit: OpenAudit) -> None:
-        """Note that a graph has given the same bits."""
+    def end_good(self, audit: OpenAudit, *, is_whole: bool = True) -> None:
+        """Note that a graph has given the same bits, in all that was to be compared if it is whole."""
         self.open = None
         turn = self.turn_of(audit.graph)
         turn.last_good = audit.number
-        turn.begin_block(is_longer=True)
+        turn.end_audit(is_whole=is_whole)
+        self._count_halves(is_whole=is_whole)
         self._report.audits.num_equal += 1
         self._report.audits.block = max(self._report.audits.block, turn.block)
+
+    def _count_halves(self, *, is_whole: bool) -> None:
+        """Say so if no backward passes are compared."""
+        counts = self._report.audits
+        if is_whole:
+            counts.num_halves_in_a_row = 0
+            return
+        counts.num_halves += 1
+        counts.num_halves_in_a_row += 1
+        if counts.num_halves_in_a_row == _MANY_HALVES:
+            self._report.note = (
+                f"the last {_MANY_HALVES} audits compared the forward pass alone: no backward pass like "
+                "those before came behind it"
+            )
 
     def end_bad(self, audit: OpenAudit) -> str:
         """Note that a graph has given other bits; return this in one line."""
@@ -263,16 +281,21 @@ class AuditTurn:
         self._audits.begin_call()
         return self.is_due()
 
-    def begin_block(self, *, is_longer: bool = False) -> None:
+    def end_audit(self, *, is_whole: bool) -> None:
+        """Begin the next block, which is longer if all was compared and the same."""
+        if self._every is None:
+            if self._left >= 0:
+                # It was an interlude's: the audit of this block is still to come.
+                return
+            if is_whole:
+                self.block = min(2 * self.block, LONGEST_BLOCK)
+        self.begin_block()
+
+    def begin_block(self) -> None:
         """Draw the place of the next audit, in the block behind the one that there is."""
         if self._every is not None:
             self._left = self._every - 1
             return
-        if self._left >= 0 and is_longer:
-            # It was an interlude's: the audit of this block is still to come.
-            return
-        if is_longer:
-            self.block = min(2 * self.block, LONGEST_BLOCK)
         place = self._draw.randrange(self.block)
         self._left = self._rest + place
         self._rest = self.block - 1 - place

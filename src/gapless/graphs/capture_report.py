@@ -43,6 +43,8 @@ class AuditCounts:
     Attributes:
         num: audits so far, each in a call that ran as written as well.
         num_equal: those that gave the same bits as the step as written.
+        num_halves: of them that compared the forward pass alone, since no backward pass like those
+            before came behind it.
         block: replays of a graph in each of which is an audit: the longest block so far.
         seed: of the places of audits in their blocks.
         differences: what audits have found, each in one line.
@@ -50,6 +52,8 @@ class AuditCounts:
 
     num: int = 0
     num_equal: int = 0
+    num_halves: int = 0
+    num_halves_in_a_row: int = field(default=0, compare=False, repr=False)
     block: int = 0
     seed: int = 0
     differences: list[str] = field(default_factory=list)
@@ -63,9 +67,10 @@ class AuditCounts:
 
     def __str__(self) -> str:
         """Return one line."""
+        halves = f" ({self.num_halves} without the backward pass)" if self.num_halves else ""
         return (
-            f"{_count(self.num, 'audit')}, {self.num_equal} equal, 1 in {self.block:,} calls of a graph "
-            f"(seed {self.seed})"
+            f"{_count(self.num, 'audit')}, {self.num_equal} equal{halves}, 1 in {self.block:,} calls of a "
+            f"graph (seed {self.seed})"
         )
 
 
@@ -295,6 +300,7 @@ class CaptureReport:
             "waiting": self.spent.num_waiting,
             "audits": self.audits.num,
             "audits_equal": self.audits.num_equal,
+            "audit_halves": self.audits.num_halves,
             "audit_block": self.audits.block,
             "differences": list(self.audits.differences),
             "rates": self.rates,

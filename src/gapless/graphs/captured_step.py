@@ -589,7 +589,7 @@ class CapturedStep:
 
     def _may_not_replay(self, graph: CallGraph) -> bool:
         """Return whether a call that a graph could take is an audit, or waits for the verdict of one."""
-        if not isinstance(self._trial, Trial) or self._consent.asks:
+        if self._consent.asks:
             return False
         if self._graphs.has_switched:
             self._graphs.has_switched = False
@@ -606,7 +606,7 @@ class CapturedStep:
         if audit is None or not audit.verdict.arrived():
             return
         if audit.verdict.holds:
-            self._audits.end_good(audit)
+            self._audits.end_good(audit, is_whole=audit.verdict.is_whole)
             return
         variant = self._variant_of(audit.kind, audit.graph)
         if variant is None or variant.exactness.repeats_bits:
@@ -624,18 +624,16 @@ class CapturedStep:
             return self._run_plain(kind, tree)
         if not self._account.has_room_for(times, "audit"):
             return self._run_plain(kind, tree)
-        assert isinstance(self._trial, Trial)
-        assert isinstance(graph, StepGraph)
         self.report.num_eager += 1
         tried = self._trial.audit(tree, graph, variant.watched, variant.exactness)
         if tried.not_proved is not None:
             self._audits.end_all()
             self.report.note = f"no further audits: {tried.not_proved}"
-        elif tried.verdict is None or tried.refusals:
+        elif tried.audited is None or tried.refusals:
             # A new graph is proved, and refused if it cannot be.
             self._let_go_of(kind, variant)
         else:
-            self._audits.begin(kind, graph, tried.verdict)
+            self._audits.begin(kind, graph, tried.audited)
         return StepRun(self._result(tried.out, tree), "capture", kind, "audit")
 
     def _variant_of(self, kind: Hashable, graph: object) -> Variant | None:
@@ -1121,7 +1119,7 @@ class CapturedStep:
                 self._pay_off.add(graph)
         variant.pending, variant.graph = None, graph
         if verdict is not None:
-            repeats = verdict.repeats and not variant.watched.is_nondeterministic
+            repeats = verdict.repeats and not verdict.is_nondeterministic
             variant.exactness = Exactness(repeats, verdict.distances)
         self._graphs.add(kind, graph)
         return True

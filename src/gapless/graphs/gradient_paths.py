@@ -18,7 +18,9 @@ from gapless.graphs.code_reads import reads_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from torch.utils.hooks import RemovableHandle
 
 
 def number_of_next_node() -> int:
@@ -107,16 +109,39 @@ def gradients_by_use(
         For each target what was given to it, in the order of its arrival.
     """
     arrived: list[list[torch.Tensor]] = [[] for _ in targets]
-    handles = [
-        node.register_hook(partial(_take, arrived, places))
-        for node, places in _nodes_before(outputs, targets).items()
-    ]
+    handles = watch_uses(
+        outputs, targets, lambda target, gradient: arrived[target].append(gradient)
+    )
     try:
         torch.autograd.grad(outputs, targets, given, allow_unused=True, create_graph=create_graph)
     finally:
         for handle in handles:
             handle.remove()
     return arrived
+
+
+def watch_uses(
+    outputs: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor],
+    take: Callable[[int, torch.Tensor], None],
+) -> list[RemovableHandle]:
+    """Call a function with the number of a target and each gradient that a use of it gives.
+
+    It is called within backward passes, as the gradients arrive. Torch's nodes hold it, so it must not
+    hold outputs of the call.
+
+    Args:
+        outputs: of the call.
+        targets: leaves and inputs.
+        take: is called.
+
+    Returns:
+        What ends this.
+    """
+    return [
+        node.register_hook(partial(_take, take, places))
+        for node, places in _nodes_before(outputs, targets).items()
+    ]
 
 
 def uses_of(outputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> list[int]:
@@ -148,7 +173,7 @@ def _number_of(node: Any) -> int:
 
 
 def _take(
-    arrived: list[list[torch.Tensor]],
+    take: Callable[[int, torch.Tensor], None],
     places: dict[int, int],
     gradients: tuple[torch.Tensor | None, ...],
     _: Any,
@@ -156,7 +181,7 @@ def _take(
     for place, target in places.items():
         gradient = gradients[place]
         if gradient is not None:
-            arrived[target].append(gradient)
+            take(target, gradient)
 
 
 def _nodes_before(

@@ -15,17 +15,18 @@ from __future__ import annotations
 import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, compress, repeat
+from itertools import chain, compress, count, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gapless.device.torch_modes import outside_watching_modes
+from gapless.device.torch_private import current_graph_task
 from gapless.graphs.addresses import address_of, share_memory
 from gapless.graphs.alignment import clone_of
 from gapless.graphs.device_state import DeviceState, DrawnFrom
-from gapless.graphs.gradient_paths import gradients_by_use, nodes_behind, uses_of
+from gapless.graphs.gradient_paths import GradientPaths, gradients_by_use, nodes_behind, uses_of
 from gapless.graphs.proof import has_bits_of
 from gapless.graphs.refusal import Refusal
 from gapless.graphs.results import rebuilt
@@ -143,7 +144,7 @@ class Runs:
     def is_free(self) -> bool:
         """Return whether no backward pass can come that reads the memory as it is now."""
         run = self._newest_run()
-        return run is None or run.is_done
+        return run is None or run.is_done or run.is_left()
 
     def holds(self, run: Run) -> bool:
         """Return whether the memory is as the forward pass of a run has left it."""
@@ -215,7 +216,12 @@ class ModuleGraph:
         repeats: whether a call gives the same bits twice.
 
     Attributes:
+        weights: as given.
+        written: as given.
+        generators: as given.
+        places: numbers of the outputs that get a gradient.
         counted: tensors whose versions a call counts up, each as often as it does.
+        nondeterministic: operators of both passes that may give other bits each time.
     """
 
     changes_batch = False
@@ -252,10 +258,11 @@ class ModuleGraph:
         self._graph = graph
         self._call = call.map(lambda leaf: leaf.new_empty(0))
         self._forward = forward
-        self._weights = weights
+        self.weights = weights
         self._saved = saved
-        self._written = written
+        self.written = written
         self.counted: list[torch.Tensor] = []
+        self.nondeterministic: Sequence[str] = ()
         self._written_memory = WrittenMemory(written)
         self._read = reads.ids_of_tensors()
         # What is written is kept for each run.
@@ -265,7 +272,7 @@ class ModuleGraph:
             if has_address(tensor) and address_of(tensor) not in known:
                 read.setdefault(address_of(tensor), tensor)
         self.versions_of_unsaved = _versions_of(list(read.values()))
-        self._generators = generators
+        self.generators = generators
         self._random = DrawnFrom(device, generators) if draws else None
         self._held = held
         self._device = device
@@ -285,7 +292,7 @@ class ModuleGraph:
         # Each use of an input or a weight is an input of the node.
         self.uses = uses_of([leaf for leaf in leaves if leaf.requires_grad], passes.targets)
         self.nodes = [nodes_behind([leaf], passes.targets) for leaf in leaves]
-        self._places = [number for number, one in enumerate(passes.given) if one is not None]
+        self.places = [number for number, one in enumerate(passes.given) if one is not None]
         given = [one for one in passes.given if one is not None]
         bases = list(map(_each_once, given))
         self._given = StaticInputs(bases, bases)
@@ -336,7 +343,7 @@ class ModuleGraph:
 
         Sync: Does not block the host.
         """
-        before = TensorCopies(self._written).make() if self._written else []
+        before = TensorCopies(self.written).make() if self.written else []
         random = None if self._random is None else self._random.read()
         count_up(self.counted)
         run = Run(self, inputs, random=random, written=before)
@@ -374,6 +381,90 @@ class ModuleGraph:
             return self._out_copies.make()
 
         return self._runs.side.launch(launch)
+
+    # --- audits ---
+
+    def audited_forward(self, run: Run) -> Any:
+        """Launch the forward pass; return what the call returns, without gradients.
+
+        Sync: Does not block the host.
+        """
+        return rebuilt(self._value, iter(self.launch_forward(run)))
+
+    def audited_backward(
+        self, run: Run, given: Sequence[torch.Tensor | None]
+    ) -> list[list[torch.Tensor]] | None:
+        """Launch the backward pass; return what the uses of each target give, None if it cannot come.
+
+        Random numbers are where they were.
+
+        Sync: Does not block the host.
+        """
+        if not self._is_captured_for(given) or not self._runs.holds(run):
+            return None
+        states = None if self._random is None else self._random.read()
+        try:
+            copies = iter(self._launch_backward(run, given))
+            return [[next(copies) for _ in range(num)] for num in self._num_arrived]
+        finally:
+            if self._random is not None and states is not None:
+                self._random.write(states)
+
+    @property
+    def num_gradients(self) -> int:
+        """How many gradients a backward pass gives, each use of a target counted."""
+        return sum(self._num_arrived)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Device memory of a copy of these."""
+        return sum(one.nbytes for some in self._gradients for one in some)
+
+    def all_read(self, call: Tree) -> list[torch.Tensor]:
+        """Return the tensors that a call is known to read beside what was seen of the last watched one."""
+        return [*call.leaves, *self._held, *self.reads.tensors, *self.weights]
+
+    def targets_of(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return what gets gradients in a call."""
+        return [*compress(inputs, self._needs_grad), *self.weights]
+
+    def leads_elsewhere(
+        self, outs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *, since: int
+    ) -> bool:
+        """Return whether gradients of a call as written take other ways than those of the graph.
+
+        Args:
+            outs: of the call.
+            inputs: of it.
+            since: the number of its first node.
+        """
+        if [one.requires_grad for one in outs] != self._differentiable:
+            return True
+        wanted, targets = list(compress(inputs, self._needs_grad)), self.targets_of(inputs)
+        leaves = [one for one in outs if one.requires_grad]
+        paths = GradientPaths.of(leaves, wanted, since=since)
+        if paths.objection or not set(map(id, paths.weights)) <= set(map(id, self.weights)):
+            return True
+        return uses_of(leaves, targets) != self.uses
+
+    def name_results(self, names: Sequence[str]) -> list[str]:
+        """Return names of the outputs, and of what the uses of each target give.
+
+        Args:
+            names: of the weights.
+        """
+        num_inputs = len(self.uses) - len(self.weights)
+        numbers = compress(count(1), self._needs_grad)
+        targets = [*(f"argument {number}" for number in numbers), *names]
+        assert len(targets) == num_inputs + len(self.weights)
+        outs = [f"output {number}" for number in range(1, len(self._outs) + 1)]
+        return outs + [
+            f"the gradient of {name}" + (f" by use {use}" if num > 1 else "")
+            for name, num in zip(targets, self._num_arrived, strict=True)
+            for use in range(1, num + 1)
+        ]
+
+    # --- what autograd is told ---
 
     def saved_of(self, run: Run, outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the tensors that autograd saves as written, and guards so."""
@@ -430,7 +521,7 @@ class ModuleGraph:
         return self._runs.side.launch_again(launch)
 
     def _is_captured_for(self, given: Sequence[torch.Tensor | None]) -> bool:
-        if [number for number, one in enumerate(given) if one is not None] != self._places:
+        if [number for number, one in enumerate(given) if one is not None] != self.places:
             return False
         if self._settings.now() != self._expected:
             return False
@@ -478,9 +569,9 @@ class ModuleGraph:
         pairs = [(leaf, one) for leaf, one in zip(leaves, given, strict=True) if one is not None]
         wanted = [leaf for leaf, needs in zip(inputs, self._needs_grad, strict=True) if needs]
         outputs, gradients = zip(*pairs, strict=True)
-        with within_a_step(), _without_hooks(self._weights):
+        with within_a_step(), _without_hooks(self.weights):
             return gradients_by_use(
-                outputs, gradients, [*wanted, *self._weights], create_graph=create_graph
+                outputs, gradients, [*wanted, *self.weights], create_graph=create_graph
             )
 
     def _run_again(self, run: Run, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -514,11 +605,11 @@ class ModuleGraph:
     @contextmanager
     def _as_then(self, run: Run) -> Iterator[None]:
         """Let random numbers and what the call writes be in the body as they were before it."""
-        now = DeviceState(self._written, self._device, generators=self._generators)
+        now = DeviceState(self.written, self._device, generators=self.generators)
         now.save()
         try:
             with torch.no_grad():
-                for tensor, value in zip(self._written, run.written, strict=True):
+                for tensor, value in zip(self.written, run.written, strict=True):
                     tensor.detach().copy_(value)
             if self._random is not None and run.random is not None:
                 self._random.write(run.random)
@@ -543,6 +634,7 @@ class Run:
         random: the state of random numbers before it, None if it draws none.
         written: copies of what it has changed, from before.
         is_done: whether its memory is used up.
+        pass_number: of the backward pass that an audit sees, None before it.
         num_backwards: backward passes so far.
         nodes: numbers of the operations in them.
     """
@@ -560,12 +652,17 @@ class Run:
         self.random = random
         self.written = written
         self.is_done = False
+        self.pass_number: int | None = None
         self.num_backwards = 0
         self.nodes: set[int] = set()
         self._outs: list[tuple[weakref.ref[torch.Tensor], int]] = []
         self._versions_now = _versions_of(inputs)
         self._versions = self._versions_now()
         self._versions_of_unsaved = graph.versions_of_unsaved()
+
+    def is_left(self) -> bool:
+        """Return whether the backward pass that an audit sees is over in this thread."""
+        return self.pass_number not in (None, current_graph_task())
 
     def is_apart(self, given: Sequence[torch.Tensor | None]) -> bool:
         """Return whether a further backward pass has no operation in common with those before."""

@@ -19,9 +19,11 @@ from torch import nn
 from gapless.graphs.addresses import address_of, share_memory
 from gapless.graphs.backward_settings import Settings
 from gapless.graphs.batch_changes import layout_of
+from gapless.graphs.capture_failure import capture_failed
 from gapless.graphs.device_state import DeviceState
 from gapless.graphs.gradient_paths import GradientPaths, number_of_next_node, uses_of
-from gapless.graphs.module_graph import ModuleGraph, Passes
+from gapless.graphs.module_audit import BackwardHalf, VerdictOnCall
+from gapless.graphs.module_graph import ModuleGraph, Passes, Run
 from gapless.graphs.module_parts import named_parts, weights_within
 from gapless.graphs.module_refusals import (
     BACKWARD_WITHIN,
@@ -41,7 +43,7 @@ from gapless.graphs.module_refusals import (
     keeps_unknown,
 )
 from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
-from gapless.graphs.proof import NotProved, prove
+from gapless.graphs.proof import Comparison, NotProved, prove
 from gapless.graphs.refusal import Refused, asks_of_its_call, read_elsewhere
 from gapless.graphs.rehearsal import Rehearsal
 from gapless.graphs.seen_calls import Given, SeenCalls, note_gradients
@@ -59,11 +61,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gapless.device.base import Cut, Device, Stream
+    from gapless.graphs.call_graph import CallGraph
     from gapless.graphs.graph_cache import GraphCache
     from gapless.graphs.host_watch import HostWatch
     from gapless.graphs.module_graph import Runs
     from gapless.graphs.read_guards import ReadGuards
     from gapless.graphs.refusal import Refusal
+    from gapless.graphs.trial import Exactness
     from gapless.graphs.warm_ups import Watched
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.step import Call
@@ -130,6 +134,8 @@ class ModuleTrial:
         self._may_be_differentiated = may_be_differentiated
         self._settings = Settings(device.torch_device.type)
         self._seen: dict[Any, SeenCalls] = {}
+        # Why there are no audits any more, "" if there are.
+        self._no_room = ""
 
     # --- calls as written ---
 
@@ -194,6 +200,119 @@ class ModuleTrial:
         if isinstance(tried.graph, ModuleGraph):
             tried.graph.counted = versions.counted()
         return tried
+
+    def audit(self, tree: Tree, graph: CallGraph, watched: Watched, exact: Exactness) -> Tried:
+        """Compare the passes of a graph in use with those as written, and run the call once.
+
+        The verdict arrives when the backward pass has come, or can come no more.
+
+        Args:
+            tree: the call.
+            graph: that would be replayed; its guards hold.
+            watched: what the last watched run showed.
+            exact: how equal its results were in its proof.
+
+        Raises:
+            Exception: whatever the module raises as written.
+
+        Sync: Does not block the host, unless the module does.
+        """
+        assert isinstance(graph, ModuleGraph)
+        if self._no_room:
+            return Tried(self._plain(tree), graph, not_proved=self._no_room)
+        with ONE_AT_A_TIME:
+            self._runs.side.come_after_runs()
+            return self._audited(tree, graph, watched, exact)
+
+    def _audited(
+        self, tree: Tree, graph: ModuleGraph, watched: Watched, exact: Exactness
+    ) -> Tried:
+        names = graph.name_results(self._names_of(graph.weights))
+        run = Run(graph, tree.leaves, random=None, written=[])
+        look = TouchWatch(self._device)
+        since = number_of_next_node()
+        out: Tree | None = None
+
+        def replay() -> Any:
+            return graph.audited_forward(run)
+
+        def as_written() -> Any:
+            nonlocal out
+            with look:
+                out = flatten(self._plain(tree))
+            return out.with_leaves([leaf.detach() for leaf in out.leaves]).value
+
+        start = self._device.now_ms()
+        try:
+            _, verdict = prove(
+                self._device,
+                self._state_of(graph.written, graph.generators),
+                replay=replay,
+                as_written=as_written,
+                reset=lambda: None,
+                memory_budget_bytes=self._graphs.limits.budget,
+                nondeterministic=graph.nondeterministic,
+                num_written=1,
+                distances=exact.distances,
+                names=names,
+                beside_bytes=2 * graph.gradient_bytes,
+            )
+        except NotProved as error:
+            return Tried(self._plain(tree), graph, not_proved=str(error))
+        except Exception as error:
+            return Tried(self._plain(tree), refusals=[capture_failed(error)])
+        assert out is not None
+        seconds = (self._device.now_ms() - start) / 1000.0
+        known = watched.known | set(map(address_of, filter(has_address, graph.all_read(tree))))
+        assert watched.touched is not None
+        if _uses_others(watched.touched, look, known):
+            return Tried(out.value, refusals=[REPLACED], proof_seconds=seconds)
+        leads_elsewhere = bool(out.unknown) or graph.leads_elsewhere(
+            out.leaves, tree.leaves, since=since
+        )
+        if leads_elsewhere:
+            # A new graph is captured by what is seen of the calls in between.
+            self._seen_of(tree).watched = -1
+        half = None
+        if graph.places and not leads_elsewhere:
+            comparison = Comparison(
+                self._device,
+                names=names[len(out.leaves) :],
+                nondeterministic=graph.nondeterministic,
+                distances=exact.distances,
+            )
+            half = BackwardHalf(graph, run, comparison, out_of_memory=self._note_no_room)
+        audited = VerdictOnCall(verdict, leads_elsewhere=leads_elsewhere, backward=half)
+        value = out.value if half is None else half.watch(out, tree.leaves)
+        return Tried(value, graph, audited=audited, proof_seconds=seconds)
+
+    def _plain(self, tree: Tree) -> Any:
+        """Run a call as written, with nothing watched."""
+        call: Call = tree.value
+        with within_a_step():
+            return self._forward(*call.args, **call.kwargs)
+
+    def _note_no_room(self) -> None:
+        self._no_room = "no memory for a copy of the gradients"
+        self._runs.note(f"no further audits: {self._no_room}")
+
+    def _state_of(
+        self, written: Sequence[torch.Tensor], generators: Sequence[torch.Generator]
+    ) -> DeviceState:
+        """Return what a call changes and was there before."""
+        names = {address_of(one): name for name, one in self._module.named_buffers()}
+        return DeviceState(
+            written,
+            self._device,
+            names=[names.get(address_of(one), "") for one in written],
+            generators=generators,
+        )
+
+    def _names_of(self, weights: Sequence[torch.Tensor]) -> list[str]:
+        names = {id(one): name for name, one in self._module.named_parameters()}
+        return [
+            names.get(id(one), f"weight {number}") for number, one in enumerate(weights, start=1)
+        ]
 
     def _seen_of(self, tree: Tree) -> SeenCalls:
         # Other parameters may stand in the module for a while.
@@ -375,26 +494,33 @@ class ModuleTrial:
         start = self._device.now_ms()
         second_look = TouchWatch(self._device)
         looks = [second_look]
+        # Those of the forward pass, and of a run of both passes once it was seen.
+        nondeterministic = list(touched.nondeterministic)
 
         def replay() -> Any:
             return graph.rehearse(tree.leaves, rehearsal.gradients)
 
         def as_written() -> Any:
             with self._runs.side.leave(caller), looks.pop() if looks else nullcontext():
-                return rehearsal.run()
+                found = rehearsal.run()
+            seen = second_look.nondeterministic
+            nondeterministic.extend(one for one in seen if one not in nondeterministic)
+            return found
 
         try:
             _, verdict = prove(
                 self._device,
-                DeviceState(written, self._device, generators=touched.generators),
+                self._state_of(written, touched.generators),
                 replay=replay,
                 as_written=as_written,
                 reset=lambda: None,
                 memory_budget_bytes=self._graphs.limits.budget,
-                nondeterministic=touched.nondeterministic,
+                nondeterministic=nondeterministic,
+                names=graph.name_results(self._names_of(graph.weights)),
             )
         except NotProved as error:
             return Tried(None, graph, not_proved=str(error))
+        graph.nondeterministic = nondeterministic
         if _uses_others(touched, second_look, known):
             raise Refused(REPLACED)
         seconds = (self._device.now_ms() - start) / 1000.0

@@ -28,13 +28,13 @@ decides it, such as a draw in code made in C, and no graph holds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from gapless.errors import GaplessError
 from gapless.graphs.consent import Alone, Readiness
-from gapless.graphs.device_state import unlike
+from gapless.graphs.device_state import DeviceState, unlike
 from gapless.graphs.fingerprints import NUM_PROJECTIONS
 from gapless.graphs.packing import chunks_of, described, joined_names, regions_of
 from gapless.pipeline.tree.flatten import flatten
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
     from gapless.graphs.consent import Consent
-    from gapless.graphs.device_state import DeviceState
     from gapless.graphs.packing import Chunk
     from gapless.pipeline.tree.flatten import Tree
 
@@ -81,7 +80,9 @@ def prove(
     nondeterministic: Sequence[str] = (),
     consent: Consent | None = None,
     num_written: int = 2,
-    distances: torch.Tensor | None = None,
+    distances: Distances | None = None,
+    names: Sequence[str] = (),
+    beside_bytes: int = 0,
 ) -> tuple[Any, Verdict]:
     """Run a graph once and its step twice from one state; return the last result and a verdict.
 
@@ -102,6 +103,8 @@ def prove(
             bits: the replay is then compared with that one.
         distances: of two runs as written, as an earlier verdict found them; None if they had the
             same bits.
+        names: of the tensors that the three calls return, in order, for texts.
+        beside_bytes: further device memory that has to fit beside the copy.
 
     Raises:
         NotProved: the copy would need more memory, or the device of a rank does not have it.
@@ -110,12 +113,14 @@ def prove(
     Sync: Does not block the host, unless the step does.
     """
     try:
-        before = _saved(device, state, memory_budget_bytes, consent or Alone())
-        runs = [_Run.of(replay, state, device)]
+        before = _saved(
+            device, state, memory_budget_bytes, consent or Alone(), beside_bytes=beside_bytes
+        )
+        runs = [_Run.of(replay, state, device, names)]
         for _ in range(num_written):
             state.restore()
             reset()
-            runs.append(_Run.of(as_written, state, device))
+            runs.append(_Run.of(as_written, state, device, names))
     except BaseException as error:
         if state.is_saved:
             state.restore()
@@ -136,11 +141,16 @@ def prove(
 
 
 def _saved(
-    device: Device, state: DeviceState, budget: int | None, consent: Consent
+    device: Device,
+    state: DeviceState,
+    budget: int | None,
+    consent: Consent,
+    *,
+    beside_bytes: int,
 ) -> torch.Tensor:
     """Save the state on all ranks, or on none; return its fingerprint."""
     try:
-        _check_budget(device, state, budget)
+        _check_budget(device, state, budget, beside_bytes)
         state.save()
         fingerprint = state.checksum()
     except (NotProved, torch.OutOfMemoryError):
@@ -158,14 +168,17 @@ def _too_large(state: DeviceState) -> NotProved:
     )
 
 
-def _check_budget(device: Device, state: DeviceState, budget: int | None) -> None:
+def _check_budget(
+    device: Device, state: DeviceState, budget: int | None, beside_bytes: int
+) -> None:
     total = device.total_memory_bytes()
     if budget is None and total is not None:
         budget = int(total * _MEMORY_FRACTION)
     held = device.reserved_memory_bytes()
-    if budget is not None and held + state.num_bytes > budget:
+    if budget is not None and held + state.num_bytes + beside_bytes > budget:
+        beside = f" and {beside_bytes:,} bytes of gradients" if beside_bytes else ""
         raise NotProved(
-            f"a copy of the {state.num_bytes:,} bytes that the step changes must fit in the "
+            f"a copy of the {state.num_bytes:,} bytes that the step changes{beside} must fit in the "
             f"memory budget of {budget:,} bytes, but {held:,} are held"
         )
 
@@ -179,6 +192,7 @@ class _Run:
         tree: of what it returned.
         on_host: copies of the tensors in it that are on the host.
         chunks: of those on the device.
+        sizes: of their pieces.
         fingerprint: of the state and of these chunks.
         random: the states of random numbers.
     """
@@ -187,15 +201,24 @@ class _Run:
     tree: Tree
     on_host: list[torch.Tensor]
     chunks: list[Chunk]
+    sizes: list[list[int]]
     fingerprint: torch.Tensor
     random: dict[str, Any]
 
     @classmethod
-    def of(cls, call: Callable[[], Any], state: DeviceState, device: Device) -> _Run:
+    def of(
+        cls,
+        call: Callable[[], Any],
+        state: DeviceState,
+        device: Device,
+        names: Sequence[str] = (),
+        *,
+        sees_random: bool = True,
+    ) -> _Run:
         """Run and see what it leaves behind."""
         out = call()
         with torch.no_grad(), torch.inference_mode(mode=False):
-            tree, random = flatten(out), state.random.read()
+            tree, random = flatten(out), state.random.read() if sees_random else {}
             on_host, regions = [], []
             for number, leaf in enumerate(tree.leaves, start=1):
                 if device.needs_copy(leaf):
@@ -204,22 +227,129 @@ class _Run:
                         on_host.append(leaf.detach().clone())
                 else:
                     # Each for itself, so that they are as many if two share memory in one run.
-                    name = f"result {number} ({described(leaf)})"
-                    regions += regions_of([_dense(leaf)], [name])
+                    name = names[number - 1] if number <= len(names) else f"result {number}"
+                    regions += regions_of([_dense(leaf)], [f"{name} ({described(leaf)})"])
             chunks = chunks_of(regions)
-            return cls(out, tree, on_host, chunks, state.checksum(chunks), random)
+            sizes = [[piece.num_bytes for piece in chunk.pieces] for chunk in chunks]
+            return cls(out, tree, on_host, chunks, sizes, state.checksum(chunks), random)
 
     def differences(self, other: _Run) -> list[str]:
         """Return what the host can see to differ from another run."""
         found = unlike(self.random, other.random)
-        if not _is_alike(self.tree, other.tree) or self._sizes() != other._sizes():
+        if not _is_alike(self.tree, other.tree) or self.sizes != other.sizes:
             found.append(_FORM)
         elif not all(map(has_bits_of, self.on_host, other.on_host)):
             found.append("a tensor on the host that it returns")
         return found
 
-    def _sizes(self) -> list[list[int]]:
-        return [[piece.num_bytes for piece in chunk.pieces] for chunk in self.chunks]
+    def forget_results(self) -> None:
+        """Let go of the memory of its results; what they were stays."""
+        key = self.tree.key()
+        self.tree = self.tree.map(lambda _: torch.empty(0))
+        self.tree.known_key, self.out, self.chunks = key, None, []
+
+
+@dataclass(frozen=True, slots=True)
+class Distances:
+    """How far two runs as written lie apart, relative to their norms.
+
+    Attributes:
+        names: of the results.
+        values: for each of them, on the host.
+    """
+
+    names: list[str]
+    values: torch.Tensor
+
+    def of(self, names: list[str]) -> torch.Tensor:
+        """Return those of results: of a part of all by their names, the largest of one name."""
+        if names == self.names:
+            return self.values
+        found: dict[str, torch.Tensor] = {}
+        for name, value in zip(self.names, self.values, strict=True):
+            found[name] = torch.maximum(value, found.get(name, value))
+        none = self.values.new_zeros(())
+        return torch.stack([found.get(name, none) for name in names]) if names else self.values[:0]
+
+
+class AnyVerdict(Protocol):
+    """What a proof or an audit has shown, once it has arrived; attributes as of `Verdict`."""
+
+    def arrived(self) -> bool:
+        """Return whether the verdict is known, without a wait."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the graph does what its step does."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all was compared that was to be."""
+
+    @property
+    def text(self) -> str:
+        """What differs, in one line; empty if nothing does."""
+
+
+class Comparison:
+    """Compares what a graph gives with what the step as written gives, each as it comes.
+
+    Nothing is saved or put back.
+
+    Args:
+        device: where both are.
+        names: of the results, in order, for texts.
+        nondeterministic: operators that may give other bits each time.
+        distances: of two runs as written, as of `prove`.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        names: Sequence[str] = (),
+        nondeterministic: Sequence[str] = (),
+        distances: Distances | None = None,
+    ) -> None:
+        self._device = device
+        self._names = names
+        self._nondeterministic = nondeterministic
+        self._distances = distances
+        self._replayed: _Run | None = None
+
+    def take_replayed(self, results: Any) -> None:
+        """Take what the graph gives: a tree of tensors, which is not held.
+
+        Sync: Does not block the host.
+        """
+        self._replayed = self._run_of(results)
+        self._replayed.forget_results()
+
+    def verdict_on(self, written: Any) -> Verdict:
+        """Return a verdict on what the step as written gives.
+
+        Sync: Does not block the host.
+        """
+        assert self._replayed is not None
+        run = self._run_of(written)
+        return Verdict(
+            self._device,
+            [],
+            run.fingerprint[:0],
+            [self._replayed, run, run],
+            nondeterministic=self._nondeterministic,
+            distances=self._distances,
+        )
+
+    def _run_of(self, results: Any) -> _Run:
+        state = DeviceState([], self._device)
+        try:
+            run = _Run.of(lambda: results, state, self._device, self._names, sees_random=False)
+        finally:
+            state.forget()
+        # Strides and alignment of gradients depend on who holds them.
+        run.tree.known_key = (run.tree.structure(), tuple(map(_form, run.tree.leaves)))
+        return run
 
 
 class Verdict:
@@ -242,7 +372,7 @@ class Verdict:
         runs: list[_Run],
         *,
         nondeterministic: Sequence[str] = (),
-        distances: torch.Tensor | None = None,
+        distances: Distances | None = None,
     ) -> None:
         self._nondeterministic = nondeterministic
         self._known_distances = distances
@@ -282,9 +412,19 @@ class Verdict:
         return self._known.holds
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all was compared that was to be."""
+        return True
+
+    @property
     def repeats(self) -> bool:
         """Whether the step as written gives the same bits twice, as far as is known."""
         return self._known.repeats
+
+    @property
+    def is_nondeterministic(self) -> bool:
+        """Whether operators of the step may give other bits each time."""
+        return bool(self._nondeterministic)
 
     @property
     def text(self) -> str:
@@ -292,7 +432,7 @@ class Verdict:
         return self._known.text
 
     @property
-    def distances(self) -> torch.Tensor | None:
+    def distances(self) -> Distances | None:
         """How far the runs as written lie apart, relative to their norms; None if they repeat."""
         return self._known.distances
 
@@ -318,9 +458,10 @@ class Verdict:
             runs = [_projections(part) for part in (replayed, first, second)]
             norm = _norm(runs[2])
             apart = _norm(runs[1] - runs[2])
-            if self._known_distances is not None and len(self._known_distances) == len(norm):
-                apart = torch.maximum(apart, self._known_distances * norm)
-            distances = (apart / norm).nan_to_num(0.0)
+            names = [part.name for part in self._parts]
+            if self._known_distances is not None:
+                apart = torch.maximum(apart, self._known_distances.of(names) * norm)
+            distances = Distances(names, (apart / norm).nan_to_num(0.0))
             most = _tolerances(
                 runs[2], apart=apart, before=_projections(before), parts=self._parts
             )
@@ -383,7 +524,7 @@ class _Result:
     holds: bool
     repeats: bool
     text: str
-    distances: torch.Tensor | None
+    distances: Distances | None
 
 
 def _text(

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from gapless.graphs.graph_cache import GraphCache
     from gapless.graphs.guards import Guard
     from gapless.graphs.known_optimizers import KnownOptimizers
-    from gapless.graphs.proof import Verdict
+    from gapless.graphs.proof import AnyVerdict, Distances, Verdict
     from gapless.graphs.read_guards import ReadGuards
     from gapless.graphs.update_outside import CapturedUpdates, Updates
     from gapless.graphs.warm_ups import Watched
@@ -78,6 +78,7 @@ class Tried:
         proof_seconds: of the host, for the proof.
         updates_as_written: why a replay calls updates of optimizers, each in a line.
         reads_rates: whether the graph reads rates on the device.
+        audited: the verdict of an audit, which arrives later; None if there is none.
     """
 
     out: Any
@@ -88,6 +89,7 @@ class Tried:
     proof_seconds: float = 0.0
     updates_as_written: list[str] = field(default_factory=list)
     reads_rates: bool = False
+    audited: AnyVerdict | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class Exactness:
     """
 
     repeats_bits: bool = True
-    distances: torch.Tensor | None = None
+    distances: Distances | None = None
 
 
 class Trial:
@@ -339,7 +341,7 @@ class Trial:
 
     # --- proof ---
 
-    def audit(self, tree: Tree, graph: StepGraph, watched: Watched, exact: Exactness) -> Tried:
+    def audit(self, tree: Tree, graph: CallGraph, watched: Watched, exact: Exactness) -> Tried:
         """Compare a graph in use with the step as written, and train on a batch once.
 
         Args:
@@ -353,13 +355,16 @@ class Trial:
 
         Sync: Does not block the host, unless the step does.
         """
+        assert isinstance(graph, StepGraph)
         with ONE_AT_A_TIME:
             kept = KeptTensors(watched.kept, on_device=self._is_on_device)
             before = self._weights.gradients()
             side = PythonSide(before, list(self._optimizers), kept, on_device=self._is_on_device)
-            return self._proved(
+            tried = self._proved(
                 tree, graph, watched, before=before, side=side, kept=kept, audited=exact
             )
+            tried.audited = tried.verdict
+            return tried
 
     def _proved(
         self,
