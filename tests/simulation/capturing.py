@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import ctypes
 import itertools
+import math
 import sys
 import warnings
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 import gapless
 from gapless.graphs import calls_of_ranks
+from gapless.graphs.consent import Readiness
 from gapless.loop.train_loop import TrainLoop
 from simulation.registry import FEW, VERY_FEW, scenario
 from simulation.workloads import Regression, TwoRanks, counts, read_back, regression_data
@@ -338,6 +340,89 @@ def the_ranks_of_a_user_capture_together(device):
     assert (step.report.num_graphs, step.report.num_replays) == (1, len(losses) - 3)
     # At each call but the first, and four times at the capture and its proof less the first.
     assert waits.by_reason["agreement"].count == len(losses) - 1 + 3
+
+
+@scenario(num_seeds=VERY_FEW)
+def the_ranks_of_a_user_audit_together(device):
+    """The host waits for what each audit has found; a call comes after those before."""
+    losses, weight = train_plainly(regression_data())
+    model = Regression()
+    on_device(device, model)
+    waits = gapless.WaitStats()
+    step = gapless.capture(model, device=device, wait_stats=waits, audit_every=2)
+    streams, kept = two_streams(device), []
+    with ranks_of_a_user():
+        for number, batch in enumerate(regression_data()):
+            with device.use_stream(streams[number // 2 % 2]):
+                kept.append(step(put(device, batch)).loss)
+    for stream in streams:
+        device.wait_stream(device.current_stream(), stream)
+    assert losses == [read_back(device, loss).item() for loss in kept]
+    assert torch.equal(weight, read_back(device, model.weight))
+    audits = step.report.audits
+    assert audits.num == audits.num_equal == step.report.num_replays > 0
+    # A capture and its proof, and each audit.
+    assert waits.by_reason["capture"].count == 2 + audits.num
+
+
+@scenario(num_seeds=VERY_FEW)
+def a_second_difference_on_any_rank_refuses_the_step(device):
+    """The other rank finds a difference in each audit."""
+
+    class Finds(TwoRanks):
+        num = 0
+
+        def agree(self, value):
+            if not isinstance(value, Readiness):
+                return [value, value]
+            self.num += 1
+            # After a capture, an answer for memory and one for what was found.
+            return [value, Readiness.NEVER if self.num % 5 == 0 else value]
+
+    ranks = Finds()
+    step = gapless.capture(lambda batch: batch[0] * 2.0, device=device, audit_every=1)
+    with (
+        ranks_of_a_user(),
+        patch.object(calls_of_ranks, "user_ranks", lambda device: ranks),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", gapless.CaptureWarning)
+        for batch in regression_data() * 2:
+            step(put(device, batch))
+    assert len(step.report.audits.differences) == 2
+    assert "proved_wrong" in {one.kind for one in step.report.refusals}
+
+
+@scenario(num_seeds=VERY_FEW)
+def a_second_difference_refuses_the_call(device):
+    """The step calls a function that no guard sees, and that somebody replaces twice."""
+    step = gapless.capture(lambda batch: batch[0] * math.cos(0.0), device=device, audit_every=1)
+    with warnings.catch_warnings(), patch.object(math, "cos", math.cos):
+        warnings.simplefilter("ignore", gapless.CaptureWarning)
+        for number, batch in enumerate(regression_data() * 3):
+            if number in (8, 20):
+                math.cos = {8: lambda _: 2.0, 20: lambda _: 3.0}[number]
+            read_back(device, step(put(device, batch)))
+    assert len(step.report.audits.differences) == 2, str(step.report)
+    assert step.report.refusal.kind == "proved_wrong", str(step.report)
+
+
+@scenario(num_seeds=VERY_FEW)
+def audits_of_calls_from_other_streams(device):
+    """A call comes after those before, also where it waits for the verdict of an audit."""
+    losses, weight = train_plainly(regression_data())
+    model = Regression()
+    on_device(device, model)
+    step = gapless.capture(model, device=device, audit_every=2)
+    streams, kept = two_streams(device), []
+    for number, batch in enumerate(regression_data()):
+        with device.use_stream(streams[number // 2 % 2]):
+            kept.append(step(put(device, batch)).loss)
+    for stream in streams:
+        device.wait_stream(device.current_stream(), stream)
+    assert losses == [read_back(device, loss).item() for loss in kept]
+    assert torch.equal(weight, read_back(device, model.weight))
+    assert step.report.audits.differences == []
 
 
 @scenario(num_seeds=VERY_FEW)

@@ -524,3 +524,28 @@ def updates_whose_rate_changes_at_every_step_are_quick(device):
         expected -= velocity / (1 + number)
     assert torch.allclose(read_back(device, weight), torch.full((3,), expected))
     assert gapless.capture_report(optimizer).num_quick > 8
+
+
+@scenario(only=ONE)
+def quick_updates_are_audited(device):
+    """Each second one is compared with `step()`, which trains once, and counts on the host once."""
+    seen = []
+    for every in (None, 1, 2):
+        with device.allow_waits():
+            weight = torch.nn.Parameter(on(device, torch.ones(3)))
+            gradient = on(device, torch.ones(3))
+        optimizer = torch.optim.Adam([weight], lr=0.5, foreach=True)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+        if every is not None:
+            gapless.capture(optimizer, device=device, audit_every=every)
+        for _ in range(12):
+            weight.grad = gradient
+            optimizer.step()
+            schedule.step()
+        (state,) = optimizer.state.values()
+        seen.append([read_back(device, weight).tolist(), state["step"].item()])
+        if every is not None:
+            audits = gapless.capture_report(optimizer).audits
+            assert audits.num_equal > 0
+            assert audits.differences == []
+    assert seen[1:] == seen[:1] * 2

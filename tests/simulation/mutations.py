@@ -260,7 +260,7 @@ KINDS = [
     Kind(
         "always holds", written(ast.UnaryOp, "not verdict.holds"), lambda node: ast.Constant(False)
     ),
-    Kind("refuses nothing", question(*refusers()), lambda node: ast.Constant(None)),
+    Kind("refuses nothing", question(*refusers(), "objection"), lambda node: ast.Constant(None)),
 ]
 
 

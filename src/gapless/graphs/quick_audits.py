@@ -127,8 +127,8 @@ class QuickAudits:
         optimizer, weights = self._optimizer, weights_of(self._optimizer)
         gradients = [(weight, weight.grad) for weight in weights]
         found = list(_tensors_of(optimizer, weights))
-        on_host = [tensor for tensor, _ in found if self._device.needs_copy(tensor)]
-        on_device = [one for one in found if not self._device.needs_copy(one[0])]
+        on_host = [tensor for tensor, _ in found if not self._is_on_device(tensor)]
+        on_device = [one for one in found if self._is_on_device(one[0])]
 
         def left() -> list[Any]:
             return [weight.grad for weight in weights] + on_host
