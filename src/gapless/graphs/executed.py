@@ -51,6 +51,14 @@ class Observed:
     runs: dict[int, tuple[Callable[[], Any], set[int]]] = field(default_factory=dict)
     given: set[int] = field(default_factory=set)
 
+    @property
+    def has_passing(self) -> bool:
+        """Whether an object lives that one run alone has shown, and that was not there before it."""
+        return any(
+            len(runs) == 1 and key not in self.given and ref() is not None
+            for key, (ref, runs) in self.runs.items()
+        )
+
     def alive(self, least: int) -> list[Any]:
         """Return the objects that still live, and were there before a run or seen in so many."""
         found = [
@@ -89,6 +97,11 @@ class Executed:
             known = paths.setdefault(chain.root, set())
             known.update(chain.links[:end] for end in range(1, len(chain.links) + 1))
         self._paths = {root: sorted(known, key=len) for root, known in paths.items()}
+        # Each path with the one that is a link shorter.
+        self._steps = {
+            root: [(longer, longer[:-1], *longer[-1]) for longer in known]
+            for root, known in self._paths.items()
+        }
         # Where what a function returns may stand, by its name and what it was asked for.
         self._returned: dict[Hashable, list[tuple[str, tuple[Link, ...]]]] = {}
 
@@ -109,18 +122,14 @@ class Executed:
             links: from the root to the value.
         """
         found: dict[tuple[Link, ...], list[Any]] = {links: [value]}
-        for longer in self._paths.get(root, ()):
-            kind, key = longer[-1]
-            found.setdefault(
-                longer,
-                [
-                    part
-                    for base in found.get(longer[:-1], ())
-                    for part in _parts_at(base, kind, key)
-                ],
-            )
+        for longer, shorter, kind, key in self._steps.get(root, ()):
+            bases = found.get(shorter)
+            if not bases or longer in found:
+                continue
+            parts = [part for base in bases for part in _parts_at(base, kind, key)]
+            found[longer] = parts
             if len(longer) > len(links):
-                for part in found[longer]:
+                for part in parts:
                     yield longer, part
 
     def parts_returned(
@@ -171,6 +180,11 @@ class Executed:
                 if is_it or (gives_items and root and is_of_loop):
                     yield root, links
 
+    @property
+    def has_passing(self) -> bool:
+        """Whether an object lives that was seen in some role in one run alone, and was made in it."""
+        return any(each.has_passing for each in (*self.observed.values(), *self.led.values()))
+
     def alive_functions(self) -> list[FunctionType]:
         """Return the functions with this code that were searched for and still live."""
         return [function for ref in self.functions or () if (function := ref()) is not None]
@@ -189,8 +203,11 @@ def is_asked(code: CodeType) -> bool:
 def _parts_at(value: Any, kind: str, key: Any) -> list[Any]:
     """Return what stands at an attribute or item, or all items, as far as no code is run."""
     if kind == "attr":
-        for table in (entries_of(value), *tables_of(value)):
-            if table is not None and key in table:
+        entries = entries_of(value)
+        if entries is not None and key in entries:
+            return [entries[key]]
+        for table in tables_of(value):
+            if key in table:
                 return [table[key]]
         found = class_attribute(type(value), key)
         if found is not None and isinstance(found[1], PLAIN_DESCRIPTORS):

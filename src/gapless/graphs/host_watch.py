@@ -175,6 +175,8 @@ class HostWatch:
         self._num_complete = 0
         # Weakly: batches are not kept.
         self._batch: list[weakref.ref[torch.Tensor]] = []
+        # From a run to the guards that are made after it.
+        self._newest: Reach | None = None
         # By kind of arguments: what its runs have filled, and the plain values they have left.
         self._filled: dict[Any, set[Any]] = {}
         self._left: dict[Any, dict[Any, Any]] = {}
@@ -198,37 +200,44 @@ class HostWatch:
 
         Sync: Does not block the host.
         """
-        run = HostRun()
-        self._num_runs += 1
-        skip, tensors, kind = _parts_of_batch((args, kwargs))
-        self._batch = [weakref.ref(tensor) for tensor in tensors]
-        del tensors
-        reach = self._reach(least_runs=1, skip=skip)
-        before = HostState(reach, on_device=self._on_device, skip=skip)
-        gradients = _gradients_of(tensor for tensor, _, _ in reach.tensors.values())
-        del reach
-        states = RandomStates(torchs=self._torch_random)
-        num_known = len(self._executed)
-        profile = _Profile(self._executed, self._num_runs, batch=skip)
-        with (
-            # Before the profiler, which would see what a collection runs.
-            _collector_paused(),
-            self._backward_passes_seen(profile),
-            profile.running(),
-        ):
-            yield run
-        run.is_complete = profile.is_complete
-        run.runs_compiled = profile.runs_compiled
-        run.forward_modes = list(profile.forward_modes)
-        run.found_code = len(self._executed) > num_known
-        run.got_gradients = [
-            tensor for tensor, had in gradients if tensor.grad is not (had and had())
-        ]
-        self._num_complete += run.is_complete
-        reach = self._reach(least_runs=1, skip=skip)
-        if self._find_functions(reach):
+        # The profiler would see what a collection runs, and what is noted here is gone soon.
+        with _collector_paused():
+            run = HostRun()
+            self._num_runs += 1
+            skip, tensors, kind = _parts_of_batch((args, kwargs))
+            self._batch = [weakref.ref(tensor) for tensor in tensors]
+            del tensors
+            self.let_go()
             reach = self._reach(least_runs=1, skip=skip)
-        self._sum_up(run, before, reach, profile, states.changed(), kind)
+            # Of all that it leads to, a guard would be made as well.
+            is_of_guards = not reach.met_skipped and not self._has_passing()
+            before = HostState(reach, on_device=self._on_device, skip=skip)
+            gradients = _gradients_of(tensor for tensor, _, _ in reach.tensors.values())
+            states = RandomStates(torchs=self._torch_random)
+            num_known = len(self._executed)
+            profile = _Profile(self._executed, self._num_runs, batch=skip)
+            with (
+                self._backward_passes_seen(profile),
+                profile.running(),
+            ):
+                yield run
+            run.is_complete = profile.is_complete
+            run.runs_compiled = profile.runs_compiled
+            run.forward_modes = list(profile.forward_modes)
+            run.found_code = len(self._executed) > num_known
+            run.got_gradients = [
+                tensor for tensor, had in gradients if tensor.grad is not (had and had())
+            ]
+            self._num_complete += run.is_complete
+            is_as_before = not run.found_code and not profile.found_given
+            if not is_as_before or any(before.differences(_stored_names(reach))):
+                del reach
+                reach = self._reach(least_runs=1, skip=skip)
+                if self._find_functions(reach):
+                    reach.follow_functions()
+                is_of_guards = not reach.met_skipped and not self._has_passing()
+            self._sum_up(run, before, reach, profile, states.changed(), kind)
+            self._newest = reach if is_of_guards and self._num_complete > 1 else None
 
     def may_wait(self, profiler: Any) -> bool:
         """Return whether a profiler is that of a watch, which may wait while own code runs."""
@@ -247,12 +256,19 @@ class HostWatch:
 
         Sync: Does not block the host.
         """
-        batch = {id(tensor) for ref in self._batch if (tensor := ref()) is not None}
-        reach = self._reach(least_runs=max(1, min(self._num_complete, 2)), skip=batch)
-        read = [path for path in carried if path.is_plain and reach.reads(path.place)]
-        unread = {path.place.id for path in carried} - {path.place.id for path in read}
-        with _as_before(read):
-            return ReadGuards(reach, on_device=self._on_device, carried=unread)
+        with _collector_paused():
+            reach, self._newest = self._newest, None
+            if reach is None:
+                batch = {id(tensor) for ref in self._batch if (tensor := ref()) is not None}
+                reach = self._reach(least_runs=max(1, min(self._num_complete, 2)), skip=batch)
+            read = [path for path in carried if path.is_plain and reach.reads(path.place)]
+            unread = {path.place.id for path in carried} - {path.place.id for path in read}
+            with _as_before(read):
+                return ReadGuards(reach, on_device=self._on_device, carried=unread)
+
+    def let_go(self) -> None:
+        """Let go of what the last run has led to, if there will be no guards for it."""
+        self._newest = None
 
     @property
     def num_runs(self) -> int:
@@ -274,6 +290,10 @@ class HostWatch:
                 if said & set(names):
                     return site_of(executed.code, line)
         return None
+
+    def _has_passing(self) -> bool:
+        """Return whether an object lives that counts only once another run has shown it."""
+        return any(each.has_passing for each in self._executed.values())
 
     def _reach(self, *, least_runs: int, skip: set[int]) -> Reach:
         return Reach(self._step, self._executed.values(), least_runs=least_runs, skip=skip)
@@ -658,6 +678,22 @@ _WITH_EFFECTS = (CodeKind.USER, CodeKind.LIBRARY, CodeKind.SILENT)
 _ALL_EVENTS = frozenset(["call", "return", "c_call"])
 
 
+# Of code in files, by its id, while it lives.
+_KINDS: dict[int, tuple[weakref.ref[CodeType], CodeKind]] = {}
+
+
+def _kind_when_called(code: CodeType, names: dict[str, Any]) -> CodeKind:
+    known = _KINDS.get(id(code))
+    if known is not None and known[0]() is code:
+        return known[1]
+    kind = kind_when_called(code, names)
+    # The kind of other code, made at run time, is that of where it runs.
+    if not code.co_filename.startswith("<"):
+        number = id(code)
+        _KINDS[number] = (weakref.ref(code, lambda _: _KINDS.pop(number, None)), kind)
+    return kind
+
+
 def _told_of(kind: CodeKind) -> frozenset[str]:
     """Return the events that say something about code of a kind."""
     if kind is CodeKind.USER:
@@ -758,6 +794,14 @@ class _Profile:
         # Those around the run, by id; held until it is over, so that no other gets their ids.
         self._around: dict[int, FrameType] = {}
 
+    @property
+    def found_given(self) -> bool:
+        """Whether the run has shown an object for the first time that was there before it."""
+        return any(
+            key in observed.given and key in observed.runs and observed.runs[key][0]() is not None
+            for observed, key in self._new
+        )
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """See what the body runs on this thread."""
@@ -814,18 +858,19 @@ class _Profile:
         elif event == "call":
             self._note_call(frame, kind)
         elif event == "return" and kind is CodeKind.USER:
-            if not self._is_at(frame, _yields):
+            if not frame.f_code.co_flags & _STOPS_MIDWAY or not self._is_at(frame, _yields):
                 # Before its end, a generator has no more than it will have had.
                 self._note_locals(frame)
             self._note_return(frame, arg)
 
     def _kind(self, frame: FrameType) -> CodeKind:
-        code = frame.f_code
-        known = self._kinds.get(id(code))
+        known = self._kinds.get(id(frame.f_code))
         if known is None:
-            kind = kind_when_called(code, frame.f_globals)
-            known = self._kinds[id(code)] = (code, kind)
-            self._told[id(code)] = _told_of(kind)
+            known = self._kinds[id(frame.f_code)] = (
+                frame.f_code,
+                _kind_when_called(frame.f_code, frame.f_globals),
+            )
+            self._told[id(frame.f_code)] = _told_of(known[1])
         return known[1]
 
     def _note_call(self, frame: FrameType, kind: CodeKind) -> None:

@@ -149,7 +149,7 @@ class Reach:
         self.codes: dict[int, Executed] = {}
         self._given: dict[tuple[int, str], dict[int, Any]] = {}
         self._least_runs = least_runs
-        self._skip = set(skip)
+        self._skip = _Skipped(skip)
         self._executed = {id(each.code): each for each in executed}
         # Whether the functions that are found are followed, since nobody saw which of them run.
         self._is_blind = not self._executed
@@ -170,14 +170,24 @@ class Reach:
         self._functions_of_autograd: set[type] = set()
         self._num_unseen = _MOST_UNSEEN
         self._root(step)
+        self._note_searched_for()
+        self._follow_all()
+        self._follow_methods()
+
+    @property
+    def met_skipped(self) -> bool:
+        """Whether the code came to something that is left out."""
+        return self._skip.was_met
+
+    def follow_functions(self) -> None:
+        """Follow functions that were searched for since."""
+        self._note_searched_for()
+        self._follow_methods(must_follow=True)
+
+    def _note_searched_for(self) -> None:
         for each in self._executed.values():
             for function in each.alive_functions():
                 self._note_function(function)
-        self._follow_all()
-        # Variables of enclosing functions that these read are found with them alone.
-        while self._note_methods():
-            self._queue = [each for key, each in self.codes.items() if key in self._again]
-            self._follow_queue()
 
     # --- what is followed ---
 
@@ -207,6 +217,13 @@ class Reach:
                 break
             self._queue = [each for key, each in self.codes.items() if key in self._again]
         self._again = set()
+
+    def _follow_methods(self, *, must_follow: bool = False) -> None:
+        # Variables of enclosing functions that these read are found with them alone.
+        while self._note_methods() or must_follow:
+            must_follow = False
+            self._queue = [each for key, each in self.codes.items() if key in self._again]
+            self._follow_queue()
 
     def _note_methods(self) -> bool:
         """Take note of methods that ran and that no code names, such as `__call__` and `__mul__`.
@@ -1203,6 +1220,18 @@ def _lasts(value: Any) -> bool:
 def _lasts_in_loops(value: Any) -> bool:
     """Return whether something is not what a loop in a module gives other values again and again."""
     return isinstance(value, FunctionType | type | nn.Module | functools.partial)
+
+
+class _Skipped(set[int]):
+    """Ids of objects that are left out; knows whether one of them was met."""
+
+    was_met = False
+
+    def __contains__(self, key: object) -> bool:
+        if set.__contains__(self, key):
+            self.was_met = True
+            return True
+        return False
 
 
 class _Names:

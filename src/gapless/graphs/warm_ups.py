@@ -208,6 +208,8 @@ class WarmUps:
         self._num_new_code[number] = self._num_new_code[number] + 1 if has_new_code else 0
         if self._num_new_code[number] >= _MAX_NEW_CODE:
             refusals.append(new_code())
+        if refusals or not self.are_done(kind):
+            self._host_watch.let_go()
         unused = {
             weight
             for weight, storage in storages.items()
