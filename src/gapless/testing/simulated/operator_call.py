@@ -276,6 +276,9 @@ class Call:
             raise UnpredictableError(self.name) from reason
         except Exception:
             raise reason from None  # the CPU's own message
+        finally:
+            # Its traceback leads here: until a collection, it would hold what the step computed.
+            del reason
 
     def key(self) -> tuple[Any, ...]:
         """Return everything that the results' shapes depend on."""
