@@ -39,6 +39,7 @@ from gapless.graphs.value_places import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
+    from gapless.graphs.kept_reach import Reached
     from gapless.graphs.reach import Reach
 
 
@@ -114,7 +115,7 @@ class HostState:
 
     def __init__(
         self,
-        reach: Reach,
+        reach: Reach | Reached,
         *,
         on_device: Callable[[torch.Tensor], bool],
         skip: set[int],
@@ -135,7 +136,7 @@ class HostState:
 
     # --- before ---
 
-    def _take(self, reach: Reach) -> None:
+    def _take(self, reach: Reach | Reached) -> None:
         for place in reach.places.values():
             if place.kind in ("cell", "class", "slot") or self._is_global(place):
                 value = place.read()
@@ -155,7 +156,7 @@ class HostState:
             self._take_tensor(tensor, name, site)
         self._take_the_rest(reach)
 
-    def _take_the_rest(self, reach: Reach) -> None:
+    def _take_the_rest(self, reach: Reach | Reached) -> None:
         """Take places of what is not taken with all it has, such as modules made at run time."""
         for place in reach.places.values():
             owners = {id(place.owner), id(place.holder)}
@@ -163,7 +164,7 @@ class HostState:
             if not (is_taken or self._is_global(place) or owners & self._skip):
                 self._places.append((place, place.read()))
 
-    def _take_of_torch(self, reach: Reach) -> None:
+    def _take_of_torch(self, reach: Reach | Reached) -> None:
         for value, reader, name, site in reach.of_torch.values():
             # That a step calls a schedule is seen by itself.
             if not isinstance(value, torch.optim.lr_scheduler.LRScheduler):
@@ -392,7 +393,7 @@ def _is_dict(known: tuple[Any, str]) -> bool:
     return isinstance(known[0], dict)
 
 
-def _weights_of_optimizers(reach: Reach) -> Iterator[torch.Tensor]:
+def _weights_of_optimizers(reach: Reach | Reached) -> Iterator[torch.Tensor]:
     for value, _ in reach.objects.values():
         if isinstance(value, torch.optim.Optimizer) and not names_another_class(value):
             for group in value.param_groups:

@@ -21,7 +21,7 @@ import inspect
 import random
 import sys
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
@@ -50,6 +50,7 @@ from gapless.graphs.host_state import (
     RandomStates,
     Text,
 )
+from gapless.graphs.kept_reach import KeptReach
 from gapless.graphs.made_in_c import ATTRIBUTE_READERS
 from gapless.graphs.plain_values import (
     is_number_like,
@@ -65,9 +66,10 @@ from gapless.pipeline.tree.containers import container_of, tensors_inside
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterable, Iterator
+    from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator
 
     from gapless.graphs.code_reads import Chain, Store
+    from gapless.graphs.kept_reach import Reached
 
 
 @dataclass(frozen=True)
@@ -177,16 +179,24 @@ class HostWatch:
         self._batch: list[weakref.ref[torch.Tensor]] = []
         # From a run to the guards that are made after it.
         self._newest: Reach | None = None
+        self._newest_guards: ReadGuards | None = None
+        # What was reached when guards were made, while they hold.
+        self._kept: KeptReach | None = None
+        # Kinds of calls whose last run did nothing on the host, and ran known code alone.
+        self._only_compute: set[Hashable] = set()
         # By kind of arguments: what its runs have filled, and the plain values they have left.
         self._filled: dict[Any, set[Any]] = {}
         self._left: dict[Any, dict[Any, Any]] = {}
 
     @contextmanager
-    def _backward_passes_seen(self, profile: _Profile) -> Iterator[None]:
+    def _backward_passes_seen(self, profile: _Profile | None) -> Iterator[None]:
         """Let a profile see hooks and backward functions, which a GPU has on a thread of torch's."""
         if self._device is None or not has_kernels_of_its_own(self._device):
             with torch.autograd.set_multithreading_enabled(False):
                 yield
+            return
+        if profile is None:
+            yield
             return
         call_on_backward_thread(partial(sys.setprofile, profile.note), self._device)
         try:
@@ -195,8 +205,15 @@ class HostWatch:
             call_on_backward_thread(partial(sys.setprofile, None), self._device)
 
     @contextmanager
-    def watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[HostRun]:
+    def watch(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, key: Hashable = None
+    ) -> Iterator[HostRun]:
         """Watch the body, which runs the step once; the result is complete after the body.
+
+        Args:
+            args: the arguments of this call.
+            kwargs: those by name.
+            key: what kind of call it is, beside its shapes and plain values.
 
         Sync: Does not block the host.
         """
@@ -208,17 +225,21 @@ class HostWatch:
             self._batch = [weakref.ref(tensor) for tensor in tensors]
             del tensors
             self.let_go()
-            reach = self._reach(least_runs=1, skip=skip)
+            guards, known = self._known_now(skip)
+            reach: Reach | Reached = known or self._reach(least_runs=1, skip=skip)
             # Of all that it leads to, a guard would be made as well.
-            is_of_guards = not reach.met_skipped and not self._has_passing()
+            is_of_guards = known is not None or self._is_of_guards(reach)
             before = HostState(reach, on_device=self._on_device, skip=skip)
             gradients = _gradients_of(tensor for tensor, _, _ in reach.tensors.values())
             states = RandomStates(torchs=self._torch_random)
             num_known = len(self._executed)
             profile = _Profile(self._executed, self._num_runs, batch=skip)
+            # Its last run, with the same to be read, ran known code alone, and did nothing but compute.
+            needs_profile = known is None or (kind, key) not in self._only_compute
+            self._only_compute.discard((kind, key))
             with (
-                self._backward_passes_seen(profile),
-                profile.running(),
+                self._backward_passes_seen(profile if needs_profile else None),
+                profile.running() if needs_profile else nullcontext(),
             ):
                 yield run
             run.is_complete = profile.is_complete
@@ -230,14 +251,43 @@ class HostWatch:
             ]
             self._num_complete += run.is_complete
             is_as_before = not run.found_code and not profile.found_given
-            if not is_as_before or any(before.differences(_stored_names(reach))):
-                del reach
-                reach = self._reach(least_runs=1, skip=skip)
-                if self._find_functions(reach):
-                    reach.follow_functions()
-                is_of_guards = not reach.met_skipped and not self._has_passing()
-            self._sum_up(run, before, reach, profile, states.changed(), kind)
-            self._newest = reach if is_of_guards and self._num_complete > 1 else None
+            differences = list(before.differences(_stored_names(reach)))
+            if not is_as_before or differences:
+                is_as_before = False
+                del reach, known
+                reach = self._found_anew(skip)
+                differences = list(before.differences(_stored_names(reach)))
+                is_of_guards = self._is_of_guards(reach)
+            changed = states.changed()
+            if guards is not None and is_as_before:
+                self._newest_guards = guards
+                if needs_profile and profile.only_computes and not changed:
+                    self._only_compute.add((kind, key))
+            elif is_of_guards and self._num_complete > 1:
+                assert isinstance(reach, Reach)
+                self._newest = reach
+            self._sum_up(run, differences, reach, profile, changed, kind)
+
+    def _known_now(self, skip: set[int]) -> tuple[ReadGuards | None, Reached | None]:
+        """Return guards that hold, and what the code reaches as long as they do; None if it is to be found."""
+        guards = None if self._kept is None else self._kept.guards(len(self._executed))
+        if guards is None or self._kept is None:
+            return None, None
+        reached = self._kept.reached(skip)
+        return (None, None) if reached is None else (guards, reached)
+
+    def _found_anew(self, skip: set[int]) -> Reach:
+        """Return what the code reaches after a run that may have changed it."""
+        reach = self._reach(least_runs=1, skip=skip)
+        if self._find_functions(reach):
+            reach.follow_functions()
+        return reach
+
+    def _is_of_guards(self, reach: Reach | Reached) -> bool:
+        """Return whether guards would be made for all that the code reaches, and for nothing else."""
+        if isinstance(reach, Reach) and reach.met_skipped:
+            return False
+        return not any(each.has_passing for each in self._executed.values())
 
     def may_wait(self, profiler: Any) -> bool:
         """Return whether a profiler is that of a watch, which may wait while own code runs."""
@@ -257,18 +307,25 @@ class HostWatch:
         Sync: Does not block the host.
         """
         with _collector_paused():
-            reach, self._newest = self._newest, None
+            reach, shared = self._newest, self._newest_guards
+            self.let_go()
+            if shared is not None and not carried and shared.holds():
+                return shared
             if reach is None:
                 batch = {id(tensor) for ref in self._batch if (tensor := ref()) is not None}
                 reach = self._reach(least_runs=max(1, min(self._num_complete, 2)), skip=batch)
             read = [path for path in carried if path.is_plain and reach.reads(path.place)]
             unread = {path.place.id for path in carried} - {path.place.id for path in read}
             with _as_before(read):
-                return ReadGuards(reach, on_device=self._on_device, carried=unread)
+                guards = ReadGuards(reach, on_device=self._on_device, carried=unread)
+            self._kept = None
+            if not carried and not reach.met_skipped:
+                self._kept = KeptReach(reach, guards, len(self._executed))
+            return guards
 
     def let_go(self) -> None:
         """Let go of what the last run has led to, if there will be no guards for it."""
-        self._newest = None
+        self._newest = self._newest_guards = None
 
     @property
     def num_runs(self) -> int:
@@ -290,10 +347,6 @@ class HostWatch:
                 if said & set(names):
                     return site_of(executed.code, line)
         return None
-
-    def _has_passing(self) -> bool:
-        """Return whether an object lives that counts only once another run has shown it."""
-        return any(each.has_passing for each in self._executed.values())
 
     def _reach(self, *, least_runs: int, skip: set[int]) -> Reach:
         return Reach(self._step, self._executed.values(), least_runs=least_runs, skip=skip)
@@ -323,8 +376,8 @@ class HostWatch:
     def _sum_up(
         self,
         run: HostRun,
-        before: HostState,
-        reach: Reach,
+        differences: list[Difference],
+        reach: Reach | Reached,
         profile: _Profile,
         random_states: list[str],
         kind: Any,
@@ -340,7 +393,6 @@ class HostWatch:
             write = HostWrite(name, site, before, after, advice)
             writes.setdefault((name, site), write)
 
-        differences = list(before.differences(_stored_names(reach)))
         # What a place kept before is gone from it, whatever was done to that.
         left_behind = {
             id(tensor)
@@ -423,7 +475,7 @@ def _is_left_again(difference: Difference, left: dict[Any, Any]) -> bool:
     return is_plain and same(left.get(place.id, MISSING), after)
 
 
-def _plain_values_stored(reach: Reach) -> dict[Any, Any]:
+def _plain_values_stored(reach: Reach | Reached) -> dict[Any, Any]:
     """Return what stands in the places that the code stores to, if it is plain."""
     values = {each: reach.places[each].read() for each in reach.stored}
     return {each: value for each, value in values.items() if is_number_like(value)}
@@ -466,7 +518,7 @@ def _advice(difference: Difference) -> str:
     return "change it in `on_host`, or outside the step"
 
 
-def _stored_names(reach: Reach) -> Container[str]:
+def _stored_names(reach: Reach | Reached) -> Container[str]:
     names: set[str] = set()
     for executed in reach.codes.values():
         if executed.kind is CodeKind.USER:
@@ -506,7 +558,7 @@ def _parts_of_batch(batch: Any) -> tuple[set[int], list[torch.Tensor], Any]:
 class _Stores:
     """Where the code stores what: finds the line for a difference."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: Reach | Reached) -> None:
         self._reach = reach
         self._stores: dict[Any, list[tuple[Executed, Store]]] = {}
         for executed in reach.codes.values():
@@ -787,12 +839,18 @@ class _Profile:
         self._other: Any = None
         # What was seen in a role for the first time.
         self._new: list[tuple[Observed, int]] = []
-        self._young = _ids_of_young()
+        self._young: set[int] = set()
         self._long: set[tuple[int, ...]] = set()
         # Of instructions, by code and kind.
         self._offsets: dict[tuple[int, Callable[[dis.Instruction], bool]], set[int]] = {}
         # Those around the run, by id; held until it is over, so that no other gets their ids.
         self._around: dict[int, FrameType] = {}
+
+    @property
+    def only_computes(self) -> bool:
+        """Whether the run did nothing on the host that was seen, and ran no compiled code."""
+        acts = self.effects or self.forward_modes or self.random_site
+        return self.is_complete and not self.runs_compiled and not acts
 
     @property
     def found_given(self) -> bool:
@@ -805,6 +863,7 @@ class _Profile:
     @contextmanager
     def running(self) -> Iterator[None]:
         """See what the body runs on this thread."""
+        self._young = _ids_of_young()
         frame: FrameType | None = sys._getframe()
         while frame is not None:
             self._around[id(frame)] = frame

@@ -132,6 +132,13 @@ class Place:
             self.kind, self.owner, self.key, name=self.name, site=self.site, behind=self.behind
         )
 
+    def of(self, holder: Any) -> Place:
+        """Return the same place as one of an object."""
+        return Place(
+            self.kind, self.owner, self.key, name=self.name, site=self.site, holder=holder,
+            behind=self.behind,
+        )  # fmt: skip
+
     @property
     def id(self) -> tuple[str, int, Any]:
         """The same for two objects that stand for one place; valid while the owner lives."""

@@ -189,7 +189,7 @@ class WarmUps:
             ONE_AT_A_TIME,
             self._observer.watch(is_first=is_first, is_last=is_last) as seen,
             self._updates.watch(),
-            self._watch_host(tree) if looks else nullcontext(HostRun()) as host,
+            self._watch_host(tree, number) if looks else nullcontext(HostRun()) as host,
             nullcontext() if touched is None else touched,
         ):
             out = work(tree.value)
@@ -247,11 +247,11 @@ class WarmUps:
         too_many = self._too_many_kinds()
         return refusals + ([] if too_many is None else [too_many])
 
-    def _watch_host(self, tree: Tree) -> AbstractContextManager[HostRun]:
+    def _watch_host(self, tree: Tree, number: int) -> AbstractContextManager[HostRun]:
         call = tree.value
         if isinstance(call, Call):
-            return self._host_watch.watch(call.args, call.kwargs)
-        return self._host_watch.watch((call,), {})
+            return self._host_watch.watch(call.args, call.kwargs, key=number)
+        return self._host_watch.watch((call,), {}, key=number)
 
     def _too_many_kinds(self) -> Refusal | None:
         if len(self._seen) <= _MAX_KINDS:
