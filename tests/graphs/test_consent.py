@@ -81,12 +81,22 @@ def test_ranks_that_agree_replay(device):
     assert all(map(torch.equal, weights, expected(device)))
 
 
+def test_what_one_cannot_put_back_runs_ahead_on_none(device):
+    """All capture as batches come then; a rank that ran ahead alone would wait for the others."""
+    ranks = TwoRanks(NEVER)
+    loop, weights = trained(device, ranks, ahead=True)
+
+    assert loop.capture_report.num_replays == 10
+    assert "graphs are captured as batches come" in loop.capture_report.note
+    assert all(map(torch.equal, weights, expected(device)))
+
+
 @pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("ahead", [False, True])
 def test_one_that_cannot_keeps_all_from_it(device, ahead, number):
     """At whichever question it says so; the other kind of batch is captured by both."""
-    first = [NOT_YET, NOT_YET] if ahead else []
+    first = [READY, NOT_YET, NOT_YET] if ahead else []
     ranks = TwoRanks(*first, *[READY] * number, NEVER)
     loop, weights = trained(device, ranks, ahead=ahead)
     replays = {False: 5, True: 8}[ahead]

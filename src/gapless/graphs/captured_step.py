@@ -1149,8 +1149,7 @@ class CapturedStep:
         """
         self._ahead = snapshot
         try:
-            sharded = refusal_of_step(self.step)
-            objection = sharded or snapshot.keep_reached_by(self.step, self._device)
+            objection = self._objection_ahead(snapshot)
             if objection is not None:
                 self.report.note = f"{objection.text}; graphs are captured as batches come"
                 return
@@ -1159,6 +1158,8 @@ class CapturedStep:
                 if on_batch is not None:
                     on_batch(number)
         except torch.OutOfMemoryError:
+            if self._consent.asks:  # the other ranks would wait for this one
+                raise
             self.report.note = _NO_MEMORY_AHEAD
         finally:
             self._ahead = None
@@ -1169,6 +1170,17 @@ class CapturedStep:
         if not self._consent.asks:
             self._forget_what_was_put_back()
         self._graphs.only_expected = only_these
+
+    def _objection_ahead(self, snapshot: Snapshot) -> Refusal | None:
+        """Return why the step cannot run ahead, here or on another rank; None if it can."""
+        sharded = refusal_of_step(self.step)
+        objection = sharded or snapshot.keep_reached_by(self.step, self._device)
+        if self._of_ranks is None:
+            return objection
+        own = Readiness.READY if objection is None else Readiness.NEVER
+        if self._of_ranks.least(own) is Readiness.READY:
+            return None
+        return objection or ON_ANOTHER_RANK
 
     def _gradients_added_to(self) -> Gradients:
         """Return weights with the gradients that graphs add to, and so have to find."""
