@@ -282,6 +282,18 @@ MISSING = {
     "torch._C._dynamo.guards.TensorGuards": gives(
         lambda module: module.tensor_guards([torch.ones(1)]), None
     ),
+    "torch._C._dynamo.guards.dict_version": is_none("dict_version"),
+    **{
+        f"torch.nn.modules.module.{name}": gives(
+            lambda module, name=name: name in module.hooks_of_all_modules(), False
+        )
+        for name in (
+            "_global_forward_hooks",
+            "_global_forward_pre_hooks",
+            "_global_backward_hooks",
+            "_global_backward_pre_hooks",
+        )
+    },
     "torch._C._len_torch_function_stack": refuses(lambda module: module.num_function_modes()),
     "torch._C._len_torch_dispatch_stack": refuses(lambda module: module.num_operator_modes()),
     "torch._C._get_function_stack_at": refuses(lambda module: module.function_mode_at(0)),
