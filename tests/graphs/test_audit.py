@@ -301,6 +301,44 @@ def test_evaluation_has_graphs_of_its_own_that_are_audited(device, every):
         assert 1 < audits.num <= audits.num_equal + 1
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_module_in_place_is_audited_in_training_and_in_evaluation(device, every):
+    """Its graphs of both kinds, and the updates between, have the bits of the loop as written."""
+
+    def losses(*, captured):
+        torch.manual_seed(0)
+        training, seen = Training(device), []
+        training.model[2].p = 0.5
+        if captured:
+            gapless.capture(
+                training.model,
+                training.optimizer,
+                device=device,
+                audit_every=every,
+                replay="always",
+            )
+        for epoch in range(4):
+            is_training = epoch % 2 == 0
+            training.model.train(is_training)
+            with torch.set_grad_enabled(is_training):
+                for batch in gapless.prefetch(training.data, device):
+                    loss = training.step(batch) if is_training else training.loss_of(batch)
+                    seen.append(read_back(device, loss.detach()).tolist())
+        weights = [read_back(device, one).tolist() for one in training.model.parameters()]
+        return (seen, weights), training
+
+    expected, _ = losses(captured=False)
+    found, training = losses(captured=True)
+
+    assert found == expected
+    for one in (training.model, training.optimizer):
+        report = gapless.capture_report(one)
+        assert (report.refusals, report.audits.differences) == ([], [])
+        # The last of each graph may not have arrived.
+        assert 1 < report.audits.num <= report.audits.num_equal + 2
+    assert gapless.capture_report(training.model).num_graphs == 2
+
+
 class Validates(Training):
     """One function for both, whose graphs take turns."""
 
