@@ -42,7 +42,7 @@ STILL: dict[str, int] = {
     "graphs/host_watch.py": 3,
     "graphs/made_in_c.py": 4,
     "graphs/module_graph.py": 5,
-    "graphs/module_in_place.py": 6,
+    "graphs/module_in_place.py": 5,
     "graphs/module_parts.py": 2,
     "graphs/module_trial.py": 3,
     "graphs/noted_calls.py": 2,
@@ -78,6 +78,7 @@ TEXTS = {
     "doctor/static/torch_names.py": r"torch\._dynamo",  # a module, as scripts name it
     "doctor/trace/chrome_trace.py": "_ptds|_ptsz",  # ends of names of CUDA
     "doctor/lines/wait_cause.py": r"_nll_loss|_tensor(_str)?\.py",  # what tracebacks name
+    "graphs/static_values.py": "_of_",  # begin of a method's name
     "integrations/lightning_logs.py": "_step|_epoch",  # ends of names of metrics
     "report/difference_text.py": "_ms",  # end of a key
     "report/html/difference_page.py": "_ms",

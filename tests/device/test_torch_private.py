@@ -333,6 +333,7 @@ MISSING = {
         lambda module: module.keeps_parametrizations(), False
     ),
     "torch.nn.Module._buffers": gives(lambda module: len(module.MODULE_TENSORS), 2),
+    "torch.nn.Module._modules": gives(lambda module: module.MODULE_PARTS, "_modules"),
     "torch.nn.Module._parameters": gives(lambda module: len(module.MODULE_TENSORS), 2),
     "torch.optim.optimizer._global_optimizer_post_hooks": gives(
         lambda module: module.global_post_hooks, {}

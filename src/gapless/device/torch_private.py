@@ -227,6 +227,11 @@ _note(
 )
 
 
+def identity_of(handle: torch.UntypedStorage | torch.Generator) -> int:
+    """Return a number that all handles which Python has of one storage, or generator, share."""
+    return int(handle._cdata)  # type: ignore[union-attr]
+
+
 def num_holders(tensor: torch.Tensor) -> int:
     """Return a count that grows with everything that holds this tensor's storage.
 
@@ -460,11 +465,13 @@ def keeps_parametrizations() -> bool:
     return bool(getattr(torch.nn.utils.parametrize, "_cache_enabled", 0))
 
 
-# What `torch.nn.Module` keeps its tensors in.
+# What `torch.nn.Module` keeps its tensors, and the modules within it, in.
 MODULE_TENSORS = ("_buffers", "_parameters")
+MODULE_PARTS = "_modules"
 
 _note(
     "torch.nn.Module._buffers",
+    "torch.nn.Module._modules",
     "torch.nn.Module._parameters",
     why="A tensor of a module is found without running code of the module's class.",
     missing="What an index is made of is not known.",

@@ -8,7 +8,6 @@ first, guards on what the code reads, proof, report.
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from functools import partial, wraps
 from threading import local
@@ -44,6 +43,7 @@ from gapless.graphs.side_stream import SideStream
 from gapless.graphs.step_call import is_within_a_step, within_a_step, work_of
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.tree.call_tree import CallTrees
+from gapless.python_private import getframe
 
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ class ModuleInPlace:
         first call, and by each that is to be captured.
         """
         if self._num_differentiated < _MANY_DIFFERENTIATED:
-            site, before = _SEARCH.site(sys._getframe(1), self.target), self._differentiates
+            site, before = _SEARCH.site(getframe(1), self.target), self._differentiates
             self._differentiates = may_differentiate(site) if site else None
             self._asks_who_differentiates = bool(site)
             if before is not None and before != self._differentiates:
@@ -439,7 +439,7 @@ class ModuleInPlace:
 
 def _called_module() -> nn.Module | None:
     """Return the module whose `forward` is called; None if that is not torch's own call of a module."""
-    frame = sys._getframe(2)
+    frame = getframe(2)
     return frame.f_locals.get("self") if frame.f_code in _CALLERS else None
 
 

@@ -20,6 +20,7 @@ from weakref import ProxyTypes
 
 import torch
 
+from gapless.device.torch_private import MODULE_PARTS
 from gapless.graphs.user_functions import UserFunctions
 from gapless.pipeline.tree.tensor_layout import has_address
 
@@ -249,7 +250,7 @@ class PythonState:
         if isinstance(value, _LEFT_ALONE) or _is_left_alone(module):
             return
         if module.startswith(_OF_TORCH):
-            self._todo.append(getattr(value, "_modules", None))
+            self._todo.append(getattr(value, MODULE_PARTS, None))
             return
         if isinstance(value, torch.amp.GradScaler):
             self.scalers.append(value)

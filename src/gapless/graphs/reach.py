@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from gapless.device.torch_private import MODULE_TENSORS
 from gapless.graphs.code_kinds import (
     FOREIGN_PACKAGES,
     CodeKind,
@@ -986,7 +987,7 @@ class Reach:
                 continue
             self.modules[id(module)] = (module, shown)
             entries = vars(module)
-            for part in ("_parameters", "_buffers"):
+            for part in reversed(MODULE_TENSORS):
                 for key, tensor in (entries.get(part) or {}).items():
                     if isinstance(tensor, torch.Tensor):
                         self.tensors.setdefault(id(tensor), (tensor, f"{shown}.{key}", ""))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.device.torch_private import identity_of
 from gapless.graphs.device_state import RandomStates, set_state_of
 from gapless.graphs.python_state import PythonState
 from gapless.graphs.refusal import Refusal
@@ -131,15 +132,16 @@ class _Memory:
 
     def writes(self, storage: torch.UntypedStorage) -> None:
         """Keep the bytes of a storage, unless they are kept."""
-        key = storage._cdata
+        key = identity_of(storage)
         if key not in self._copies:
             with torch.no_grad(), torch.inference_mode(mode=False):
                 self._copies[key] = storage, _copy_of(storage)
 
     def draws_from(self, generator: torch.Generator) -> None:
         """Keep the state of a generator, unless it is kept."""
-        if generator._cdata not in self._generators:  # type: ignore[attr-defined]
-            self._generators[generator._cdata] = generator, generator.get_state()  # type: ignore[attr-defined]
+        key = identity_of(generator)
+        if key not in self._generators:
+            self._generators[key] = generator, generator.get_state()
 
     def restore(self) -> None:
         """Put all of it back.

@@ -16,6 +16,8 @@ from itertools import chain
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gapless.device.torch_private import MODULE_PARTS
+
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -215,7 +217,7 @@ def truth(value: Any) -> bool:
 def _attribute_of(base: Any, name: str, missing: Any) -> Any:
     # Torch looks up modules within a module, and no others, in a table of its own.
     parts = (
-        vars(base).get("_modules") if isinstance(getattr(base, "__dict__", None), dict) else None
+        vars(base).get(MODULE_PARTS) if isinstance(getattr(base, "__dict__", None), dict) else None
     )
     if isinstance(parts, dict) and name in parts:
         return parts[name]

@@ -63,12 +63,9 @@ def test_all_forms_train_alike(tmp_path):
 @pytest.mark.quick_cases(8)
 @each_form
 @each_footgun
-def test_each_class_has_its_verdict(footgun, form, tmp_path, request):
+def test_each_class_has_its_verdict(footgun, form, tmp_path):
     """With an audit of every replay nothing differs from the loop as written, but what none promises."""
     expected = footgun.verdict_of(form)
-    if expected == AUDITED and form == "in_place":
-        reason = "modules in place are not audited yet"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     plain = trained(footgun, form, tmp_path)
     audited = trained(footgun, form, tmp_path, options={"audit_every": 1})
     alone = trained(footgun, form, tmp_path, options={"audit_every": NEVER})
