@@ -273,7 +273,7 @@ class HostWatch:
         guards = None if self._kept is None else self._kept.guards(len(self._executed))
         if guards is None or self._kept is None:
             return None, None
-        reached = self._kept.reached(skip)
+        reached = self._kept.as_known(skip)
         return (None, None) if reached is None else (guards, reached)
 
     def _found_anew(self, skip: set[int]) -> Reach:

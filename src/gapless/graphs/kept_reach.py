@@ -84,7 +84,7 @@ class KeptReach:
             return None
         return guards
 
-    def reached(self, skip: set[int]) -> Reached | None:
+    def as_known(self, skip: set[int]) -> Reached | None:
         """Return what the code reaches, None if some of it is gone, or is to be left out.
 
         Args:
@@ -120,11 +120,9 @@ class KeptReach:
         )
 
     def _forget(self) -> None:
-        for table in (
-            self._places, self._whole, self._objects, self._modules, self._tensors,
-            self._of_torch, self._functions, self._codes,
-        ):  # fmt: skip
-            table.clear()
+        self._places = []
+        self._whole, self._of_torch, self._functions, self._codes = {}, {}, {}, {}
+        self._objects, self._modules, self._tensors = {}, {}, {}
 
 
 def _ref_of(value: Any) -> _Ref:

@@ -19,7 +19,6 @@ from torch import nn
 from gapless.graphs.addresses import address_of, share_memory
 from gapless.graphs.backward_settings import Settings
 from gapless.graphs.batch_changes import layout_of
-from gapless.graphs.capture_failure import capture_failed
 from gapless.graphs.device_state import DeviceState
 from gapless.graphs.gradient_paths import GradientPaths, number_of_next_node, uses_of
 from gapless.graphs.module_audit import BackwardHalf, VerdictOnCall
@@ -259,8 +258,9 @@ class ModuleTrial:
             )
         except NotProved as error:
             return Tried(self._plain(tree), graph, not_proved=str(error))
-        except Exception as error:
-            return Tried(self._plain(tree), refusals=[capture_failed(error)])
+        except Exception:
+            # A graph without a verdict is let go of, and a new one is proved.
+            return Tried(self._plain(tree))
         assert out is not None
         seconds = (self._device.now_ms() - start) / 1000.0
         known = watched.known | set(map(address_of, filter(has_address, graph.all_read(tree))))
