@@ -149,6 +149,7 @@ class ModuleTrial:
         before, gradients = _states_of(tree.leaves), self._gradients()
         for refusal in self._hooks_within():
             self._runs.refuse(refusal)
+        seen.is_stale = False
         since = number_of_next_node()
         out = call()
         outs = flatten(out).leaves
@@ -179,6 +180,8 @@ class ModuleTrial:
         Sync: Blocks the host ("capture").
         """
         seen = self._seen_of(tree)
+        if seen.is_stale:
+            return Tried(self._work(tree))
         weights = [weight for ref in seen.weights if (weight := ref()) is not None]
         refusals = self._refusals(seen, weights, watched)
         refusals += _objections_to_memory(tree, [*reads.tensors, *weights], watched)
@@ -271,8 +274,9 @@ class ModuleTrial:
             out.leaves, tree.leaves, since=since
         )
         if leads_elsewhere:
-            # A new graph is captured by what is seen of the calls in between.
-            self._seen_of(tree).watched = -1
+            # A new graph is captured by what is seen of later calls.
+            seen = self._seen_of(tree)
+            seen.watched, seen.is_stale = -1, True
         half = None
         if graph.places and not leads_elsewhere:
             comparison = Comparison(

@@ -62,6 +62,7 @@ class SeenCalls:
         given: the gradients of the outputs in the last backward pass, None before the first.
         form: of the outputs.
         watched: how many calls had been watched when there was nothing more to be seen.
+        is_stale: whether calls have done something else since.
     """
 
     weights: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
@@ -69,6 +70,7 @@ class SeenCalls:
     given: Given | None = None
     form: Any = None
     watched: int = -1
+    is_stale: bool = False
 
     def object(self, refusals: Sequence[Refusal]) -> None:
         """Add reasons that are not there yet."""
