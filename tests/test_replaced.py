@@ -26,7 +26,7 @@ from gapless.doctor.trace.profiler import TimesPass
 from gapless.doctor.watching.step_hooks import StepHooks
 from gapless.doctor.watching.step_source import StepSource
 from gapless.doctor.watching.torch_import import TorchImport
-from gapless.graphs.interludes import note_interludes_for
+from gapless.graphs import interludes
 from gapless.nmt.run.rank_warnings import RankWarnings
 from gapless.nmt.run_folder.disk_space import DiskTroubles
 from gapless.nmt.run_folder.logs import RunLogs
@@ -204,11 +204,15 @@ def audited():
         pass
 
     one = Audited()
-    note_interludes_for(one)
-    try:
-        yield
-    finally:
-        del one
+    with pytest.MonkeyPatch.context() as patch:
+        # Graphs of other tests may still be there, which need the same patches.
+        audited = PatchesWhileAlive(interludes._note_modes_and_states)
+        patch.setattr(interludes, "_audited", audited)
+        interludes.note_interludes_for(one)
+        try:
+            yield
+        finally:
+            del one
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import inspect
 import math
 import pickle
@@ -231,10 +230,8 @@ def test_patched_methods_are_what_they_were(device, schedule):
             self.num_calls += 1
             return super().train(mode)
 
-    gc.collect()  # steps of other tests
-    train_before = torch.nn.Module.train
     step = gapless.capture(Training(device).step, device=device)
-    assert torch.nn.Module.train is not train_before
+    assert hasattr(torch.nn.Module.train, "__wrapped__")
     for kind, name in [
         *((torch.nn.Module, name) for name in ("train", "state_dict", "load_state_dict")),
         *((torch.optim.Optimizer, name) for name in ("state_dict", "load_state_dict")),
@@ -262,8 +259,6 @@ def test_patched_methods_are_what_they_were(device, schedule):
         model.load_state_dict({})
     assert not [one for one in failed.traceback if one.path.name == "interludes.py"]
     del step
-    gc.collect()
-    assert torch.nn.Module.train is train_before
 
 
 @pytest.mark.parametrize("every", [1, 2])
