@@ -22,6 +22,9 @@ from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import Training, read_back
 
 
+pytestmark = pytest.mark.quick_tests(24)
+
+
 @pytest.fixture(params=["asap", "lazy"])
 def device(request):
     with SimulatedDevice(scheduler=request.param) as device, device.allow_waits():

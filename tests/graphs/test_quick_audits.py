@@ -18,6 +18,9 @@ from optimizer_loops import OptimizerLoop, both
 from toy_steps import on
 
 
+pytestmark = pytest.mark.quick_tests(16)
+
+
 @pytest.fixture
 def device():
     with SimulatedDevice(scheduler="lazy") as device, device.allow_waits():
