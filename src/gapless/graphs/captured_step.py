@@ -405,6 +405,7 @@ class CapturedStep:
         """
         self.drop_graphs()
         self._variants.forget_all()
+        self._host_watch.forget()
 
     def lift_refusal(self) -> None:
         """Try again what was refused, if the reason may be gone."""
@@ -562,9 +563,11 @@ class CapturedStep:
 
     def _run_and_learn(self, kind: Hashable, tree: Tree, times: CallTimes) -> StepRun:
         """Capture a call whose kind was watched, or watch it again if the step reads other values."""
-        # What the step reads now is compared last: that takes long.
+        # Where nothing is waited for and there is no room, what the step reads is not compared.
         if any(one.pending is not None for one in self._variants.of(kind)):
-            return self._run_plain(kind, tree)
+            variant = self._variant_now(kind)
+            if variant is not None and variant.pending is not None:
+                return self._run_plain(kind, tree)
         if not self._account.has_room_for(times, "capture"):
             return self._run_plain(kind, tree)
         variant = self._variant_now(kind)

@@ -188,6 +188,10 @@ class HostWatch:
         self._filled: dict[Any, set[Any]] = {}
         self._left: dict[Any, dict[Any, Any]] = {}
 
+    def forget(self) -> None:
+        """Let go of what the code has reached."""
+        self._kept = None
+
     @contextmanager
     def _backward_passes_seen(self, profile: _Profile | None) -> Iterator[None]:
         """Let a profile see hooks and backward functions, which a GPU has on a thread of torch's."""
