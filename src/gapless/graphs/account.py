@@ -46,7 +46,7 @@ ALLOWANCE_S = 5.0
 NUM_PLAIN = 2
 
 # Of the last plain calls of a kind the median is taken; of the last actions the largest factor.
-_NUM_PLAIN = 15
+_NUM_OF_MEDIAN = 15
 _NUM_ACTIONS = 8
 
 # Guesses for actions that this process has not seen, as many times as long as a plain call.
@@ -86,8 +86,8 @@ class CallTimes:
         self.as_written_s: float | None = None
         self.usual_pause_s = self.most_of_replay_s = 0.0
         self.num = 0
-        self._plain: deque[float] = deque(maxlen=_NUM_PLAIN)
-        self._pauses: deque[float] = deque(maxlen=_NUM_PLAIN)
+        self._plain: deque[float] = deque(maxlen=_NUM_OF_MEDIAN)
+        self._pauses: deque[float] = deque(maxlen=_NUM_OF_MEDIAN)
         self._unknown = 0
 
     @property
