@@ -66,6 +66,14 @@ class CreateGraphSearch:
             module: that it may be of.
         """
         functions = UserFunctions(self._own)
+        try:
+            return self._site(functions, frame, module)
+        finally:
+            functions.forget()
+
+    def _site(
+        self, functions: UserFunctions, frame: FrameType | None, module: torch.nn.Module
+    ) -> str:
         while frame is not None:
             if self._own.owns(frame.f_code.co_filename, frame.f_globals):
                 functions.add_frame(frame)

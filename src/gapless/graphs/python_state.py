@@ -94,6 +94,7 @@ class PythonState:
             if len(self._seen) > _MOST_OBJECTS:
                 self.objection = "the step reaches too many objects to put them back"
                 break
+        self._functions.forget()
 
     def restore(self) -> None:
         """Put everything back.

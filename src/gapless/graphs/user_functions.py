@@ -128,6 +128,11 @@ class UserFunctions:
                     for add in self._waiting.pop(name, ()):
                         add()
 
+    def forget(self) -> None:
+        """Let go of what was found: in a cycle it would hold the loop's batches until a collection."""
+        self._waiting, self._seen = {}, {}
+        self._variables, self.places = {}, {}
+
     def variables(self) -> Iterator[tuple[dict[str, Any], str]]:
         """Yield the variables of files that may be named, each with the table that it stands in."""
         for code, place in self.places.items():
