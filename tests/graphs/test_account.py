@@ -126,6 +126,27 @@ def test_a_pause_is_none_of_ours():
     assert loop.account.debt_s < before + 0.02
 
 
+@pytest.mark.parametrize("num_before", [4, 5, 6, 50])
+def test_a_pause_behind_any_call_is_none_of_ours(num_before):
+    """Whether it was plain, watched, captured or replayed."""
+    loop = Loop([0.01], {"watch": 3.0, "capture": 5.0}, 0.1)
+    for _ in range(num_before):
+        loop.call(0)
+    loop.call(0, pause_s=100.0)
+    loop.call(0)
+    assert loop.account.debt_s < 0.2
+
+
+def test_what_comes_seldom_is_not_learnt():
+    """Beyond the first kinds, where learning a kind costs more than its calls would have been saved."""
+    loop = Loop([0.05] * 300, {"watch": 10.0, "capture": 20.0}, 0.1)
+    done = [loop.call(number % 300) for number in range(2_400)]
+    # Kinds begin to be watched until that has cost so much, and what has begun is brought to its end.
+    most = GREEDY_S / (0.05 * 9) + 1
+    assert 0 < done.count("capture") <= most
+    assert done.count("watch") <= 2 * most
+
+
 def test_a_wait_of_each_call_is_a_part_of_it():
     """Where the loop waits for the device between calls, a replay saves only what that leaves."""
     loop = Loop([0.01], {"watch": 3.0, "capture": 5.0}, 0.1)
@@ -147,3 +168,23 @@ def test_a_rare_shape_stays_plain_and_the_report_says_what_was_spent(monkeypatch
     assert step.report.spent.num_waiting == len(training.data) * 2 - NUM_PLAIN
     assert "waited for room" in str(step.report)
     assert step.report.as_dict()["waiting"] == step.report.spent.num_waiting
+
+
+def test_a_graph_whose_audit_waits_for_room_is_not_replayed(monkeypatch):
+    """Its calls run as written, with the same results, until there is room."""
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+        torch.manual_seed(0)
+        training = Training(device)
+        step = gapless.capture(training.step, device=device, audit_every=5)
+        replays = []
+        for number, batch in enumerate(gapless.prefetch((training.data * 10)[:40], device)):
+            if number == 15:
+                monkeypatch.setattr(account, "ALLOWANCE_S", -1.0)
+            if number == 30:
+                monkeypatch.setattr(account, "ALLOWANCE_S", ALLOWANCE_S)
+            before = step.report.num_replays
+            step(batch)
+            replays.append(step.report.num_replays > before)
+    assert any(replays[:15])
+    assert not any(replays[20:30])
+    assert any(replays[30:])

@@ -6,7 +6,6 @@ import copy
 import inspect
 import math
 import pickle
-import warnings
 
 import pytest
 import torch
@@ -130,19 +129,34 @@ def test_a_change_that_stays_is_found_within_two_blocks(device, schedule, monkey
 
 
 def test_a_second_difference_refuses_the_call(device, monkeypatch):
-    values = iter(range(1, 1000))
-    monkeypatch.setattr(math, "cos", lambda x: 1.0)
+    """Each change stays, so that the graph that is captured after the first one passes its proof."""
+    cos, seen = math.cos, []
 
-    def change(_):
-        # Another value in each call, as no guard and no capture could follow.
-        monkeypatch.setattr(math, "cos", lambda x: float(next(values)))
+    def run(*, captured):
+        monkeypatch.setattr(math, "cos", cos)
+        torch.manual_seed(0)
+        training = Patched(device)
+        step = training.step
+        if captured:
+            step = gapless.capture(step, device=device, audit_every=1)
+        found = []
+        batches = (training.data * 4)[:40]
+        for number, batch in enumerate(gapless.prefetch(batches, device)):
+            if number in (10, 25):
+                monkeypatch.setattr(math, "cos", lambda _, value=float(number): value)
+            found.append(read_back(device, step(batch)).tolist())
+        seen.append(found)
+        return step
 
-    with warnings.catch_warnings(record=True):
-        warnings.simplefilter("always")
-        _, step = train(Patched, device, 30, captured=True, at=10, change=change, audit_every=1)
+    run(captured=False)
+    with pytest.warns(gapless.CaptureWarning, match="audit found a difference"):
+        step = run(captured=True)
+
+    assert seen[0] == seen[1]
+    assert len(step.report.audits.differences) == 2
     assert step.report.refusal is not None
     assert step.report.refusal.kind == "proved_wrong"
-    assert step.report.num_replays == 0
+    assert step.report.num_graphs == 2
 
 
 def flip(training):
@@ -451,7 +465,10 @@ def test_gaps_calls_of_others_and_what_is_noted_are_interludes(schedule):
 def test_what_needs_more_memory_than_there_is_ends_audits(device, monkeypatch):
     _, step = train(Training, device, 8, captured=True, audit_every=4)
 
+    asked = []
+
     def finds_no_memory(*args, **how):
+        asked.append(how)
         raise proof.NotProved("no memory for a copy")
 
     monkeypatch.setattr("gapless.graphs.trial.prove", finds_no_memory)
@@ -460,4 +477,5 @@ def test_what_needs_more_memory_than_there_is_ends_audits(device, monkeypatch):
     assert found == expected
     assert step.report.audits.num == 0
     assert step.report.note == "no further audits: no memory for a copy"
+    assert len(asked) == 2  # by the proof, and by one audit
     assert step.report.num_replays > 20

@@ -283,7 +283,7 @@ class Account:
             return self.has_room_for(times, "watch")
         expected_s = 2 * self._expected_s(times, "watch") + self._expected_s(times, "capture")
         is_worth_it = times.num * (times.as_written_s or 0.0) * _SHARE_SAVED >= expected_s
-        is_early = self.debt_s <= SHARE * self.as_written_s + GREEDY_S
+        is_early = self.debt_s <= GREEDY_S
         may = (is_early or is_worth_it) and self._leaves_room(expected_s, "watch")
         times.spent.num_waiting += not may
         return may

@@ -129,9 +129,8 @@ class UserFunctions:
                         add()
 
     def forget(self) -> None:
-        """Let go of what was found: in a cycle it would hold the loop's batches until a collection."""
-        self._waiting, self._seen = {}, {}
-        self._variables, self.places = {}, {}
+        """End the cycle that would hold all that was found, such as the loop's batches, until a collection."""
+        self._waiting = {}
 
     def variables(self) -> Iterator[tuple[dict[str, Any], str]]:
         """Yield the variables of files that may be named, each with the table that it stands in."""
