@@ -28,8 +28,9 @@ import gapless
 from benchmarks.facts import place_and_time
 from gapless.device.cpu import CpuDevice, call
 from gapless.device.find import find_device
-from gapless.graphs import account, trial
-from gapless.graphs.proof import NotProved
+from gapless.graphs import account
+from gapless.graphs.proof import trial
+from gapless.graphs.proof.same_results import NotProved
 from gapless.pipeline.step import call_host_part
 
 

@@ -266,8 +266,9 @@ def _launches_nothing(stack: ExitStack) -> Any:
     """Return a CPU that passes for an accelerator, whose graphs do nothing; let none be proved."""
     # Not those of another benchmark: its names are those of the newest tree.
     from gapless.device.cpu import CpuDevice, call
-    from gapless.graphs import module_trial, trial
-    from gapless.graphs.proof import NotProved
+    from gapless.graphs.modules import module_trial
+    from gapless.graphs.proof import trial
+    from gapless.graphs.proof.same_results import NotProved
 
     class LaunchesNothing(CpuDevice):
         is_accelerator = True

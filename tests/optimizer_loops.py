@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import gapless
-from gapless.graphs.in_place import capture_report, release
+from gapless.graphs.in_place.capture_in_place import capture_report, release
 from toy_steps import on
 
 

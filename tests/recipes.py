@@ -24,8 +24,8 @@ import torch
 
 import gapless
 from gapless import testing
-from gapless.graphs.captor import captor_of
 from gapless.graphs.capture_report import CaptureReport
+from gapless.graphs.in_place.captor import captor_of
 
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -21,10 +21,10 @@ WAITING = {"synchronize_event", "synchronize_stream", "synchronize"}
 
 # Where values may come to the host, and why.
 MAY_READ = {
-    "graphs/batch_reads.py",  # inside a wait declared as "batch_value"
-    "graphs/noted_calls.py",  # numbers that are on the host
-    "graphs/content_checks.py",  # bytes of tensors that are on the host
-    "graphs/update_operations.py",  # counts that torch keeps on the host
+    "graphs/reads/batch_reads.py",  # inside a wait declared as "batch_value"
+    "graphs/updates/noted_calls.py",  # numbers that are on the host
+    "graphs/reads/content_checks.py",  # bytes of tensors that are on the host
+    "graphs/updates/update_operations.py",  # counts that torch keeps on the host
     "pipeline/losses/loss_numbers.py",  # numbers that are the host's own
     "pipeline/losses/loss_rows.py",  # rows whose copy an event says is done
     "nmt/run/rank_agreement.py",  # inside a wait declared as "checkpoint"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import ExponentialLR
 
-from gapless.graphs.update_outside import Updates
+from gapless.graphs.updates.update_outside import Updates
 from toy_steps import on
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gapless.graphs.host_watch import HostWatch
+from gapless.graphs.reads.host_watch import HostWatch
 
 
 def is_cpu(tensor):

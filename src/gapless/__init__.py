@@ -31,7 +31,7 @@ _PUBLIC = {
         "UserError",
     ),
     "gapless.graphs.capture": ("capture",),
-    "gapless.graphs.in_place": ("capture_report", "release"),
+    "gapless.graphs.in_place.capture_in_place": ("capture_report", "release"),
     "gapless.loop.train_loop": ("TrainLoop", "run_epoch"),
     "gapless.pipeline.prefetch": ("prefetch",),
     "gapless.pipeline.losses.deferred_loss": ("DeferredLoss",),

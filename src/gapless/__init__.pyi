@@ -24,7 +24,10 @@ from gapless.errors import (
     UserError as UserError,
 )
 from gapless.graphs.capture import capture as capture
-from gapless.graphs.in_place import capture_report as capture_report, release as release
+from gapless.graphs.in_place.capture_in_place import (
+    capture_report as capture_report,
+    release as release,
+)
 from gapless.loop.train_loop import TrainLoop as TrainLoop, run_epoch as run_epoch
 from gapless.pipeline.losses.deferred_loss import DeferredLoss as DeferredLoss
 from gapless.pipeline.losses.loss_history import StepValues as StepValues

@@ -8,10 +8,10 @@ from torch import nn
 
 from gapless.device.find import find_device
 from gapless.device.numerics import set_numerics
-from gapless.graphs.device_state import DeviceState, RandomStates, unlike
-from gapless.graphs.packing import CHUNK_BYTES
-from gapless.graphs.proof import prove
-from gapless.graphs.touched import TouchWatch
+from gapless.graphs.proof.device_state import DeviceState, RandomStates, unlike
+from gapless.graphs.proof.packing import CHUNK_BYTES
+from gapless.graphs.proof.same_results import prove
+from gapless.graphs.reads.touched import TouchWatch
 
 
 pytestmark = pytest.mark.gpu

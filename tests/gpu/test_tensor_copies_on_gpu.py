@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gapless.graphs.tensor_copies import TensorCopies
+from gapless.graphs.replay.tensor_copies import TensorCopies
 
 
 pytestmark = pytest.mark.gpu

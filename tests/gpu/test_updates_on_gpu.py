@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import update_loops
 from gapless.device.find import find_device
-from gapless.graphs.update_outside import Updates
+from gapless.graphs.updates.update_outside import Updates
 from update_loops import (
     Adversaries,
     Scheduled,

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import gapless
-from gapless.graphs import audit, proof
+from gapless.graphs import audit
 from gapless.graphs.account import Account
 from gapless.graphs.audit import FIRST_BLOCK, LONGEST_BLOCK, Audits
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.interludes import note_interlude
+from gapless.graphs.proof import same_results
 from gapless.loop.train_loop import TrainLoop
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import Training, read_back
@@ -469,9 +470,9 @@ def test_what_needs_more_memory_than_there_is_ends_audits(device, monkeypatch):
 
     def finds_no_memory(*args, **how):
         asked.append(how)
-        raise proof.NotProved("no memory for a copy")
+        raise same_results.NotProved("no memory for a copy")
 
-    monkeypatch.setattr("gapless.graphs.trial.prove", finds_no_memory)
+    monkeypatch.setattr("gapless.graphs.proof.trial.prove", finds_no_memory)
     expected, _ = train(Training, device, 30, captured=False)
     found, step = train(Training, device, 30, captured=True, audit_every=4)
     assert found == expected

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 import gapless
-from gapless.graphs import audit, calls_of_ranks, proof
+from gapless.graphs import audit
 from gapless.graphs.audit import FIRST_BLOCK, LONGEST_BLOCK
-from gapless.graphs.audits_of_ranks import AuditsOfRanks
-from gapless.graphs.consent import Readiness
+from gapless.graphs.proof import same_results
+from gapless.graphs.proof.consent import Readiness
+from gapless.graphs.ranks import calls_of_ranks
+from gapless.graphs.ranks.audits_of_ranks import AuditsOfRanks
 from gapless.loop.train_loop import TrainLoop
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import Training, batches, read_back
@@ -193,15 +195,15 @@ def test_a_difference_on_another_rank_is_acted_on(device, every):
 def test_without_memory_on_some_rank_none_audits(device, every, monkeypatch):
     """Whoever has none says so when it is asked next."""
     every(3)
-    prove = proof.prove
+    prove = same_results.prove
 
     def finds_no_memory(*args, **how):
         if how["num_written"] == 1:
             how["consent"].least(NEVER)
-            raise proof.NotProved("no memory for a copy")
+            raise same_results.NotProved("no memory for a copy")
         return prove(*args, **how)
 
-    monkeypatch.setattr("gapless.graphs.trial.prove", finds_no_memory)
+    monkeypatch.setattr("gapless.graphs.proof.trial.prove", finds_no_memory)
     report, said, seen = trained(device, same)
 
     assert seen == trained(device)[2]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from gapless.graphs.batch_changes import BatchWatch
-from gapless.graphs.results import Results
+from gapless.graphs.replay.batch_changes import BatchWatch
+from gapless.graphs.replay.results import Results
 from gapless.pipeline.tree.flatten import flatten
 
 

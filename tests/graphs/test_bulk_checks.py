@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from gapless.graphs import read_tables
-from gapless.graphs.read_tables import Tables
+from gapless.graphs.reads import read_tables
+from gapless.graphs.reads.read_tables import Tables
 from watched_steps import watched
 
 

@@ -13,7 +13,7 @@ from torch.utils._device import DeviceContext
 
 import gapless
 from gapless.device.cpu import CpuDevice
-from gapless.graphs.device_state import DeviceState
+from gapless.graphs.proof.device_state import DeviceState
 from gapless.graphs.warm_ups import WarmUps
 from gapless.loop.train_loop import TrainLoop
 from gapless.testing.simulated.simulated_device import SimulatedDevice
@@ -374,7 +374,7 @@ def test_a_proof_knows_names_of_what_a_step_changes(device, monkeypatch):
             found.extend(names)
             super().__init__(tensors, device, names=names, generators=generators)
 
-    monkeypatch.setattr("gapless.graphs.trial.DeviceState", Named)
+    monkeypatch.setattr("gapless.graphs.proof.trial.DeviceState", Named)
     model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 1))
     for weight in model.parameters():
         weight.data = on(device, weight.data)

@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from gapless.graphs.consent import Readiness
-from gapless.graphs.device_state import DeviceState
+from gapless.graphs.proof.consent import Readiness
+from gapless.graphs.proof.device_state import DeviceState
 from gapless.loop.train_loop import TrainLoop
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import Training, batches, read_back

@@ -8,8 +8,8 @@ import weakref
 import pytest
 import torch
 
-from gapless.graphs import host_watch
-from gapless.graphs.host_watch import HostWatch
+from gapless.graphs.reads import host_watch
+from gapless.graphs.reads.host_watch import HostWatch
 from watched_steps import is_cpu, names
 
 

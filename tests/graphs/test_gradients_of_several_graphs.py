@@ -16,7 +16,7 @@ from torch import nn
 
 import gapless
 import micro_steps
-from gapless.graphs.graph_gradients import GraphGradients, PoolGradients
+from gapless.graphs.replay.graph_gradients import GraphGradients, PoolGradients
 from gapless.testing import SimulatedDevice
 
 

@@ -12,10 +12,10 @@ import torch
 
 import gapless
 from gapless import graphs
-from gapless.graphs.read_check import Change
-from gapless.graphs.step_guards import StepGuards
-from gapless.graphs.update_changes import UpdateChange
-from gapless.graphs.weight_guards import GradientsInPlace, WeightsInPlace
+from gapless.graphs.reads.read_check import Change
+from gapless.graphs.reads.weight_guards import GradientsInPlace, WeightsInPlace
+from gapless.graphs.replay.step_guards import StepGuards
+from gapless.graphs.updates.update_changes import UpdateChange
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from simulation.mutations import guards
 from toy_steps import Training, batches

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gapless.graphs.host_watch import HostWatch
+from gapless.graphs.reads.host_watch import HostWatch
 from watched_steps import change, is_cpu, is_meta, kept, names, watched
 
 

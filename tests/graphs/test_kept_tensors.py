@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from gapless.graphs.host_watch import KeptPath
-from gapless.graphs.kept_tensors import KeptTensors, place_of
-from gapless.graphs.results import Results
-from gapless.graphs.value_places import Place
+from gapless.graphs.reads.host_watch import KeptPath
+from gapless.graphs.reads.value_places import Place
+from gapless.graphs.replay.kept_tensors import KeptTensors, place_of
+from gapless.graphs.replay.results import Results
 from gapless.pipeline.tree.flatten import flatten
 
 

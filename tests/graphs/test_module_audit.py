@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import gapless
-from gapless.graphs import proof
-from gapless.graphs.module_audit import BackwardHalf
-from gapless.graphs.module_graph import ModuleGraph
+from gapless.graphs.modules.module_audit import BackwardHalf
+from gapless.graphs.modules.module_graph import ModuleGraph
+from gapless.graphs.proof import same_results
 from gapless.testing import SimulatedDevice
 from toy_steps import read_back
 
@@ -545,15 +545,15 @@ def test_nothing_is_held_when_an_audit_is_over(device):
 
 
 def test_what_needs_more_memory_than_there_is_ends_audits(device, monkeypatch):
-    prove = proof.prove
+    prove = same_results.prove
 
     def finds_no_memory(*args, num_written=2, **how):
         if num_written == 1:
-            raise proof.NotProved("no memory for a copy")
+            raise same_results.NotProved("no memory for a copy")
         return prove(*args, num_written=num_written, **how)
 
     expected, _ = run("norm", device, captured=False)
-    monkeypatch.setattr("gapless.graphs.module_trial.prove", finds_no_memory)
+    monkeypatch.setattr("gapless.graphs.modules.module_trial.prove", finds_no_memory)
     found, report = run("norm", device, audit_every=4)
 
     assert found == expected

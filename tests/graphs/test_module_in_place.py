@@ -13,7 +13,11 @@ import torch
 from torch import nn
 
 import gapless
-from gapless.graphs.gradient_paths import GradientPaths, gradients_by_use, number_of_next_node
+from gapless.graphs.modules.gradient_paths import (
+    GradientPaths,
+    gradients_by_use,
+    number_of_next_node,
+)
 from gapless.testing import SimulatedDevice
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from gapless.graphs.module_parts import named_parts, weights_within
+from gapless.graphs.reads.module_parts import named_parts, weights_within
 
 
 class Unhashable(nn.Module):

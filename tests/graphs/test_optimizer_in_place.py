@@ -20,8 +20,8 @@ from torch.optim.lr_scheduler import ExponentialLR, StepLR
 
 import gapless
 from gapless.errors import CaptureRefused, CaptureWarning, UserError
-from gapless.graphs.captor import captor_of
-from gapless.graphs.in_place import capture_report, release
+from gapless.graphs.in_place.captor import captor_of
+from gapless.graphs.in_place.capture_in_place import capture_report, release
 from gapless.loop.train_loop import TrainLoop
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from optimizer_loops import OptimizerLoop, both

@@ -10,10 +10,10 @@ import torch
 
 from gapless.device.cpu import CpuDevice
 from gapless.errors import GaplessError
-from gapless.graphs import packing
-from gapless.graphs.device_state import DeviceState, unlike
-from gapless.graphs.proof import NotProved, prove
-from gapless.graphs.touched import TouchWatch
+from gapless.graphs.proof import packing
+from gapless.graphs.proof.device_state import DeviceState, unlike
+from gapless.graphs.proof.same_results import NotProved, prove
+from gapless.graphs.reads.touched import TouchWatch
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import on, read_back
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from gapless.graphs.kept_tensors import KeptTensors
-from gapless.graphs.python_side import PythonSide
+from gapless.graphs.proof.python_side import PythonSide
+from gapless.graphs.replay.kept_tensors import KeptTensors
 
 
 NOTHING_KEPT = KeptTensors([], on_device=lambda tensor: True)

@@ -10,9 +10,10 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import ExponentialLR
 
 import gapless
-from gapless.graphs import audit, proof
-from gapless.graphs.in_place import capture_report
-from gapless.graphs.quick_updates import QuickUpdates
+from gapless.graphs import audit
+from gapless.graphs.in_place.capture_in_place import capture_report
+from gapless.graphs.proof import same_results
+from gapless.graphs.updates.quick_updates import QuickUpdates
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from optimizer_loops import OptimizerLoop, both
 from toy_steps import on
@@ -229,9 +230,9 @@ def test_a_step_that_fails_fails_as_written(device):
 
 def test_no_memory_ends_audits(device, monkeypatch):
     def finds_no_memory(*args, **how):
-        raise proof.NotProved("no memory for a copy")
+        raise same_results.NotProved("no memory for a copy")
 
-    monkeypatch.setattr("gapless.graphs.quick_audits.prove", finds_no_memory)
+    monkeypatch.setattr("gapless.graphs.in_place.quick_audits.prove", finds_no_memory)
     loop = both(device, adamw, partial(OptimizerLoop.run, num=10, rate=0.9), audit_every=2)
 
     assert loop.report.audits.num == 0

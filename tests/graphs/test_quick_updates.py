@@ -14,9 +14,9 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import ExponentialLR
 
 import gapless
-from gapless.graphs import update_operations
-from gapless.graphs.in_place import capture_report, release
-from gapless.graphs.noted_calls import NotedCalls
+from gapless.graphs.in_place.capture_in_place import capture_report, release
+from gapless.graphs.updates import update_operations
+from gapless.graphs.updates.noted_calls import NotedCalls
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from optimizer_loops import OptimizerLoop, both
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, strategies as st
 
 import gapless
-from gapless.graphs.results import Results, not_made_anew
-from gapless.graphs.tensor_copies import TensorCopies
+from gapless.graphs.replay.results import Results, not_made_anew
+from gapless.graphs.replay.tensor_copies import TensorCopies
 from gapless.pipeline.tree.flatten import flatten
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import batches

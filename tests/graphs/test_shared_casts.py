@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._device import DeviceContext
 
-from gapless.graphs.gradient_paths import number_of_next_node
-from gapless.graphs.shared_casts import watch_rest_of_block
+from gapless.graphs.in_place.shared_casts import watch_rest_of_block
+from gapless.graphs.modules.gradient_paths import number_of_next_node
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import gapless
-from gapless.graphs.python_state import PythonState
+from gapless.graphs.proof.python_state import PythonState
 from gapless.testing import SimulatedDevice
 
 
@@ -317,7 +317,7 @@ def test_memory_that_does_not_suffice_for_copies(device, monkeypatch):
 
     step = None
     with monkeypatch.context() as patched:
-        patched.setattr("gapless.graphs.snapshot._copy_of", full)
+        patched.setattr("gapless.graphs.proof.snapshot._copy_of", full)
         step = ahead(training, device)
 
     assert training.written() == before
@@ -326,6 +326,6 @@ def test_memory_that_does_not_suffice_for_copies(device, monkeypatch):
 
 def test_too_many_objects(device, monkeypatch):
     """Nobody can say what a step changes of them."""
-    monkeypatch.setattr("gapless.graphs.python_state._MOST_OBJECTS", 5)
+    monkeypatch.setattr("gapless.graphs.proof.python_state._MOST_OBJECTS", 5)
 
     assert "too many" in PythonState(Training(device).step, []).objection

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gapless.graphs.alignment import aligned_as
-from gapless.graphs.tensor_copies import TensorCopies
+from gapless.graphs.replay.alignment import aligned_as
+from gapless.graphs.replay.tensor_copies import TensorCopies
 from gapless.pipeline.tree.tensor_layout import misalignment
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gapless.device.cpu import CpuDevice
-from gapless.graphs.touched import TouchWatch
+from gapless.graphs.reads.touched import TouchWatch
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import on
 

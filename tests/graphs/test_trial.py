@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import gapless
-from gapless.graphs import trial
-from gapless.graphs.proof import NotProved
-from gapless.graphs.trial import Trial
+from gapless.graphs.proof import trial
+from gapless.graphs.proof.same_results import NotProved
+from gapless.graphs.proof.trial import Trial
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import Training, read_back
 

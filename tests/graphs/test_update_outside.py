@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import update_loops
-from gapless.graphs.update_outside import Updates
+from gapless.graphs.updates.update_outside import Updates
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import on
 from update_loops import (

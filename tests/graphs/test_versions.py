@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gapless.graphs.versions import VersionsBefore, count_up, version_of
+from gapless.graphs.replay.versions import VersionsBefore, count_up, version_of
 
 
 def test_what_a_run_counts_is_counted_again():

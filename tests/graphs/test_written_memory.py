@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gapless.graphs.written_memory import WrittenMemory
+from gapless.graphs.replay.written_memory import WrittenMemory
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from accelerate.state import AcceleratorState, GradientState
 
 import gapless
 from gapless import testing
-from gapless.graphs.captor import captor_of
+from gapless.graphs.in_place.captor import captor_of
 from gapless.integrations.accelerate import capture_optimizer, capture_prepared
 
 

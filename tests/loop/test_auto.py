@@ -11,7 +11,7 @@ import pytest
 from gapless.device.cpu import CpuDevice
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.captured_step import CapturedStep, StepRun
-from gapless.graphs.observation import Observer
+from gapless.graphs.reads.observation import Observer
 from gapless.graphs.refusal import Refusal, host_read
 from gapless.loop import auto as autostep
 from gapless.loop.auto import AutoSteps

@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 import gapless
-from gapless.graphs import calls_of_ranks
-from gapless.graphs.consent import Readiness
+from gapless.graphs.proof.consent import Readiness
+from gapless.graphs.ranks import calls_of_ranks
 from gapless.loop.train_loop import TrainLoop
 from simulation.registry import FEW, VERY_FEW, scenario
 from simulation.workloads import Regression, TwoRanks, counts, read_back, regression_data

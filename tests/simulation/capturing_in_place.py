@@ -9,7 +9,7 @@ import weakref
 import torch
 
 import gapless
-from gapless.graphs.in_place import capture_report
+from gapless.graphs.in_place.capture_in_place import capture_report
 from simulation.registry import FEW, scenario
 from simulation.workloads import read_back
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import gapless
-from gapless.graphs import module_trial
-from gapless.graphs.seen_calls import SeenCalls
+from gapless.graphs.modules import module_trial
+from gapless.graphs.modules.seen_calls import SeenCalls
 from simulation.registry import FEW, VERY_FEW, scenario
 from simulation.workloads import read_back
 from toy_steps import on

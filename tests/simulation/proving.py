@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from gapless.graphs.device_state import DeviceState
-from gapless.graphs.proof import prove
-from gapless.graphs.touched import TouchWatch
+from gapless.graphs.proof.device_state import DeviceState
+from gapless.graphs.proof.same_results import prove
+from gapless.graphs.reads.touched import TouchWatch
 from simulation.registry import FEW, scenario
 from simulation.workloads import read_back
 

@@ -1,9 +1,9 @@
 """Captured steps: a whole training step launched as one CUDA graph for each kind of call.
 
-`captured_step.py` is the page to begin with. `capture.py` offers it to any loop. `host_watch.py` and
-`touched.py` see what runs as written do, and `variants.py` keeps it for each kind of call; `trial.py`
-captures a step and lets the graph prove itself; `step_guards.py` says what has to hold before a replay.
+`captured_step.py` is the page to begin with; `capture.py` offers it to any loop. A call that has no graph
+runs eagerly and is watched (`reads`, `updates`), then captured and proved (`proof`); a call that has one
+is compared with what its graph bakes in (`reads`) and replayed (`replay`). `account.py` says what may be
+spent on this, `audit.py` when a graph is compared with its step again, `refusal.py` what is never captured.
 
-`in_place.py` captures objects where they stand: `module_in_place.py` the forward and backward pass of a
-module, `optimizer_in_place.py` the step of an optimizer.
+`modules` and `in_place` do the same for objects where they stand, `ranks` for several processes.
 """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from gapless.graphs.account import Account, CallTimes, What
     from gapless.graphs.capture_report import CaptureReport
-    from gapless.graphs.proof import AnyVerdict
+    from gapless.graphs.proof.same_results import AnyVerdict
 
 
 # Replays of a block.

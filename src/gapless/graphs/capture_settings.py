@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from gapless.errors import CaptureRefused, CaptureWarning, UserError
-from gapless.graphs.calls_of_ranks import CallsOfRanks
 from gapless.graphs.captured_step import CapturedStep
-from gapless.graphs.code_kinds import OWN_FOLDER, TORCH_FOLDER
 from gapless.graphs.graph_limits import GraphLimits, memory_share
+from gapless.graphs.ranks.calls_of_ranks import CallsOfRanks
+from gapless.graphs.reads.code_kinds import OWN_FOLDER, TORCH_FOLDER
 from gapless.graphs.refusal import Refusal
 from gapless.pipeline.host_waits import HostWaits
 

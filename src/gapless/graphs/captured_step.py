@@ -26,25 +26,25 @@ import torch
 
 from gapless.errors import BatchError
 from gapless.graphs.account import KindTimes, account_of
-from gapless.graphs.across_ranks import refusal_of_step, refusal_of_weights
-from gapless.graphs.agreed_kinds import AgreedKinds
 from gapless.graphs.audit import Audits
-from gapless.graphs.batch_changes import BatchWatch, returns_part_of
-from gapless.graphs.batch_reads import BatchReads, has_values, without_values
-from gapless.graphs.calls_of_ranks import CallsOfRanks
 from gapless.graphs.capture_report import CaptureReport
-from gapless.graphs.consent import Alone, Readiness
-from gapless.graphs.consent_of_ranks import ConsentOfRanks
-from gapless.graphs.gradient_graph import is_used_up, used_up
 from gapless.graphs.graph_cache import GraphCache
 from gapless.graphs.graph_limits import GraphLimits
-from gapless.graphs.host_watch import HostWatch
 from gapless.graphs.interludes import note_interlude
-from gapless.graphs.known_optimizers import KnownOptimizers
-from gapless.graphs.observation import Observer
 from gapless.graphs.passing_kinds import PassingKinds
 from gapless.graphs.pay_off import PayOff
+from gapless.graphs.proof.consent import Alone, Readiness
+from gapless.graphs.proof.trial import Exactness, Trial
 from gapless.graphs.quick_call import quick_call
+from gapless.graphs.ranks.across_ranks import refusal_of_step, refusal_of_weights
+from gapless.graphs.ranks.agreed_kinds import AgreedKinds
+from gapless.graphs.ranks.calls_of_ranks import CallsOfRanks
+from gapless.graphs.ranks.consent_of_ranks import ConsentOfRanks
+from gapless.graphs.reads.batch_reads import BatchReads, has_values, without_values
+from gapless.graphs.reads.host_watch import HostWatch
+from gapless.graphs.reads.known_optimizers import KnownOptimizers
+from gapless.graphs.reads.observation import Observer
+from gapless.graphs.reads.weight_guards import KnownWeights
 from gapless.graphs.refusal import (
     ON_ANOTHER_RANK,
     Refusal,
@@ -56,13 +56,13 @@ from gapless.graphs.refusal import (
     unlike_values,
     value_of_one_rank,
 )
+from gapless.graphs.replay.batch_changes import BatchWatch, returns_part_of
+from gapless.graphs.replay.gradient_graph import is_used_up, used_up
+from gapless.graphs.replay.step_graph import StepGraph
 from gapless.graphs.step_call import work_of_batch
-from gapless.graphs.step_graph import StepGraph
-from gapless.graphs.trial import Exactness, Trial
-from gapless.graphs.update_outside import Updates
+from gapless.graphs.updates.update_outside import Updates
 from gapless.graphs.variants import Pending, Variant, Variants
 from gapless.graphs.warm_ups import WarmUps
-from gapless.graphs.weight_guards import KnownWeights
 from gapless.pipeline.tree.flatten import OF_SHAPE, flatten
 from gapless.ranks import drop_before_groups_end
 
@@ -73,16 +73,16 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
     from gapless.graphs.account import CallTimes, What
-    from gapless.graphs.audits_of_ranks import AuditsOfRanks
-    from gapless.graphs.call_graph import CallGraph
-    from gapless.graphs.consent import Consent
-    from gapless.graphs.module_trial import ModuleTrial
+    from gapless.graphs.modules.module_trial import ModuleTrial
+    from gapless.graphs.proof.consent import Consent
+    from gapless.graphs.proof.snapshot import Snapshot
+    from gapless.graphs.proof.trial import Tried
     from gapless.graphs.quick_call import QuickCall
-    from gapless.graphs.snapshot import Snapshot
-    from gapless.graphs.step_guards import Failure
-    from gapless.graphs.trial import Tried
+    from gapless.graphs.ranks.audits_of_ranks import AuditsOfRanks
+    from gapless.graphs.reads.weight_guards import Gradients
+    from gapless.graphs.replay.call_graph import CallGraph
+    from gapless.graphs.replay.step_guards import Failure
     from gapless.graphs.warm_ups import Watched
-    from gapless.graphs.weight_guards import Gradients
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.step import SplitStep, WholeStep
     from gapless.pipeline.tree.flatten import Tree
@@ -160,7 +160,7 @@ class CapturedStep:
     batch. Plain values in a batch are part of its kind, and plain values that the step returns
     stay as they were when it was captured.
 
-    What else the step reads from Python is watched by guards: see `gapless.graphs.read_guards`.
+    What else the step reads from Python is watched by guards: see `gapless.graphs.reads.read_guards`.
 
     Keys are captured in the order in which their warm-up ends, so what the limits leave out are
     the keys that come last, usually the rare ones.
@@ -522,7 +522,7 @@ class CapturedStep:
                 graph,
                 launch=self._launch,
                 report=self.report,
-                audits=self._audits.turn_of(graph),
+                begin_call=self._audits.turn_of(graph).begin_call,
                 end=partial(self._audits.end_call, times, "replay"),
             )
             if self._calls is not None and self._calls.asks:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gapless.graphs.graph_gradients import PoolGradients
 from gapless.graphs.refusal import Refusal
+from gapless.graphs.replay.graph_gradients import PoolGradients
 
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
     from gapless.device.base import Graph
-    from gapless.graphs.call_graph import CallGraph
     from gapless.graphs.graph_limits import GraphLimits
     from gapless.graphs.quick_call import QuickCall
+    from gapless.graphs.replay.call_graph import CallGraph
 
 
 # Graphs of one kind of call that differ in what the step reads from Python.

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from gapless.device.base import Device, Event
-    from gapless.graphs.call_graph import CallGraph
     from gapless.graphs.quick_call import QuickCall
+    from gapless.graphs.replay.call_graph import CallGraph
     from gapless.pipeline.tree.flatten import Tree
 
 

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from gapless.graphs.audit import AuditTurn
-    from gapless.graphs.call_graph import CallGraph
     from gapless.graphs.capture_report import CaptureReport
+    from gapless.graphs.replay.call_graph import CallGraph
     from gapless.pipeline.tree.flatten import Tree
 
 
@@ -36,7 +35,7 @@ def quick_call(
     *,
     launch: Callable[..., Any],
     report: CaptureReport,
-    audits: AuditTurn,
+    begin_call: Callable[[], bool],
     end: Callable[[], None],
 ) -> QuickCall:
     """Return a function that replays a graph on calls like one, and returns `NOT_ALIKE` of others.
@@ -46,7 +45,7 @@ def quick_call(
         graph: of its kind.
         launch: as of `CapturedStep`.
         report: where replays are counted.
-        audits: of the graph: a call that is to be one is not alike.
+        begin_call: begins a call of the graph, and says whether it is to be an audit: no call alike.
         end: called when a replay is launched.
 
     Sync: The function does not block the host.
@@ -55,13 +54,13 @@ def quick_call(
     if are_alike is None or graph.changes_batch:
         return lambda *_: NOT_ALIKE
     form, guards_hold, replay = tree.structure(), graph.guards.hold, graph.replay_on
-    can_take, is_audit_due = graph.can_take, audits.begin_call
+    can_take = graph.can_take
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves: list[torch.Tensor] = []
         if form_of(args, kwargs, leaves) != form or not are_alike(*leaves):
             return NOT_ALIKE
-        if not guards_hold() or not can_take(leaves) or is_audit_due():
+        if not guards_hold() or not can_take(leaves) or begin_call():
             return NOT_ALIKE
         out = launch(replay, leaves)
         report.num_replays += 1

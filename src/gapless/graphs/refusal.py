@@ -2,7 +2,7 @@
 
 Rules on batches and on what eager runs did are here. The limits on graphs are in
 `gapless.graphs.graph_limits`, and the words for a capture that failed in
-`gapless.graphs.capture_failure`.
+`gapless.graphs.proof.capture_failure`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gapless.pipeline.tree.tensor_layout import has_address
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gapless.graphs.host_watch import HostWrite
-    from gapless.graphs.observation import Observation
+    from gapless.graphs.reads.host_watch import HostWrite
+    from gapless.graphs.reads.observation import Observation
     from gapless.pipeline.tree.flatten import Tree
 
 

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gapless.graphs.graph_cache import MAX_VARIANTS
-from gapless.graphs.step_guards import failure_of_reads
-from gapless.graphs.trial import Exactness
+from gapless.graphs.proof.trial import Exactness
+from gapless.graphs.replay.step_guards import failure_of_reads
 
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
-    from gapless.graphs.call_graph import CallGraph
-    from gapless.graphs.proof import Verdict
-    from gapless.graphs.read_guards import ReadGuards
-    from gapless.graphs.step_guards import Failure
+    from gapless.graphs.proof.same_results import Verdict
+    from gapless.graphs.reads.read_guards import ReadGuards
+    from gapless.graphs.replay.call_graph import CallGraph
+    from gapless.graphs.replay.step_guards import Failure
     from gapless.graphs.warm_ups import Watched
 
 

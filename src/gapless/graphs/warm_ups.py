@@ -7,10 +7,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gapless.graphs.addresses import address_of
-from gapless.graphs.batch_reads import ReadWatch
-from gapless.graphs.host_watch import HostRun
 from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
+from gapless.graphs.reads.addresses import address_of
+from gapless.graphs.reads.batch_reads import ReadWatch
+from gapless.graphs.reads.host_watch import HostRun
+from gapless.graphs.reads.touched import TouchWatch, plain_parts
 from gapless.graphs.refusal import (
     Refusal,
     asks_of_its_call,
@@ -21,8 +22,7 @@ from gapless.graphs.refusal import (
     new_code,
     objections_to,
 )
-from gapless.graphs.touched import TouchWatch, plain_parts
-from gapless.graphs.written_memory import bytes_of
+from gapless.graphs.replay.written_memory import bytes_of
 from gapless.pipeline.step import Call
 from gapless.pipeline.tree.tensor_layout import has_address
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     import torch
 
     from gapless.device.base import Device
-    from gapless.graphs.batch_reads import BatchRead
-    from gapless.graphs.host_watch import HostWatch, KeptPath
-    from gapless.graphs.observation import Observation, Observer
-    from gapless.graphs.update_outside import Updates
-    from gapless.graphs.weight_guards import KnownWeights
+    from gapless.graphs.reads.batch_reads import BatchRead
+    from gapless.graphs.reads.host_watch import HostWatch, KeptPath
+    from gapless.graphs.reads.observation import Observation, Observer
+    from gapless.graphs.reads.weight_guards import KnownWeights
+    from gapless.graphs.updates.update_outside import Updates
     from gapless.pipeline.tree.flatten import Tree
 
 

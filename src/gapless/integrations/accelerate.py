@@ -20,8 +20,8 @@ from accelerate.utils import DistributedType, DynamoBackend
 import gapless
 from gapless.device.find import find_device
 from gapless.errors import CaptureWarning
-from gapless.graphs.captor import captor_of
-from gapless.graphs.module_refusals import CHECKPOINT
+from gapless.graphs.in_place.captor import captor_of
+from gapless.graphs.modules.module_refusals import CHECKPOINT
 from gapless.integrations.announcement import announce
 from gapless.integrations.attention_masks import answer_before_calls, whether_full
 from gapless.integrations.batches import move_without_waits

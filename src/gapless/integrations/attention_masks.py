@@ -6,7 +6,7 @@ So a graph would compute something else for batches without any. Here the questi
 before the call, where the mask was on the host if possible, and the answer is a plain value, which
 is guarded: batches with padding have one graph, batches without have another.
 
-This file's code is looked into as a user's is (`gapless.graphs.code_kinds`).
+This file's code is looked into as a user's is (`gapless.graphs.reads.code_kinds`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.device.torch_private import version_of
-from gapless.graphs.captor import captor_of
+from gapless.graphs.in_place.captor import captor_of
 from gapless.graphs.step_call import is_within_a_step
 from gapless.integrations.framework_private import ASK_ABOUT_MASKS
 from gapless.integrations.packed_positions import looking_once, note_positions

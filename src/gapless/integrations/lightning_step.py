@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.graphs.update_rules import CALL_A_CLOSURE_ONCE, has_hooks, name_of
+from gapless.graphs.updates.update_rules import CALL_A_CLOSURE_ONCE, has_hooks, name_of
 from gapless.integrations.framework_private import files_by_hook, steps_by_scaler
 
 

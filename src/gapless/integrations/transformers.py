@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback
 import gapless
 from gapless.device.find import find_device
 from gapless.errors import CaptureWarning, UserError
-from gapless.graphs.captor import captor_of
+from gapless.graphs.in_place.captor import captor_of
 from gapless.graphs.step_call import within_a_step
 from gapless.integrations import accelerate
 from gapless.integrations.batches import move_without_waits

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gapless.graphs.captured_step import CapturedStep
-from gapless.graphs.consent_of_ranks import consent_of
 from gapless.graphs.graph_limits import GraphLimits
-from gapless.graphs.snapshot import Snapshot
+from gapless.graphs.proof.snapshot import Snapshot
+from gapless.graphs.ranks.consent_of_ranks import consent_of
 from gapless.loop.auto import AutoSteps
 from gapless.loop.engine import Engine
 from gapless.loop.epoch import Epoch

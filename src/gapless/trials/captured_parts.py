@@ -16,10 +16,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gapless.device.torch_private import compiler_counters, global_post_hooks
 from gapless.errors import CaptureWarning
-from gapless.graphs.captor import captor_of
 from gapless.graphs.capture import capture
-from gapless.graphs.in_place import capture_report, release
-from gapless.graphs.step_replaced import method_in_place_of
+from gapless.graphs.in_place.captor import captor_of
+from gapless.graphs.in_place.capture_in_place import capture_report, release
+from gapless.graphs.updates.step_replaced import method_in_place_of
 from gapless.unnoticed import Patches
 
 

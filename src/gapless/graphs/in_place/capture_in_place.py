@@ -1,0 +1,124 @@
+"""Capture an object where it stands: the very object stays in the loop, and its calls are graphs.
+
+    gapless.capture(model, optimizer)
+    ...
+    print(gapless.capture_report(optimizer))
+    gapless.release(optimizer)
+
+What captures an object is kept by it (`gapless.graphs.in_place.captor`); how is said in a file for each kind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from gapless.errors import UserError
+from gapless.graphs.in_place.captor import captor_of, set_captor
+from gapless.graphs.in_place.module_in_place import ModuleInPlace
+from gapless.graphs.in_place.optimizer_in_place import OptimizerInPlace
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gapless.graphs.capture_report import CaptureReport
+    from gapless.graphs.capture_settings import CaptureSettings
+    from gapless.graphs.in_place.captor import Captor
+
+
+_T = TypeVar("_T")
+
+# How objects of a class are captured.
+_CAPTORS: dict[type, Any] = {Module: ModuleInPlace, Optimizer: OptimizerInPlace}
+
+
+def is_captured_in_place(target: object) -> bool:
+    """Return whether `gapless.capture` captures an object where it stands."""
+    return isinstance(target, tuple(_CAPTORS))
+
+
+def capture_in_place(target: _T, settings: CaptureSettings) -> _T:
+    """Let the calls of an object be graphs from now on; return the object.
+
+    If it is captured in this way already, nothing changes.
+
+    Sync: Does not block the host.
+    """
+    known = captor_of(target)
+    if known is not None:
+        if known.settings == settings:
+            return target
+        release(target)
+    (make,) = [make for kind, make in _CAPTORS.items() if isinstance(target, kind)]
+    captor: Captor = make(target, settings)
+    captor.attach()
+    set_captor(target, captor)
+    return target
+
+
+def check_all_in_place(targets: Iterable[object]) -> None:
+    """Check that `gapless.capture` captures all of these where they stand.
+
+    Raises:
+        UserError: one of them is of another kind.
+    """
+    for target in targets:
+        _check(target)
+
+
+def release(target: _T) -> _T:
+    """Undo `gapless.capture` of an object; return the object.
+
+    Its graphs and their memory are let go of. Nothing happens to one that is not captured.
+
+    Raises:
+        UserError: such objects cannot be captured.
+
+    Sync: Does not block the host.
+    """
+    _check(target)
+    inner = _within(target)
+    captor = captor_of(inner)
+    if captor is not None:
+        captor.detach()
+        set_captor(inner, None)
+    return target
+
+
+def capture_report(target: object) -> CaptureReport:
+    """Return what is captured of an object, what is not and why.
+
+    `num_replays + num_quick + num_eager` is the number of its calls since `gapless.capture`.
+
+    Raises:
+        UserError: the object is not captured.
+
+    Sync: Does not block the host.
+    """
+    _check(target)
+    captor = captor_of(_within(target))
+    if captor is None:
+        kind = type(target).__qualname__
+        raise UserError(
+            f"capture_report got a {kind} that is not captured, expected one that is; call "
+            "gapless.capture first"
+        )
+    return captor.report
+
+
+def _within(target: Any) -> Any:
+    """Return the optimizer within an optimizer that is not captured itself, such as Accelerate's."""
+    while captor_of(target) is None and isinstance(vars(target).get("optimizer"), Optimizer):
+        target = vars(target)["optimizer"]
+    return target
+
+
+def _check(target: object) -> None:
+    if not is_captured_in_place(target):
+        kinds = " or ".join([f"a torch {kind.__name__}" for kind in _CAPTORS])
+        raise UserError(
+            f"got a {type(target).__qualname__}, expected {kinds}, which is captured where it stands"
+        )

@@ -1,0 +1,509 @@
+"""Capture a module where it stands: its forward pass, and the backward pass behind it.
+
+`module.forward` becomes a function that is kept in the module's own attributes. With gradients, a
+call is a forward pass by a graph, and a node of autograd whose backward pass is a graph as well.
+Without gradients it is a captured step. Everything else is a captured step's: runs as written at
+first, guards on what the code reads, proof, report.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial, wraps
+from threading import local
+from types import CodeType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import nn
+
+from gapless.device.autocast_blocks import block_of_autocast
+from gapless.graphs.capture_report import CaptureReport
+from gapless.graphs.in_place.captor import ATTRIBUTE, left_out
+from gapless.graphs.in_place.create_graph import CreateGraphSearch
+from gapless.graphs.in_place.shared_casts import watch_rest_of_block
+from gapless.graphs.modules.gradient_paths import number_of_next_node
+from gapless.graphs.modules.module_graph import Runs
+from gapless.graphs.modules.module_refusals import (
+    COMPILED_AROUND,
+    COPIED,
+    SCRIPTED,
+    may_differentiate,
+)
+from gapless.graphs.modules.module_trial import ModuleTrial
+from gapless.graphs.quick_call import NOT_ALIKE
+from gapless.graphs.ranks.across_ranks import refusal_of_module
+from gapless.graphs.refusal import (
+    Refusal,
+    objection_to_modes,
+    objection_to_tensors,
+    objection_to_transforms,
+)
+from gapless.graphs.side_stream import SideStream
+from gapless.graphs.step_call import is_within_a_step, within_a_step, work_of
+from gapless.pipeline.host_waits import HostWaits
+from gapless.pipeline.tree.call_tree import CallTrees
+from gapless.python_private import getframe
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from gapless.graphs.capture_settings import CaptureSettings
+    from gapless.graphs.captured_step import CapturedStep
+    from gapless.graphs.graph_cache import GraphCache
+    from gapless.graphs.reads.host_watch import HostWatch
+    from gapless.pipeline.step import Call
+    from gapless.pipeline.tree.flatten import Tree
+
+    _Kind: TypeAlias = tuple[Hashable, tuple[bool, ...]]
+
+
+# What stands in a module's attributes while it is captured, beside its captor.
+_FORWARD, _STATE = "forward", "__getstate__"
+
+# Calls that run as written before a module is captured within blocks of autocast: a second call in
+# one block shares the casts of the first.
+_NUM_IN_AUTOCAST = 6
+
+
+_SEARCH = CreateGraphSearch()
+
+# Calls that may be differentiated, before nobody looks whether the next one may be as well.
+_MANY_DIFFERENTIATED = 32
+
+# Torch's own code that calls `forward` of the module that it is in.
+_CALLERS = {
+    nn.Module._call_impl.__code__,
+    nn.Module._slow_forward.__code__,
+    *(one for one in nn.Module._call_impl.__code__.co_consts if isinstance(one, CodeType)),
+}
+
+
+class ModuleInPlace:
+    """Runs the calls of one module as graphs.
+
+    Args:
+        module: to capture.
+        settings: how.
+
+    Attributes:
+        target: the module.
+        settings: as given.
+        kind_of_call: what an integration knows of the call of now. Calls of different kinds share
+            no graph, and one kind is no change of another.
+        is_captured_in_autocast: whether calls within a block of autocast may be graphs. A use of a
+            weight in the same block, outside of the module, shares the cast of a call as written.
+    """
+
+    def __init__(self, module: nn.Module, settings: CaptureSettings) -> None:
+        self.target = module
+        self.settings = settings
+        self._report = CaptureReport(rates=settings.rates)
+        self._is_traced = False
+        self._side = SideStream(settings.device)
+        self._trees = CallTrees()
+        # Of training and evaluation together.
+        self._limits = settings.limits()
+        self._runs = Runs(self._side, self.report)
+        self._own: Any = None
+        self._of_class: Any = None
+        self._as_written: Callable[..., Any] = module.forward
+        self._forward: Callable[..., Any] | None = None
+        self._state: Callable[..., Any] | None = None
+        self.is_captured_in_autocast = True
+        self.kind_of_call: Callable[[], Hashable] = _of_one_kind
+        # By kind of call.
+        self._evaluated: dict[Hashable, CapturedStep] = {}
+        self._newest: dict[Hashable, CapturedStep] = {}
+        # By kind, and by which tensors among the arguments need gradients.
+        self._trained: dict[_Kind, CapturedStep] = {}
+        self._trials: dict[_Kind, ModuleTrial] = {}
+        # The call of now, in each thread.
+        self._now = local()
+        # What sees whether the rest of a block of autocast shares casts, in each thread.
+        self._watch = local()
+        self._block: object = None
+        self._num_in_autocast = 0
+        self._shares_casts = False
+        # Why calls with gradients run as written: the user's code may differentiate them.
+        self._differentiates: Refusal | None = None
+        self._asks_who_differentiates = True
+        self._num_differentiated = 0
+        refusal = SCRIPTED if _is_scripted(module) else refusal_of_module(module)
+        self._is_never_captured = settings.forbid(self.report) or settings.forbid_for(
+            self.report, refusal, type(module).__name__
+        )
+
+    @property
+    def report(self) -> CaptureReport:
+        """What is captured, and what is not."""
+        if self._is_traced:
+            self._report.refuse(COMPILED_AROUND)
+        return self._report
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave graphs out of copies and files of the module."""
+        return left_out()
+
+    # --- in the module ---
+
+    def attach(self) -> None:
+        """Let `module.forward()` come here, unless it is code of torch.jit."""
+        if _is_scripted(self.target):
+            return
+        kept = vars(self.target)
+        self._own = kept.get(_FORWARD)
+        self._as_written = self.target.forward
+        self._of_class = type(self.target).forward
+
+        @wraps(self._as_written)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if type(self.target).forward is not self._of_class and self._own is None:
+                self._take_other_forward()
+            # The compiler cannot follow what comes after.
+            if torch.compiler.is_compiling():
+                self._is_traced = True
+                return self._as_written(*args, **kwargs)
+            called = _called_module()
+            if called is not None and self._is_copied_to(called):
+                return self._call_copy(called, args, kwargs)
+            return self.call(args, kwargs)
+
+        self._forward = kept[_FORWARD] = forward
+        self._state = kept[_STATE] = self._state_as_written
+
+    @property
+    def is_called(self) -> bool:
+        """Whether `module.forward()` still comes here first."""
+        return self._forward is not None and vars(self.target).get(_FORWARD) is self._forward
+
+    def detach(self) -> None:
+        """Let `module.forward()` be what it was."""
+        kept = vars(self.target)
+        if self.is_called:
+            del kept[_FORWARD]
+            if self._own is not None:
+                kept[_FORWARD] = self._own
+        if self._state is not None and kept.get(_STATE) is self._state:
+            del kept[_STATE]
+        # Whoever still holds `forward` runs the module as written.
+        self._is_never_captured = True
+        self._forget()
+
+    def _take_other_forward(self) -> None:
+        """Let calls be those of the class's `forward` of now: it, or the class, is another one."""
+        kept = vars(self.target)
+        ours = kept.pop(_FORWARD)
+        try:
+            self._of_class = type(self.target).forward
+            self._as_written = self.target.forward
+        finally:
+            kept[_FORWARD] = ours
+        self._forget()
+
+    def _is_copied_to(self, called: nn.Module) -> bool:
+        """Return whether a module has a copy of all attributes, not just this `forward` as its own."""
+        return called is not self.target and vars(called).get(ATTRIBUTE) is self
+
+    def _call_copy(self, copy: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an object that was given the module's attributes, as it would be without a capture."""
+        self.report.refuse(COPIED)
+        self.settings.tell(self.report, type(self.target).__name__)
+        as_written = self._own or partial(type(copy).forward, copy)
+        return as_written(*args, **kwargs)
+
+    def _forget(self) -> None:
+        for step in [*self._trained.values(), *self._evaluated.values()]:
+            step.forget()
+        self._trained, self._trials, self._evaluated, self._newest = {}, {}, {}, {}
+
+    def _state_as_written(self) -> Any:
+        """Return the module's state for copies and files, as it would be without a capture."""
+        kept = vars(self.target)
+        ours = {_FORWARD: self._forward, _STATE: self._state, ATTRIBUTE: self}
+        removed = {name: kept.pop(name) for name, value in ours.items() if kept.get(name) is value}
+        try:
+            if self._own is not None and _FORWARD in removed:
+                kept[_FORWARD] = self._own
+            state = self.target.__getstate__()
+            return dict(state) if state is kept else state
+        finally:
+            kept.update(removed)
+
+    # --- calls ---
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the module, by a graph if there is or can be one; return what it returns.
+
+        Sync: Does not block the host, except where a graph is captured ("capture"), and where
+            the module does so itself.
+        """
+        if self._must_run_as_written():
+            self.report.num_eager += 1
+            since = number_of_next_node()
+            out = self._as_written_within(args, kwargs)
+            if self._is_first_in_autocast:
+                self._watch.end = watch_rest_of_block(
+                    out, since=since, on_use=self._refuse_shared_cast
+                )
+            return out
+        kind = self.kind_of_call()
+        newest = self._newest.get(kind)
+        quick_call = None if newest is None else newest.quick_call
+        if quick_call is not None:
+            out = quick_call(args, kwargs)
+            if out is not NOT_ALIKE:
+                return out
+        tree = self._trees.of(args, kwargs)
+        if torch.is_grad_enabled():
+            if self._asks_who_differentiates and self._may_be_differentiated():
+                self.report.num_eager += 1
+                out = self._as_written_within(args, kwargs)
+                self.settings.tell(self.report, type(self.target).__name__)
+                return out
+            step = self._step_for(kind, tuple([leaf.requires_grad for leaf in tree.leaves]))
+            if not self._runs.is_free():
+                self.report.refuse(_SECOND_FORWARD)
+        else:
+            step = self._step_without_gradients(kind)
+        self._newest[kind], self._now.tree = step, tree
+        has_grad = torch.is_grad_enabled()
+        try:
+            done = step.run(tree)
+        finally:
+            del self._now.tree
+        if done.way != "replay":
+            if torch.is_grad_enabled() is not has_grad:
+                self._is_never_captured = True
+                self.report.refuse(_SETS_GRAD_MODE)
+            self.report.kinds.add(tree)
+            self.settings.tell(self.report, type(self.target).__name__)
+        return done.out
+
+    def _must_run_as_written(self) -> bool:
+        if self._is_never_captured or is_within_a_step():
+            return True
+        objection = objection_to_transforms()
+        if objection is not None:
+            self.report.refuse(objection)
+            self.settings.tell(self.report, type(self.target).__name__)
+            return True
+        return self._is_watched_in_autocast()
+
+    def _may_be_differentiated(self) -> bool:
+        """Return whether the user's code may differentiate gradients, of which no graph has a derivative.
+
+        Behind a replay they are summed in another order, so that this is asked before there is one: by the
+        first call, and by each that is to be captured.
+        """
+        if self._num_differentiated < _MANY_DIFFERENTIATED:
+            site, before = _SEARCH.site(getframe(1), self.target), self._differentiates
+            self._differentiates = may_differentiate(site) if site else None
+            self._asks_who_differentiates = bool(site)
+            if before is not None and before != self._differentiates:
+                self.report.withdraw(before)
+        if self._differentiates is None:
+            return False
+        self._num_differentiated += 1
+        self.report.refuse(self._differentiates)
+        return True
+
+    def _step_without_gradients(self, kind: Hashable) -> CapturedStep:
+        step = self._evaluated.get(kind)
+        if step is None:
+            step = self._evaluated[kind] = self.settings.wrap(
+                self._as_written,
+                self._side,
+                limits=self._limits,
+                work=work_of(self._as_written),
+                report=self.report,
+                as_written=self._as_written_within if self.settings.compares_replays else None,
+            )
+        return step
+
+    def _step_for(self, kind: Hashable, needs_grad: tuple[bool, ...]) -> CapturedStep:
+        key = (kind, needs_grad)
+        step = self._trained.get(key)
+        if step is None:
+
+            def make_trial(graphs: GraphCache, watch: HostWatch) -> ModuleTrial:
+                self._trials[key] = ModuleTrial(
+                    self.target,
+                    self._as_written,
+                    device=self.settings.device,
+                    host_waits=HostWaits(
+                        self.settings.device, wait_stats=self.settings.wait_stats
+                    ),
+                    graphs=graphs,
+                    runs=self._runs,
+                    watch=watch,
+                    needs_grad=needs_grad,
+                    may_be_differentiated=self._may_be_differentiated,
+                )
+                return self._trials[key]
+
+            def work(call: Call) -> Any:
+                trial = self._trials[key]
+                with within_a_step():
+                    return trial.observed(
+                        self._now.tree, lambda: self._as_written(*call.args, **call.kwargs)
+                    )
+
+            step = self._trained[key] = self.settings.wrap(
+                self._as_written,
+                self._side,
+                limits=self._limits,
+                work=work,
+                plain_work=lambda call: self._as_written_within(call.args, call.kwargs),
+                report=self.report,
+                make_trial=make_trial,
+                objection=self._objection,
+                on_side_stream=nullcontext,
+                as_written=self._as_written_within if self.settings.compares_replays else None,
+            )
+        return step
+
+    def _as_written_within(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with within_a_step():
+            return self._as_written(*args, **kwargs)
+
+    def _objection(self, tree: Tree) -> Refusal | None:
+        """Return why no graph can take a call with gradients, None if one can."""
+        return (
+            objection_to_tensors(tree, needs_copy=self.settings.device.needs_copy)
+            or objection_to_modes()
+            or _objection_to_hooks()
+        )
+
+    # --- autocast ---
+
+    def _is_watched_in_autocast(self) -> bool:
+        """Return whether a call within autocast has to run as written.
+
+        Casts of weights are kept until the outermost block ends. A replay makes its own, so calls
+        that share a block run as written, and those before it is known that they do not.
+        """
+        kind = self.settings.device.torch_device.type
+        if not (torch.is_autocast_enabled(kind) and torch.is_autocast_cache_enabled()):
+            return False
+        if not self.is_captured_in_autocast:
+            self.report.refuse(_WITHIN_AUTOCAST)
+            self.settings.tell(self.report, type(self.target).__name__)
+            return True
+        block = block_of_autocast()
+        if block == self._block and not self._shares_casts:
+            end_watch = getattr(self._watch, "end", None)
+            if end_watch is not None:
+                end_watch()
+            is_late = self._num_in_autocast > _NUM_IN_AUTOCAST
+            self._refuse_in_autocast(_SHARES_CASTS_LATE if is_late else _SHARES_CASTS)
+        self._block = block
+        self._num_in_autocast += 1
+        if not torch.is_grad_enabled():
+            self.report.refuse(_EVALUATED_IN_AUTOCAST)
+            self.settings.tell(self.report, type(self.target).__name__)
+        is_first = self._num_in_autocast <= _NUM_IN_AUTOCAST
+        return is_first or self._shares_casts or not torch.is_grad_enabled()
+
+    @property
+    def _is_first_in_autocast(self) -> bool:
+        """Whether a call that ran as written is one of those that show what shares its casts."""
+        is_open = self._block == block_of_autocast() and torch.is_autocast_enabled(
+            self.settings.device.torch_device.type
+        )
+        return (
+            is_open
+            and torch.is_grad_enabled()
+            and not self._shares_casts
+            and self._num_in_autocast <= _NUM_IN_AUTOCAST
+        )
+
+    def _refuse_shared_cast(self, site: str) -> None:
+        self._refuse_in_autocast(
+            Refusal(
+                "inside_autocast",
+                f"{site} uses a weight of the module in the same block of autocast, and shares its cast: "
+                "in autocast the module runs as written; end the block before that line",
+                site=site,
+                name="autocast",
+                is_of_call=True,
+            )
+        )
+
+    def _refuse_in_autocast(self, refusal: Refusal) -> None:
+        self._shares_casts = True
+        self.report.refuse(refusal)
+        self.settings.tell(self.report, type(self.target).__name__)
+
+
+def _called_module() -> nn.Module | None:
+    """Return the module whose `forward` is called; None if that is not torch's own call of a module."""
+    frame = getframe(2)
+    return frame.f_locals.get("self") if frame.f_code in _CALLERS else None
+
+
+def _is_scripted(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def _of_one_kind() -> None:
+    """Say of every call the same."""
+
+
+def _objection_to_hooks() -> Refusal | None:
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    if top is None or top(True) is None:
+        return None
+    return Refusal(
+        "hook",
+        "the module is called inside saved-tensor hooks, such as those of torch.utils.checkpoint, "
+        "which see tensors that a replay does not save; leave them before the call",
+        name="saved-tensor hooks",
+        is_of_call=True,
+    )
+
+
+_SECOND_FORWARD = Refusal(
+    "second_forward",
+    "a forward pass came before the backward pass of the one before (or its loss is still held "
+    "with its graph), whose activations a replay would overwrite: it runs as written; capture the "
+    "whole step, or let go of the loss",
+    name="a second forward pass",
+    is_of_call=True,
+)
+_EVALUATED_IN_AUTOCAST = Refusal(
+    "inside_autocast",
+    "a call without gradients within autocast, whose casts later calls would share, runs as "
+    "written; give the block cache_enabled=False",
+    name="autocast without gradients",
+    is_of_call=True,
+)
+_SETS_GRAD_MODE = Refusal(
+    "host_write",
+    "the module leaves torch.set_grad_enabled otherwise than it finds it, which a replay would not "
+    "do; use it as a context",
+    name="torch.set_grad_enabled",
+)
+_WITHIN_AUTOCAST = Refusal(
+    "inside_autocast",
+    "a call within a block of autocast, whose casts of weights the rest of the block may share, runs "
+    "as written; let the framework enter autocast, by its setting for mixed precision",
+    name="autocast",
+    is_of_call=True,
+)
+_SHARES_CASTS = Refusal(
+    "inside_autocast",
+    "the module is called twice in one block of autocast, where calls share casts of weights: in "
+    "autocast it runs as written; enter a block for each call",
+    name="autocast",
+    is_of_call=True,
+)
+_SHARES_CASTS_LATE = Refusal(
+    "inside_autocast",
+    "the module is called twice in one block of autocast, for the first time after a graph was replayed: "
+    "gradients of this one step are rounded otherwise than as written, and later calls in autocast run as "
+    "written; enter a block for each call",
+    name="autocast",
+    is_of_call=True,
+)

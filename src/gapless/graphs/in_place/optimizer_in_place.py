@@ -1,0 +1,439 @@
+"""Capture the `step` of an optimizer where it stands.
+
+`optimizer.step` becomes a method of the same form, kept in the optimizer's own attributes. A call of
+it is a call of a captured step whose batch are the gradients: a replay copies them into the graph's
+memory, and the weights keep the gradients that they have. Everything else is a captured step's:
+runs as written at first, guards on rates, weights and state, proof, report.
+
+Of torch's own optimizers a graph holds those whose update has the same bits there
+(`gapless.graphs.updates.update_outside`). The step of a user's own optimizer is captured as any code of the
+user is: what it reads from Python is guarded, and what it changes in Python refuses it.
+
+An update whose numbers change from step to step, such as the rate of a schedule, is no graph: it is
+quick (`gapless.graphs.updates.quick_updates`), if the optimizer is one of torch's whose operations are known.
+
+As written run: calls with hooks, calls within a captured step, which are a part of that, closures of
+optimizers that call one more than once, and what no graph can take, such as sparse gradients.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import contextmanager
+from functools import partial
+from operator import attrgetter
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.graphs.in_place.captor import captor_of, left_out
+from gapless.graphs.in_place.quick_audits import OF_A_SCALER, QuickAudits
+from gapless.graphs.modules.module_refusals import COMPILED_AROUND
+from gapless.graphs.quick_call import NOT_ALIKE
+from gapless.graphs.ranks.across_ranks import refusal_of_weights
+from gapless.graphs.reads.code_kinds import CodeKind, kind_of
+from gapless.graphs.refusal import Refusal
+from gapless.graphs.side_stream import SideStream
+from gapless.graphs.step_call import is_within_a_step, within_a_step
+from gapless.graphs.updates.quick_updates import QuickUpdates
+from gapless.graphs.updates.step_replaced import is_step_of_the_class, method_in_place_of
+from gapless.graphs.updates.update_rules import (
+    CALL_A_CLOSURE_ONCE,
+    closure_of,
+    has_hooks,
+    name_of,
+    weights_of,
+)
+from gapless.pipeline.step import Call
+from gapless.pipeline.tree.call_tree import CallTrees
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch.optim import Optimizer
+
+    from gapless.graphs.capture_report import CaptureReport
+    from gapless.graphs.capture_settings import CaptureSettings
+
+
+_gradient_of = attrgetter("grad")
+
+_SCALE, _FOUND_INF = OF_A_SCALER
+
+
+class OptimizerInPlace:
+    """Runs the steps of one optimizer as graphs.
+
+    Args:
+        optimizer: to capture.
+        settings: how.
+
+    Attributes:
+        target: the optimizer.
+        settings: as given.
+        is_traced: whether torch.compile has compiled a step of it.
+        tries_new_rates: whether an update is captured whose learning rate is another than that of
+            the update before; if not, it runs as written, and nobody is warned.
+    """
+
+    def __init__(self, optimizer: Optimizer, settings: CaptureSettings) -> None:
+        self.target = optimizer
+        self.settings = settings
+        self._side = SideStream(settings.device)
+        self._trees = CallTrees()
+        # What stands in the place of `step`, and what stood there.
+        self._method: Any = None
+        self._own: Any = None
+        self._as_written: Callable[..., Any] = optimizer.step
+        self._is_running = False
+        self.is_traced = False
+        self.tries_new_rates = True
+        self._rates: list[Any] | None = None
+        self._quick = (
+            QuickUpdates(optimizer, settings.device) if settings.compares_replays else None
+        )
+        self._audits: QuickAudits | None = None
+        self._was_quick = False
+        self._code = _code_of_user(optimizer)
+        self._limits = settings.limits()
+        self._captured = settings.wrap(
+            optimizer.step if self._code is None else self._code,
+            self._side,
+            limits=self._limits,
+            work=self._work,
+            may_cut=False,
+            gradients_are_given=True,
+            as_written=self._as_written_within if settings.compares_replays else None,
+        )
+        self.report.rates = settings.rates
+        self._is_never_captured = settings.forbid(self.report) or settings.forbid_for(
+            self.report, refusal_of_weights(weights_of(optimizer)), type(optimizer).__name__
+        )
+
+    @property
+    def report(self) -> CaptureReport:
+        """What is captured, and what is not."""
+        if self.is_traced:
+            self._captured.report.refuse(COMPILED_AROUND)
+        return self._captured.report
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave graphs out of copies and files of the optimizer."""
+        return left_out()
+
+    # --- in the optimizer ---
+
+    def attach(self) -> None:
+        """Let `optimizer.step()` come here."""
+        optimizer = self.target
+        self._own = vars(optimizer).get("step")
+        self._as_written = optimizer.step
+        self._method = _method_for(optimizer)
+        vars(optimizer)["step"] = self._method
+
+    def detach(self) -> None:
+        """Let `optimizer.step()` be what it was."""
+        kept = vars(self.target)
+        # Otherwise a scheduler has wrapped it, and it finds nothing here from now on.
+        if kept.get("step") is self._method:
+            if self._own is None:
+                del kept["step"]
+            else:
+                kept["step"] = self._own
+        self._captured.forget()
+
+    # --- calls ---
+
+    def step(self, as_written: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Do a step, by a graph if there is or can be one; return what it returns.
+
+        Args:
+            as_written: the step that stood there before.
+            args: of the call.
+            kwargs: of the call.
+
+        Sync: Does not block the host, except where a graph is captured ("capture"), and where
+            the step does so itself.
+        """
+        self._as_written = as_written
+        if self._is_running:  # called by `_work`
+            return as_written(*args, **kwargs)
+        if self._is_never_captured or is_within_a_step():
+            self.report.num_eager += 1
+            return as_written(*args, **kwargs)
+        objection = self._objection_to_call(args, kwargs)
+        if objection is None and self._quick is not None and self._quick.are_due():
+            return self._after_closure(partial(self._update_quickly, self._quick), args, kwargs)
+        if not self.tries_new_rates and self._has_new_rates():
+            self.report.num_eager += 1
+            refusal = Refusal("update", f"{self._name}() {_NEW_RATE}", is_of_call=True)
+            self.report.refuse(refusal, is_told=True)
+            return as_written(*args, **kwargs)
+        if objection is not None or self._captured.is_refused:
+            return self._run_as_written(objection, partial(as_written, *args, **kwargs))
+        return self._after_closure(self._update_by_graph, args, kwargs)
+
+    def _after_closure(self, update: Callable[[], None], args: Any, kwargs: Any) -> Any:
+        """Call the closure of a step, if there is one, and update; return its loss."""
+        closure = closure_of(args, kwargs)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        update()
+        return loss
+
+    def _has_new_rates(self) -> bool:
+        """Return whether rates are others than in the call before; those on the device are not."""
+        rates = [group.get("lr") for group in self.target.param_groups]
+        rates = [rate for rate in rates if not isinstance(rate, torch.Tensor)]
+        before, self._rates = self._rates, rates
+        return before is not None and before != rates
+
+    def _objection_to_call(self, args: Any, kwargs: Any) -> str | None:
+        """Return why no graph can take a call, None if one can."""
+        optimizer = self.target
+        if has_hooks(optimizer):
+            return "has hooks, which a replay would skip; let the loop do what they do"
+        closure = closure_of(args, kwargs)
+        if closure is not None and type(optimizer) not in CALL_A_CLOSURE_ONCE:
+            return "takes a closure, which it may call more than once"
+        if len(args) + len(kwargs) > 1 or kwargs.keys() - {"closure"}:
+            return "takes arguments; set what it reads as attributes"
+        return None
+
+    def _objection_to_gradients(self, gradients: Sequence[torch.Tensor | None]) -> str | None:
+        """Return why no graph can take these gradients, None if one can."""
+        for gradient in gradients:
+            if gradient is None:
+                continue
+            if type(gradient) is not torch.Tensor:
+                return f"finds gradients that are a {type(gradient).__name__}, whose parts change"
+            if gradient.layout is not torch.strided:
+                kind = str(gradient.layout).removeprefix("torch.")
+                return f"finds {kind} gradients, whose memory is of several pieces"
+            if gradient.requires_grad:
+                return "finds gradients of a backward(create_graph=True), which keep their graph"
+            if self.settings.device.needs_copy(gradient):
+                here = self.settings.device.torch_device
+                return f"finds gradients on {gradient.device}, and is captured on {here}"
+        return None
+
+    @property
+    def _name(self) -> str:
+        return f"{name_of(self.target)}.step"
+
+    def _run_as_written(self, objection: str | None, step: Callable[[], Any]) -> Any:
+        self.report.num_eager += 1
+        if objection is not None:
+            text = f"{self._name}() {objection}"
+            self.report.refuse(Refusal("update", text, is_of_call=True))
+        out = step()
+        self.settings.tell(self.report, self._name)
+        return out
+
+    def _update_by_graph(self) -> None:
+        """Update as `_update` does, where `optimizer.step` is again what this has put there.
+
+        The loop may have wrapped it since, and what wraps it runs already, around this call.
+        """
+        own = vars(self.target)
+        outer = own.get("step")
+        if outer is self._method:
+            return self._update()
+        own["step"] = self._method
+        try:
+            return self._update()
+        finally:
+            if own.get("step") is self._method:
+                own["step"] = outer
+
+    def _update(self) -> None:
+        """Update by the gradients that the weights have, by a graph if there is or can be one."""
+        self._was_quick = False
+        weights = weights_of(self.target)
+        gradients = list(map(_gradient_of, weights))
+        own = vars(self.target)
+        call = (gradients, own.get(_SCALE), own.get(_FOUND_INF))
+        self._note_call()
+        # A user's code is guarded, and reads gradients: it finds none before each call.
+        if self._code is None and self._is_replayed(call):
+            return
+        with _taken_away(weights, gradients):
+            objection = self._call(call)
+        if objection is not None:
+            self._run_as_written(objection, self._as_written)
+
+    def _update_quickly(self, quick: QuickUpdates) -> None:
+        """Update by the operations of the step alone, or as written if they are not known yet."""
+        if not self._was_quick:
+            self._was_quick = True
+            # They are of numbers that are gone.
+            self._captured.drop_graphs()
+        self._note_call()
+        if self._audits is None:
+            self._audits = QuickAudits(
+                quick,
+                self.target,
+                self.settings.device,
+                report=self.report,
+                every=self.settings.audit_every,
+                memory_budget_bytes=self._limits.budget,
+            )
+        run_as_written = self._audits.run
+        if self._audits.may_be_quick():
+            if quick.run():
+                self._audits.end_call()
+                self.report.num_quick += 1
+                return
+            self._audits.forget_call()
+            run_as_written = quick.run_as_written
+        objection = self._objection_to_gradients(list(map(_gradient_of, weights_of(self.target))))
+        self._run_as_written(objection, partial(run_as_written, self._as_written))
+
+    def _note_call(self) -> None:
+        """Let a scheduler know of a step that passes over its wrapper."""
+        if _is_wrapped_by_scheduler(self._as_written):
+            # It warns if nobody has called the step.
+            vars(self.target)["_opt_called"] = True
+
+    def _is_replayed(self, call: tuple[Any, ...]) -> bool:
+        """Return whether a call is like the one before, and a graph has taken it."""
+        quick_call = self._captured.quick_call
+        return quick_call is not None and quick_call(call, {}) is not NOT_ALIKE
+
+    def _call(self, call: tuple[Any, ...]) -> str | None:
+        """Call the captured step; return why it cannot be, None if it was."""
+        if self._code is not None and self._is_replayed(call):
+            return None
+        objection = self._objection_to_gradients(call[0])
+        if objection is None and self._captured.run(self._trees.of(call, {})).way != "replay":
+            self.settings.tell(self.report, self._name)
+        return objection
+
+    # --- the work of the captured step ---
+
+    def _as_written_within(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._work(Call(args, kwargs))
+        for weight, gradient in zip(weights_of(self.target), args[0], strict=True):
+            weight.grad = gradient
+
+    def _work(self, call: Call) -> None:
+        """Update by the gradients of a call."""
+        gradients, scale, found_inf = call.args
+        of_a_scaler = {_SCALE: scale, _FOUND_INF: found_inf}
+        self._is_running = True
+        try:
+            with (
+                within_a_step(),
+                _placed(weights_of(self.target), gradients),
+                _replaced(vars(self.target), of_a_scaler),
+            ):
+                (self.target.step if self._code is None else self._code)()
+        finally:
+            self._is_running = False
+        if scale is not None:
+            # Fused kernels unscale them in place, and move no version counter.
+            for gradient in gradients:
+                if gradient is not None:
+                    torch.autograd.graph.increment_version(gradient)
+
+
+_NEW_RATE = (
+    "has another learning rate than in the step before, and a graph keeps the one that it was "
+    "captured with: such steps run as written; capture the whole step, or give the optimizer's "
+    'capture rates="tensor", which rounds rates to float32'
+)
+
+
+@contextmanager
+def _taken_away(
+    weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+) -> Iterator[None]:
+    """Let weights have no gradients in the body, and these after it."""
+    pairs = [pair for pair in zip(weights, gradients, strict=True) if pair[1] is not None]
+    for weight, _ in pairs:
+        weight.grad = None
+    try:
+        yield
+    finally:
+        for weight, gradient in pairs:
+            weight.grad = gradient
+
+
+@contextmanager
+def _placed(
+    weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+) -> Iterator[None]:
+    """Let weights have these gradients in the body, and none after it."""
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient
+    try:
+        yield
+    finally:
+        for weight in weights:
+            weight.grad = None
+
+
+@contextmanager
+def _replaced(entries: dict[str, Any], others: dict[str, Any]) -> Iterator[None]:
+    """Let entries that there are have other values in the body."""
+    before = {name: entries[name] for name in others if name in entries}
+    entries.update({name: others[name] for name in before})
+    try:
+        yield
+    finally:
+        entries.update(before)
+
+
+# --- the optimizer's own step ---
+
+
+def _method_for(optimizer: Optimizer) -> Any:
+    """Return what stands in the place of `optimizer.step`: it calls the optimizer's captor."""
+    own = vars(optimizer).get("step")
+    # Copies of the optimizer may have the same function.
+    is_bound = isinstance(own, MethodType) and own.__self__ is optimizer
+
+    def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        as_written: Any = own
+        if own is None:
+            as_written = type(optimizer).step.__get__(optimizer)
+        elif is_bound:
+            as_written = MethodType(own.__func__, optimizer)
+        captor: Any = captor_of(optimizer)
+        if captor is None:  # released, or a copy
+            return as_written(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            captor.is_traced = True
+            return as_written(*args, **kwargs)
+        return captor.step(as_written, args, kwargs)
+
+    return method_in_place_of(optimizer.step, step, optimizer)
+
+
+def _is_wrapped_by_scheduler(step: Any) -> bool:
+    return hasattr(step, "_wrapped_by_lr_sched")
+
+
+def _code_of_user(optimizer: Optimizer) -> Any:
+    """Return an optimizer's `step` without what torch puts around it, if it is the user's code.
+
+    None if any of it is torch's, which reads numbers that nobody guards but for torch's own
+    optimizers, or if the optimizer has another `step` than its class.
+    """
+    kinds = [kind for kind in type(optimizer).__mro__ if "step" in vars(kind)]
+    steps = [vars(kind)["step"] for kind in kinds if kind is not torch.optim.Optimizer]
+    if not all(map(_is_of_user, steps)) or not is_step_of_the_class(optimizer):
+        return None
+    step = steps[0]
+    # Around it are hooks, which are not there.
+    return MethodType(step.__wrapped__ if hasattr(step, "hooked") else step, optimizer)
+
+
+def _is_of_user(step: Any) -> bool:
+    function = inspect.unwrap(step)
+    code = getattr(function, "__code__", None)
+    return code is not None and kind_of(code, function.__globals__) is CodeKind.USER

@@ -1,0 +1,197 @@
+"""Audits of quick updates: now and then one is compared with `step()` as written.
+
+Weights, gradients and state are saved, the quick update runs, all is put back, and `step()` runs as
+written. When, and what an interlude is, says `gapless.graphs.audit`. A difference lets go of the lists
+that were collected; they are collected anew once, and a second one ends quick updates.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.graphs.account import CallTimes, account_of
+from gapless.graphs.audit import Audits
+from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
+from gapless.graphs.proof.device_state import DeviceState
+from gapless.graphs.proof.python_side import PythonSide
+from gapless.graphs.proof.same_results import NotProved, prove
+from gapless.graphs.refusal import Refusal
+from gapless.graphs.replay.kept_tensors import KeptTensors
+from gapless.graphs.updates.update_rules import name_of, weights_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.optim import Optimizer
+
+    from gapless.device.base import Device
+    from gapless.graphs.capture_report import CaptureReport
+    from gapless.graphs.updates.quick_updates import QuickUpdates
+
+
+# By these a GradScaler hands an optimizer its tensors for the time of a step.
+OF_A_SCALER = ("grad_scale", "found_inf")
+
+# Differences, before no update is quick any more.
+_MAX_DIFFERENCES = 2
+
+
+class QuickAudits:
+    """When the quick updates of one optimizer are audited, and how.
+
+    Args:
+        quick: the updates.
+        optimizer: whose they are.
+        device: of its weights.
+        report: of the optimizer; audits are counted there.
+        every: as of `Audits`.
+        memory_budget_bytes: device memory of the process that a copy may lead to.
+    """
+
+    def __init__(
+        self,
+        quick: QuickUpdates,
+        optimizer: Optimizer,
+        device: Device,
+        *,
+        report: CaptureReport,
+        every: int | None,
+        memory_budget_bytes: int | None,
+    ) -> None:
+        self._quick = quick
+        self._optimizer = optimizer
+        self._device = device
+        self._report = report
+        self._memory_budget_bytes = memory_budget_bytes
+        self._account = account_of(device)
+        self._times = CallTimes(report.spent)
+        self._audits = Audits(report, every=every, account=self._account, seed=report.audits.seed)
+        self._turn = self._audits.turn_of(quick)
+        self._num_differences = 0
+
+    def may_be_quick(self) -> bool:
+        """Return, once for each update, whether it may be quick; else `run` has to do it.
+
+        Sync: Does not block the host.
+        """
+        audit = self._audits.open
+        if audit is not None:
+            if not audit.verdict.arrived():
+                return False
+            if audit.verdict.holds:
+                self._audits.end_good(audit)
+            else:
+                self._note_difference(self._audits.end_bad(audit))
+        return not self._turn.begin_call()
+
+    def end_call(self) -> None:
+        """Note that a quick update is over: what it saves is not counted."""
+        self._audits.end_call(self._times, "plain")
+
+    def forget_call(self) -> None:
+        """Note that an update was not quick after all."""
+        self._audits.forget_call()
+
+    def run(self, step: Callable[[], Any]) -> Any:
+        """Update as written, and compare this with a quick update, unless a verdict is awaited.
+
+        Args:
+            step: as written.
+
+        Sync: Does not block the host, unless the step does.
+        """
+        if self._audits.open is not None or self._quick.is_over:
+            return step()
+        if not self._quick.is_ready():
+            return self._quick.run_as_written(step)
+        if not self._account.has_room_for(self._times, "audit"):
+            return step()
+        self._audits.begin_call()
+        try:
+            out = self._audit(step)
+            self._audits.end_call(self._times, "audit")
+            return out
+        except NotProved as error:
+            self._audits.end_all()
+            self._report.note = f"no further audits: {error}"
+        except Exception:
+            # Of the quick update, or what the step as written is about to raise again.
+            self._quick.forget_lists()
+        self._audits.forget_call()
+        return step()
+
+    def _audit(self, step: Callable[[], Any]) -> Any:
+        optimizer, weights = self._optimizer, weights_of(self._optimizer)
+        gradients = [(weight, weight.grad) for weight in weights]
+        found = list(_tensors_of(optimizer, weights))
+        on_host = [tensor for tensor, _ in found if not self._is_on_device(tensor)]
+        on_device = [one for one in found if self._is_on_device(one[0])]
+
+        def left() -> list[Any]:
+            return [weight.grad for weight in weights] + on_host
+
+        def quick() -> list[Any]:
+            self._quick.run()
+            return left()
+
+        def as_written() -> list[Any]:
+            outs.append(step())
+            return left()
+
+        outs: list[Any] = []
+        kept = KeptTensors([], on_device=self._is_on_device)
+        with ONE_AT_A_TIME:
+            side = PythonSide(gradients, [optimizer], kept, on_device=self._is_on_device)
+            _, verdict = prove(
+                self._device,
+                DeviceState(
+                    [tensor for tensor, _ in on_device],
+                    self._device,
+                    names=[name for _, name in on_device],
+                ),
+                replay=quick,
+                as_written=as_written,
+                reset=side.restore,
+                memory_budget_bytes=self._memory_budget_bytes,
+                num_written=1,
+            )
+        self._audits.begin(None, self._quick, verdict)
+        return outs[0]
+
+    def _is_on_device(self, tensor: torch.Tensor) -> bool:
+        return not self._device.needs_copy(tensor)
+
+    def _note_difference(self, text: str) -> None:
+        self._num_differences += 1
+        self._quick.forget_lists()
+        if self._num_differences >= _MAX_DIFFERENCES:
+            self._quick.end()
+            name = name_of(self._optimizer)
+            self._report.refuse(
+                Refusal(
+                    "proved_wrong",
+                    f"{name}.step() as written does something else than its operations alone: {text}",
+                    is_of_call=True,
+                )
+            )
+
+
+def _tensors_of(
+    optimizer: Optimizer, weights: list[torch.Tensor]
+) -> Iterator[tuple[torch.Tensor, str]]:
+    """Yield all tensors that an update reads or writes, with names."""
+    found: list[tuple[Any, str]] = []
+    for number, weight in enumerate(weights):
+        name = f"weight {number} of {name_of(optimizer)}"
+        found += [(weight, name), (weight.grad, f"the gradient of {name}")]
+        state = optimizer.state.get(weight) or {}
+        found += [(part, f"{key} of {name}") for key, part in state.items()]
+    for group in optimizer.param_groups:
+        found += [(value, key) for key, value in group.items()]
+    found += [(vars(optimizer).get(name), name) for name in OF_A_SCALER]
+    for value, name in found:
+        if isinstance(value, torch.Tensor):
+            yield value, name

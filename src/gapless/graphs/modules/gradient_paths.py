@@ -1,0 +1,240 @@
+"""How the outputs of a call lead back to weights and inputs: the nodes that autograd has recorded.
+
+A captured module takes part in a backward pass as one node, which is right only if nothing but the
+call's own operations lies between its outputs and what it was given. So the nodes of a call as
+written are looked at before it is captured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.graphs.reads.code_kinds import is_foreign
+from gapless.graphs.reads.code_reads import reads_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.utils.hooks import RemovableHandle
+
+
+def number_of_next_node() -> int:
+    """Return the number that the next node of this thread will have; later ones have higher."""
+    number: int = torch._C._autograd._get_sequence_nr()
+    return number
+
+
+@dataclass
+class GradientPaths:
+    """The nodes between the outputs of a call and what it was given.
+
+    Attributes:
+        weights: leaves that get a gradient, beside the inputs, in the order in which they are found.
+        objection: why the call cannot be one node, "" if it can.
+    """
+
+    weights: list[torch.Tensor] = field(default_factory=list)
+    objection: str = ""
+
+    @classmethod
+    def of(
+        cls, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *, since: int
+    ) -> GradientPaths:
+        """Follow the nodes of a call.
+
+        Args:
+            outputs: of the call.
+            inputs: that require gradients.
+            since: the number of its first node.
+        """
+        found = cls()
+        leaves = {id(tensor) for tensor in inputs if tensor.grad_fn is None}
+        edges = {(tensor.grad_fn, tensor.output_nr) for tensor in inputs if tensor.grad_fn}
+        todo = [(tensor.grad_fn, tensor.output_nr) for tensor in outputs if tensor.grad_fn]
+        if any(edge in edges or not is_new(edge[0], since) for edge in todo):
+            found.objection = "it returns a tensor that it did not make"
+            return found
+        nodes = [node for node, _ in todo]
+        seen: set[Any] = set()
+        known: set[int] = set()
+        while nodes:
+            node = nodes.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            found.objection = found.objection or _objection_to_code_of(node)
+            for edge in node.next_functions:
+                before = edge[0]
+                if before is None or edge in edges:
+                    continue
+                weight = getattr(before, "variable", None)
+                if weight is not None:
+                    if id(weight) not in leaves | known:
+                        found.weights.append(weight)
+                        known.add(id(weight))
+                elif is_new(before, since):
+                    nodes.append(before)
+                else:
+                    found.objection = (
+                        "it uses a tensor that was computed outside of it, and is no argument: "
+                        "a gradient goes there as well"
+                    )
+        return found
+
+
+def gradients_by_use(
+    outputs: Sequence[torch.Tensor],
+    given: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor],
+    *,
+    create_graph: bool = False,
+) -> list[list[torch.Tensor]]:
+    """Run the backward pass of a call; return what autograd sums to the gradient of each target.
+
+    Autograd sums what the uses of a tensor give in the order in which it arrives. Elsewhere it may
+    be used as well, so it is not summed here.
+
+    Args:
+        outputs: of the call, each with a gradient.
+        given: their gradients.
+        targets: leaves and inputs, whose gradients are asked for.
+        create_graph: whether the gradients can be differentiated.
+
+    Returns:
+        For each target what was given to it, in the order of its arrival.
+    """
+    arrived: list[list[torch.Tensor]] = [[] for _ in targets]
+    handles = watch_uses(
+        outputs, targets, lambda target, gradient: arrived[target].append(gradient)
+    )
+    try:
+        torch.autograd.grad(outputs, targets, given, allow_unused=True, create_graph=create_graph)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return arrived
+
+
+def watch_uses(
+    outputs: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor],
+    take: Callable[[int, torch.Tensor], None],
+) -> list[RemovableHandle]:
+    """Call a function with the number of a target and each gradient that a use of it gives.
+
+    It is called within backward passes, as the gradients arrive. Torch's nodes hold it, so it must not
+    hold outputs of the call.
+
+    Args:
+        outputs: of the call.
+        targets: leaves and inputs.
+        take: is called.
+
+    Returns:
+        What ends this.
+    """
+    return [
+        node.register_hook(partial(_take, take, places))
+        for node, places in _nodes_before(outputs, targets).items()
+    ]
+
+
+def uses_of(outputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> list[int]:
+    """Return how many gradients are summed to that of each target, if all outputs have one."""
+    found = [0] * len(targets)
+    for places in _nodes_before(outputs, targets).values():
+        for target in places.values():
+            found[target] += 1
+    return found
+
+
+def nodes_behind(outputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> set[int]:
+    """Return numbers of the nodes between outputs and targets, as long as these have a graph."""
+    edges = {tensor.grad_fn for tensor in targets if tensor.grad_fn}
+    found: set[int] = set()
+    todo = [tensor.grad_fn for tensor in outputs if tensor.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node in edges or hasattr(node, "variable") or _number_of(node) in found:
+            continue
+        found.add(_number_of(node))
+        todo += [before for before, _ in node.next_functions if before is not None]
+    return found
+
+
+def _number_of(node: Any) -> int:
+    number: int = node._sequence_nr()
+    return number
+
+
+def _take(
+    take: Callable[[int, torch.Tensor], None],
+    places: dict[int, int],
+    gradients: tuple[torch.Tensor | None, ...],
+    _: Any,
+) -> None:
+    for place, target in places.items():
+        gradient = gradients[place]
+        if gradient is not None:
+            take(target, gradient)
+
+
+def _nodes_before(
+    outputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
+) -> dict[Any, dict[int, int]]:
+    """Return the nodes that give gradients to targets: which of theirs goes to which target."""
+    leaves = {id(tensor): number for number, tensor in enumerate(targets) if not tensor.grad_fn}
+    edges: dict[Any, int] = {
+        (tensor.grad_fn, tensor.output_nr): number
+        for number, tensor in enumerate(targets)
+        if tensor.grad_fn
+    }
+    found: dict[Any, dict[int, int]] = {}
+    seen: set[Any] = set()
+    todo = [tensor.grad_fn for tensor in outputs if tensor.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        for place, edge in enumerate(node.next_functions):
+            before = edge[0]
+            if before is None:
+                continue
+            weight = getattr(before, "variable", None)
+            target = edges.get(edge) if weight is None else leaves.get(id(weight))
+            if target is not None:
+                found.setdefault(node, {})[place] = target
+            elif weight is None:
+                todo.append(before)
+    return found
+
+
+def is_new(node: Any, since: int) -> bool:
+    """Return whether a node was recorded when the next one had this number, or later."""
+    return bool(node._sequence_nr() >= since)
+
+
+def _objection_to_code_of(node: Any) -> str:
+    """Return what the user's own backward code changes in Python, "" if nothing."""
+    kind = getattr(type(node), "_forward_cls", None)
+    if kind is None or is_foreign(kind):
+        return ""
+    for name in ("backward", "vjp"):
+        code = getattr(getattr(kind, name, None), "__code__", None)
+        if code is None:
+            continue
+        own = code.co_varnames[:1]
+        for store in reads_of(code).stores:
+            roots = {chain.root for chain in store.bases if chain.kind == "argument"}
+            if not (roots and roots <= set(own)):
+                return (
+                    f"the backward pass of {kind.__name__} changes {store.key} in Python, which a "
+                    "replay would skip"
+                )
+    return ""

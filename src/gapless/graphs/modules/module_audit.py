@@ -1,0 +1,226 @@
+"""Audits of a module that is captured in place: both of its passes, each as it comes.
+
+The forward half is closed within the call: what the module writes is saved, the graph's forward pass
+runs, all is put back, and the module runs as written, once. What that returns is handed out, each
+output through a node of autograd of its own.
+
+The backward half needs the gradients that really arrive. When the last of them has come to these
+nodes, the graph's backward pass runs into copies, and autograd goes on with the call as written,
+which is run once. The gradients that its uses of inputs and weights give are copied as they arrive, and
+compared when there are as many as the graph gives. Nothing is put back between lines of the user's.
+
+There is no verdict on the backward half if no backward pass comes, one of another kind, one that computes less or
+a graph of gradients, or one in two parts.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.device.torch_private import current_graph_task
+from gapless.graphs.modules.gradient_paths import watch_uses
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gapless.graphs.modules.module_graph import ModuleGraph, Run
+    from gapless.graphs.proof.same_results import Comparison, Verdict
+    from gapless.pipeline.tree.flatten import Tree
+
+
+class BackwardHalf:
+    """The backward pass of an audited call.
+
+    Torch's nodes hold it, and it holds none of them: what it has found outlives it in `Found`.
+
+    Args:
+        graph: of the module.
+        run: its forward pass in the audit, whose memory the graph's backward pass reads.
+        comparison: of the gradients.
+        out_of_memory: called if there is no memory to compare them.
+
+    Attributes:
+        found: what has come of it.
+    """
+
+    def __init__(
+        self,
+        graph: ModuleGraph,
+        run: Run,
+        comparison: Comparison,
+        *,
+        out_of_memory: Callable[[], None],
+    ) -> None:
+        self.found = Found()
+        self._graph = graph
+        self._run = run
+        self._comparison = comparison
+        self._out_of_memory = out_of_memory
+        self._given: dict[int, torch.Tensor] = {}
+        self._arrived: list[list[torch.Tensor]] = []
+        self._num_outs = self._num_left = 0
+
+    def watch(self, out: Tree, inputs: Sequence[torch.Tensor]) -> Any:
+        """Return what a call as written has returned, with its backward pass watched.
+
+        Args:
+            out: what it has returned.
+            inputs: of the call.
+        """
+        self._num_outs = len(out.leaves)
+        leaves = [leaf for leaf in out.leaves if leaf.requires_grad]
+        watch_uses(leaves, self._graph.targets_of(inputs), self._take)
+        outs = [
+            _Audited.apply(partial(self.note_given, number), leaf) if leaf.requires_grad else leaf
+            for number, leaf in enumerate(out.leaves)
+        ]
+        return out.with_leaves(outs).value
+
+    def is_over(self) -> bool:
+        """Return whether nothing more comes of it, as far as this thread can tell."""
+        return self.found.is_over or self._run.is_left()
+
+    def note_given(self, number: int, gradient: torch.Tensor | None) -> None:
+        """Take the gradient of an output; launch the graph's backward pass behind the last of them."""
+        if self.found.is_over:
+            return
+        if self._run.pass_number is None:
+            self._run.pass_number = current_graph_task()
+        is_another = self._run.is_left() or number in self._given or bool(self._arrived)
+        if gradient is None or is_another or torch.is_grad_enabled():
+            self._end()
+            return
+        self._given[number] = gradient
+        if sorted(self._given) == self._graph.places:
+            self._at_once(self._launch)
+
+    def _launch(self) -> None:
+        given = [self._given.get(number) for number in range(self._num_outs)]
+        gradients = self._graph.audited_backward(self._run, given)
+        if gradients is None:
+            self._end()
+            return
+        self._given = {}
+        self._comparison.take_replayed(gradients)
+        self._arrived = [[] for _ in gradients]
+        self._num_left = self._graph.num_gradients
+        self._compare_the_last()
+
+    def _take(self, target: int, gradient: torch.Tensor) -> None:
+        """Take what a use of an input or a weight gives."""
+        if self.found.is_over or not self._arrived or self._run.is_left():
+            return
+
+        def take() -> None:
+            self._arrived[target].append(gradient.detach().clone())
+            self._num_left -= 1
+            self._compare_the_last()
+
+        self._at_once(take)
+
+    def _compare_the_last(self) -> None:
+        if not self._num_left:
+            self.found.verdict = self._comparison.verdict_on(self._arrived)
+            self._end()
+
+    def _at_once(self, part: Callable[[], None]) -> None:
+        """Do a part of it, which must not raise for want of memory: it is not the user's."""
+        try:
+            part()
+        except torch.OutOfMemoryError:
+            self._end()
+            self._out_of_memory()
+
+    def _end(self) -> None:
+        self.found.is_over = self._run.is_done = True
+        self._run.inputs, self._given, self._arrived = [], {}, []
+
+
+class Found:
+    """What has come of a backward half.
+
+    Attributes:
+        is_over: whether nothing more comes of it.
+        verdict: on its gradients; None if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.verdict: Verdict | None = None
+
+
+class VerdictOnCall:
+    """What the audit of a module's call has shown, once both halves have come.
+
+    Args:
+        forward: the verdict on the forward pass.
+        leads_elsewhere: whether gradients of the call as written take other ways.
+        backward: the backward half; None if the call has none.
+    """
+
+    def __init__(
+        self, forward: Verdict, *, leads_elsewhere: bool, backward: BackwardHalf | None
+    ) -> None:
+        self._forward = forward
+        self._leads_elsewhere = leads_elsewhere
+        self._half = None if backward is None else weakref.ref(backward)
+        self._found = None if backward is None else backward.found
+
+    def arrived(self) -> bool:
+        """Return whether the verdict is known.
+
+        Sync: Does not block the host.
+        """
+        if not self._forward.arrived():
+            return False
+        if self._found is None:
+            return True
+        half = None if self._half is None else self._half()
+        # It dies with the nodes that would tell it of a backward pass.
+        if not (self._found.is_over or half is None or half.is_over()):
+            return False
+        self._found.is_over = True
+        return self._found.verdict is None or self._found.verdict.arrived()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the graph does what the module does, as far as it was compared."""
+        return not self._leads_elsewhere and all(one.holds for one in self._verdicts())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the backward pass was compared, if there is one."""
+        return self._found is None or self._found.verdict is not None
+
+    @property
+    def text(self) -> str:
+        """What differs, in one line; empty if nothing does."""
+        texts = [one.text for one in self._verdicts() if one.text]
+        ways = ["gradients take other ways through the module as written than through a replay"]
+        return "; ".join(texts + ways * self._leads_elsewhere)
+
+    def _verdicts(self) -> list[Verdict]:
+        found = None if self._found is None else self._found.verdict
+        return [self._forward, *([] if found is None else [found])]
+
+
+class _Audited(torch.autograd.Function):
+    """The node behind an output of an audited call: it passes gradients on as they are."""
+
+    @staticmethod
+    def forward(ctx: Any, note_given: Callable[[torch.Tensor | None], None], out: Any) -> Any:
+        """Return the output: the same memory, whose versions are counted together."""
+        ctx.note_given = note_given
+        ctx.set_materialize_grads(False)
+        return out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """Note the gradient, and return it."""
+        ctx.note_given(given[0])
+        return None, given[0]

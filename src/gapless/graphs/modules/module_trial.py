@@ -1,0 +1,605 @@
+"""Capture the forward and the backward pass of a module for one kind of call, and prove them.
+
+Calls as written are watched first, with the backward passes that follow: which outputs get a
+gradient, and how these lie in memory. Then both passes are rehearsed on copies of a call: captured,
+and proved with gradients that are made up. All that a rehearsal changes is put back, and the call
+itself runs as written.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import nullcontext
+from operator import is_
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gapless.graphs.modules.backward_settings import Settings
+from gapless.graphs.modules.gradient_paths import GradientPaths, number_of_next_node, uses_of
+from gapless.graphs.modules.module_audit import BackwardHalf, VerdictOnCall
+from gapless.graphs.modules.module_graph import ModuleGraph, Passes, Run
+from gapless.graphs.modules.module_refusals import (
+    BACKWARD_WITHIN,
+    CHANGES_INPUT,
+    CHECKPOINT,
+    COMPILED,
+    ON_HOST,
+    OTHER_WEIGHTS,
+    OWN_WEIGHT,
+    REPLACED,
+    RETURNS_OTHERS,
+    RUNS_BACKWARD,
+    SUBCLASS,
+    TWICE,
+    gradient_outside,
+    hook_refused,
+    keeps_unknown,
+)
+from gapless.graphs.modules.rehearsal import Rehearsal
+from gapless.graphs.modules.seen_calls import Given, SeenCalls, note_gradients
+from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
+from gapless.graphs.proof.device_state import DeviceState
+from gapless.graphs.proof.same_results import Comparison, NotProved, prove
+from gapless.graphs.proof.trial import Tried, why_it_failed
+from gapless.graphs.reads.addresses import address_of, share_memory
+from gapless.graphs.reads.module_parts import named_parts, weights_within
+from gapless.graphs.reads.touched import TouchWatch
+from gapless.graphs.reads.value_places import HOOK_TABLES, put_on
+from gapless.graphs.reads.weight_guards import WeightsInPlace
+from gapless.graphs.refusal import Refused, asks_of_its_call, read_elsewhere
+from gapless.graphs.replay.batch_changes import layout_of
+from gapless.graphs.replay.versions import VersionsBefore, version_of
+from gapless.graphs.step_call import within_a_step
+from gapless.pipeline.tree.flatten import flatten
+from gapless.pipeline.tree.tensor_layout import has_address
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gapless.device.base import Cut, Device, Stream
+    from gapless.graphs.graph_cache import GraphCache
+    from gapless.graphs.modules.module_graph import Runs
+    from gapless.graphs.proof.trial import Exactness
+    from gapless.graphs.reads.host_watch import HostWatch
+    from gapless.graphs.reads.read_guards import ReadGuards
+    from gapless.graphs.refusal import Refusal
+    from gapless.graphs.replay.call_graph import CallGraph
+    from gapless.graphs.warm_ups import Watched
+    from gapless.pipeline.host_waits import HostWaits
+    from gapless.pipeline.step import Call
+    from gapless.pipeline.tree.flatten import Tree
+
+
+_NO_BACKWARD = (
+    "calls with gradients that no backward pass follows run as written; call them under "
+    "torch.no_grad()"
+)
+
+_MOST_SEEN = 1_000
+_PLAIN = (torch.Tensor, nn.Parameter)
+_HOOKING = frozenset(
+    [
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "retain_grad",
+        "register_multi_grad_hook",
+    ]
+)
+
+
+# What they say of a tensor is otherwise in a replay.
+_OF_THE_CALL = frozenset(["is_leaf", "grad_fn", "_version", "_base", "data_ptr"])
+
+
+class ModuleTrial:
+    """Capture a module and prove its graphs.
+
+    Args:
+        module: the module.
+        forward: its own, bound to it.
+        device: where it runs.
+        host_waits: the door for the waits that captures are.
+        graphs: the graphs there are, and their limits.
+        runs: of all graphs of the module.
+        watch: of its calls as written.
+        needs_grad: which inputs need gradients.
+        may_be_differentiated: says whether gradients of the call of now may be; then there is no graph.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        forward: Callable[..., Any],
+        *,
+        device: Device,
+        host_waits: HostWaits,
+        graphs: GraphCache,
+        runs: Runs,
+        watch: HostWatch,
+        needs_grad: tuple[bool, ...],
+        may_be_differentiated: Callable[[], bool],
+    ) -> None:
+        self._module = module
+        self._forward = forward
+        self._device = device
+        self._host_waits = host_waits
+        self._graphs = graphs
+        self._runs = runs
+        self._watch = watch
+        self._needs_grad = needs_grad
+        self._may_be_differentiated = may_be_differentiated
+        self._settings = Settings(device.torch_device.type)
+        self._seen: dict[Any, SeenCalls] = {}
+        # Why there are no audits any more, "" if there are.
+        self._no_room = ""
+
+    # --- calls as written ---
+
+    def observed(self, tree: Tree, call: Callable[[], Any]) -> Any:
+        """Run a call as written, and see what its backward pass is given.
+
+        Sync: Does not block the host, unless the module does.
+        """
+        seen = self._seen_of(tree)
+        if seen.watched == self._watch.num_runs:
+            return call()
+        before, gradients = _states_of(tree.leaves), self._gradients()
+        for refusal in self._hooks_within():
+            self._runs.refuse(refusal)
+        seen.is_stale = False
+        since = number_of_next_node()
+        out = call()
+        outs = flatten(out).leaves
+        form = [(leaf.shape, leaf.dtype, leaf.requires_grad) for leaf in outs]
+        if form != seen.form:
+            seen.form, seen.given = form, None
+        leaves = [leaf for leaf in outs if leaf.requires_grad]
+        inputs = [leaf for leaf in tree.leaves if leaf.requires_grad]
+        paths = GradientPaths.of(leaves, inputs, since=since)
+        seen.object(gradient_outside(paths))
+        if before != _states_of(tree.leaves) or not _is_as_before(tree):
+            seen.object([CHANGES_INPUT])
+        if gradients != self._gradients():
+            seen.object([BACKWARD_WITHIN])
+        seen.weights = [weakref.ref(weight) for weight in paths.weights]
+        if leaves:
+            note_gradients(outs, seen, self._settings)
+        else:
+            seen.given = Given((None,) * len(outs), None)
+        return out
+
+    def run(self, tree: Tree, reads: ReadGuards, watched: Watched) -> Tried:
+        """Rehearse both passes on a copy of a call, and run the call as written.
+
+        Raises:
+            Exception: whatever the module raises as written.
+
+        Sync: Blocks the host ("capture").
+        """
+        seen = self._seen_of(tree)
+        if seen.is_stale:
+            return Tried(self._work(tree))
+        weights = [weight for ref in seen.weights if (weight := ref()) is not None]
+        refusals = self._refusals(seen, weights, watched)
+        refusals += _objections_to_memory(tree, [*reads.tensors, *weights], watched)
+        name = reads.name_of_any(tree.leaves)
+        refusals += [] if name is None else [read_elsewhere(name)]
+        if seen.given is None:
+            self._runs.note(_NO_BACKWARD)
+        may_not = refusals or not self._runs.is_free()
+        if may_not or seen.given is None or self._may_be_differentiated():
+            if refusals:
+                seen.watched = self._watch.num_runs
+            return Tried(self._work(tree), refusals=refusals)
+        with ONE_AT_A_TIME, self._runs.side.use() as caller:
+            tried = self._rehearsed(tree, reads, watched, seen.given, weights, caller)
+        seen.watched = self._watch.num_runs
+        versions = VersionsBefore(reads.tensors)
+        tried.out = self._work(tree)
+        if isinstance(tried.graph, ModuleGraph):
+            tried.graph.counted = versions.counted()
+        return tried
+
+    def audit(self, tree: Tree, graph: CallGraph, watched: Watched, exact: Exactness) -> Tried:
+        """Compare the passes of a graph in use with those as written, and run the call once.
+
+        The verdict arrives when the backward pass has come, or can come no more.
+
+        Args:
+            tree: the call.
+            graph: that would be replayed; its guards hold.
+            watched: what the last watched run showed.
+            exact: how equal its results were in its proof.
+
+        Raises:
+            Exception: whatever the module raises as written.
+
+        Sync: Does not block the host, unless the module does.
+        """
+        assert isinstance(graph, ModuleGraph)
+        if self._no_room:
+            return Tried(self._plain(tree), graph, not_proved=self._no_room)
+        with ONE_AT_A_TIME:
+            self._runs.side.come_after_runs()
+            return self._audited(tree, graph, watched, exact)
+
+    def _audited(
+        self, tree: Tree, graph: ModuleGraph, watched: Watched, exact: Exactness
+    ) -> Tried:
+        names = graph.name_results(self._names_of(graph.weights))
+        run = Run(graph, tree.leaves, random=None, written=[])
+        look = TouchWatch(self._device)
+        since = number_of_next_node()
+        out: Tree | None = None
+
+        def replay() -> Any:
+            return graph.audited_forward(run)
+
+        def as_written() -> Any:
+            nonlocal out
+            with look:
+                out = flatten(self._plain(tree))
+            return out.with_leaves([leaf.detach() for leaf in out.leaves]).value
+
+        start = self._device.now_ms()
+        try:
+            _, verdict = prove(
+                self._device,
+                self._state_of(graph.written, graph.generators),
+                replay=replay,
+                as_written=as_written,
+                reset=lambda: None,
+                memory_budget_bytes=self._graphs.limits.budget,
+                nondeterministic=graph.nondeterministic,
+                num_written=1,
+                distances=exact.distances,
+                names=names,
+                beside_bytes=2 * graph.gradient_bytes,
+            )
+        except NotProved as error:
+            return Tried(self._plain(tree), graph, not_proved=str(error))
+        except Exception:
+            # A graph without a verdict is let go of, and a new one is proved.
+            return Tried(self._plain(tree))
+        assert out is not None
+        seconds = (self._device.now_ms() - start) / 1000.0
+        known = watched.known | set(map(address_of, filter(has_address, graph.all_read(tree))))
+        assert watched.touched is not None
+        if _uses_others(watched.touched, look, known):
+            return Tried(out.value, refusals=[REPLACED], proof_seconds=seconds)
+        leads_elsewhere = bool(out.unknown) or graph.leads_elsewhere(
+            out.leaves, tree.leaves, since=since
+        )
+        if leads_elsewhere:
+            # A new graph is captured by what is seen of later calls.
+            seen = self._seen_of(tree)
+            seen.watched, seen.is_stale = -1, True
+        half = None
+        if graph.places and not leads_elsewhere:
+            comparison = Comparison(
+                self._device,
+                names=names[len(out.leaves) :],
+                nondeterministic=graph.nondeterministic,
+                distances=exact.distances,
+            )
+            half = BackwardHalf(graph, run, comparison, out_of_memory=self._note_no_room)
+        audited = VerdictOnCall(verdict, leads_elsewhere=leads_elsewhere, backward=half)
+        value = out.value if half is None else half.watch(out, tree.leaves)
+        return Tried(value, graph, audited=audited, proof_seconds=seconds)
+
+    def _plain(self, tree: Tree) -> Any:
+        """Run a call as written, with nothing watched."""
+        call: Call = tree.value
+        with within_a_step():
+            return self._forward(*call.args, **call.kwargs)
+
+    def _note_no_room(self) -> None:
+        self._no_room = "no memory for a copy of the gradients"
+        self._runs.note(f"no further audits: {self._no_room}")
+
+    def _state_of(
+        self, written: Sequence[torch.Tensor], generators: Sequence[torch.Generator]
+    ) -> DeviceState:
+        """Return what a call changes and was there before."""
+        names = {address_of(one): name for name, one in self._module.named_buffers()}
+        return DeviceState(
+            written,
+            self._device,
+            names=[names.get(address_of(one), "") for one in written],
+            generators=generators,
+        )
+
+    def _names_of(self, weights: Sequence[torch.Tensor]) -> list[str]:
+        names = {id(one): name for name, one in self._module.named_parameters()}
+        return [
+            names.get(id(one), f"weight {number}") for number, one in enumerate(weights, start=1)
+        ]
+
+    def _seen_of(self, tree: Tree) -> SeenCalls:
+        # Other parameters may stand in the module for a while.
+        weights = [(id(one), one.requires_grad) for one in weights_within(self._module)]
+        if len(self._seen) > _MOST_SEEN:
+            self._seen.clear()
+        return self._seen.setdefault((tree.key(), tuple(weights)), SeenCalls())
+
+    def _gradients(self) -> list[tuple[int, int] | None]:
+        gradients = [weight.grad for weight in weights_within(self._module)]
+        return [None if one is None else (id(one), one._version) for one in gradients]
+
+    def _hooks_within(self) -> list[Refusal]:
+        for name, part in named_parts(self._module):
+            if part is not self._module and any(vars(part).get(table) for table in HOOK_TABLES):
+                return [hook_refused(f"its part {name} ({type(part).__name__}) has a hook")]
+        return []
+
+    def _work(self, tree: Tree) -> Any:
+        call: Call = tree.value
+        with within_a_step():
+            return self.observed(tree, lambda: self._forward(*call.args, **call.kwargs))
+
+    def _refusals(
+        self,
+        seen: SeenCalls,
+        weights: Sequence[torch.Tensor],
+        watched: Watched,
+    ) -> list[Refusal]:
+        found = list(seen.objections)
+        found += [keeps_unknown(path.name, path.site) for path in watched.kept]
+        if watched.touched is None:
+            found.append(COMPILED)
+        if watched.ran_backward:
+            found.append(RUNS_BACKWARD)
+        site = self._watch.site_of_name(_HOOKING)
+        if site is not None:
+            found.append(hook_refused(f"{site} sets a hook"))
+        if self._watch.site_of_name(["checkpoint"]) is not None:
+            found.append(CHECKPOINT)
+        found += self._hooks_within()
+        for weight in weights:
+            if any(getattr(weight, table, None) for table in HOOK_TABLES):
+                found.append(hook_refused("a weight has a hook"))
+                break
+        site = self._watch.site_of_name(_OF_THE_CALL)
+        if site is not None:
+            found.append(asks_of_its_call(site))
+        if any(map(self._device.needs_copy, weights)):
+            found.append(ON_HOST)
+        if any(type(weight) not in _PLAIN for weight in weights):
+            found.append(SUBCLASS)
+        return found
+
+    # --- rehearsal ---
+
+    def _rehearsed(
+        self,
+        tree: Tree,
+        reads: ReadGuards,
+        watched: Watched,
+        given: Given,
+        weights: list[torch.Tensor],
+        caller: Stream,
+    ) -> Tried:
+        touched = watched.touched
+        assert touched is not None
+        written = [tensor for tensor in touched.written if not self._device.needs_copy(tensor)]
+        before = DeviceState(written, self._device, generators=touched.generators)
+        before.save()
+        try:
+            return self._captured_and_proved(
+                tree,
+                reads,
+                watched,
+                given=given,
+                weights=weights,
+                written=written,
+                caller=caller,
+            )
+        except Refused as refused:
+            return Tried(None, refusals=[refused.refusal])
+        except Exception as error:
+            return Tried(None, refusals=why_it_failed(error, watched.host_reads))
+        finally:
+            before.restore()
+            before.forget()
+
+    def _captured_and_proved(
+        self,
+        tree: Tree,
+        reads: ReadGuards,
+        watched: Watched,
+        *,
+        given: Given,
+        weights: list[torch.Tensor],
+        written: list[torch.Tensor],
+        caller: Stream,
+    ) -> Tried:
+        touched = watched.touched
+        assert touched is not None
+        rehearsal = Rehearsal(
+            self._forward,
+            self._module,
+            tree,
+            given,
+            weights,
+            needs_grad=self._needs_grad,
+            device=self._device,
+            settings=self._settings,
+        )
+        beside = [one for one in touched.read if address_of(one) not in watched.known]
+        # Its own changes are put back where the call runs again.
+        changed = set(map(address_of, written))
+        saved = rehearsal.run_and_see_what_is_saved(
+            [one for one in [*reads.tensors, *beside] if address_of(one) not in changed]
+        )
+        graph, passes, reserved = self._capture(rehearsal, watched)
+        self._graphs.limits.note_memory(reserved)
+        if not all(uses_of(passes.out.leaves, passes.targets)):
+            raise Refused(OTHER_WEIGHTS)
+        others = [tensor for tensor in [*reads.tensors, *weights] if has_address(tensor)]
+        _check_outs(passes, others)
+        memory = [weight for weight in weights if not reads.compares(weight)]
+        module_graph = ModuleGraph(
+            graph,
+            passes,
+            call=tree,
+            forward=self._forward,
+            weights=weights,
+            saved=saved,
+            written=written,
+            draws=bool(touched.generators) or rehearsal.draws,
+            generators=touched.generators,
+            reads=reads,
+            memory=[WeightsInPlace(memory)] if memory else [],
+            held=[
+                *others,
+                *beside,
+                *[one for one in touched.written if address_of(one) not in watched.known],
+            ],
+            device=self._device,
+            runs=self._runs,
+            needs_grad=self._needs_grad,
+            settings=self._settings,
+            expected=given.settings,
+            host_waits=self._host_waits,
+            repeats=not touched.nondeterministic,
+        )
+        known = watched.known | set(
+            map(address_of, [*tree.leaves, *rehearsal.memory_of_all(), *others])
+        )
+        return self._proved(
+            module_graph, tree, rehearsal, touched, written=written, known=known, caller=caller
+        )
+
+    def _proved(
+        self,
+        graph: ModuleGraph,
+        tree: Tree,
+        rehearsal: Rehearsal,
+        touched: TouchWatch,
+        *,
+        written: list[torch.Tensor],
+        known: set[int],
+        caller: Stream,
+    ) -> Tried:
+        """Compare a graph with both passes as written.
+
+        Args:
+            graph: of both passes.
+            tree: the call.
+            rehearsal: of it.
+            touched: the memory that its watched run used.
+            written: memory that its forward pass changes and that was there before.
+            known: addresses of memory that may be another in each run.
+            caller: the stream on which the module is called.
+        """
+        start = self._device.now_ms()
+        second_look = TouchWatch(self._device)
+        looks = [second_look]
+        # Those of the forward pass, and of a run of both passes once it was seen.
+        nondeterministic = list(touched.nondeterministic)
+
+        def replay() -> Any:
+            return graph.rehearse(tree.leaves, rehearsal.gradients)
+
+        def as_written() -> Any:
+            with self._runs.side.leave(caller), looks.pop() if looks else nullcontext():
+                found = rehearsal.run()
+            seen = second_look.nondeterministic
+            nondeterministic.extend(one for one in seen if one not in nondeterministic)
+            return found
+
+        try:
+            _, verdict = prove(
+                self._device,
+                self._state_of(written, touched.generators),
+                replay=replay,
+                as_written=as_written,
+                reset=lambda: None,
+                memory_budget_bytes=self._graphs.limits.budget,
+                nondeterministic=nondeterministic,
+                names=graph.name_results(self._names_of(graph.weights)),
+            )
+        except NotProved as error:
+            return Tried(None, graph, not_proved=str(error))
+        graph.nondeterministic = nondeterministic
+        if _uses_others(touched, second_look, known):
+            raise Refused(REPLACED)
+        seconds = (self._device.now_ms() - start) / 1000.0
+        return Tried(None, graph, verdict, proof_seconds=seconds)
+
+    def _capture(self, rehearsal: Rehearsal, watched: Watched) -> tuple[Any, Passes, int]:
+        reserved: list[int] = []
+        found: list[Passes] = []
+        # Its copies are not part of the graph.
+        static, given = rehearsal.memory()
+
+        def queue(cut: Cut) -> None:
+            reserved.append(self._device.reserved_memory_bytes())
+            found.append(rehearsal.passes(static, given, lambda: cut(lambda: None)))
+
+        with self._host_waits.blocking("capture"):
+            graph = self._device.capture(
+                queue,
+                like=self._graphs.newest,
+                generators=watched.generators_on(self._device),
+                keeps_casts=True,
+            )
+        self._graphs.newest = graph
+        return graph, found[0], self._device.reserved_memory_bytes() - reserved[0]
+
+
+def _check_outs(passes: Passes, others: Sequence[torch.Tensor]) -> None:
+    """Check that what a module returns is memory of its own, and no two of it are one memory.
+
+    Raises:
+        Refused: it is not.
+    """
+    known = {address_of(other) for other in [*others, *passes.inputs]}
+    if any(address_of(leaf) in known for leaf in passes.out.leaves) or share_memory(
+        passes.out.leaves
+    ):
+        raise Refused(RETURNS_OTHERS)
+
+
+def _uses_others(first: TouchWatch, second: TouchWatch, known: set[int]) -> bool:
+    """Return whether a run has used memory that a run before has not."""
+    some, others = (set(map(address_of, [*look.read, *look.written])) for look in (first, second))
+    return bool(others - some - known)
+
+
+def _states_of(leaves: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
+    """Return what shows that a call has changed its arguments."""
+    return [
+        (version_of(leaf), leaf.requires_grad, layout_of(leaf), *_attributes_of(leaf))
+        for leaf in leaves
+    ]
+
+
+def _attributes_of(tensor: torch.Tensor) -> tuple[tuple[str, int], ...]:
+    return tuple((name, id(value)) for name, value in put_on(tensor).items())
+
+
+def _is_as_before(tree: Tree) -> bool:
+    """Return whether the containers among the arguments have what they had."""
+    now = flatten(tree.value)
+    return len(now.leaves) == len(tree.leaves) and all(map(is_, now.leaves, tree.leaves))
+
+
+def _objections_to_memory(
+    tree: Tree, others: Sequence[torch.Tensor], watched: Watched
+) -> list[Refusal]:
+    """Return what is wrong with where the arguments lie."""
+    # Through `.data` they are changed without another version.
+    touched = watched.touched
+    if touched is not None and any(address_of(one) in watched.known for one in touched.written):
+        return [CHANGES_INPUT]
+    wanted = [leaf for leaf in tree.leaves if leaf.requires_grad]
+    if len(wanted) > 1 and share_memory(wanted):
+        return [TWICE]
+    places = {address_of(other) for other in others if has_address(other)}
+    if any(leaf.requires_grad and address_of(leaf) in places for leaf in tree.leaves):
+        return [OWN_WEIGHT]
+    return []

@@ -1,0 +1,152 @@
+"""What calls of a module as written show, and the backward passes behind them.
+
+A graph of the backward pass reads the gradients of the outputs, so it has to be known which outputs
+get one from the loop, and how it lies in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.graphs.modules.module_graph import CREATE_GRAPH, SECOND_BACKWARD
+from gapless.pipeline.tree.tensor_layout import has_address, misalignment
+
+
+if TYPE_CHECKING:
+    import weakref
+    from collections.abc import Sequence
+
+    from gapless.graphs.modules.backward_settings import Settings
+    from gapless.graphs.refusal import Refusal
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a gradient lies in memory."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    misalignment: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Layout:
+        """Return that of a tensor."""
+        size, stride = tuple(tensor.size()), tuple(tensor.stride())
+        return cls(size, stride, tensor.dtype, misalignment(tensor))
+
+
+@dataclass(frozen=True)
+class Given:
+    """What one backward pass was given.
+
+    Attributes:
+        layouts: of the gradients of the outputs, None for those that got none.
+        settings: torch's, in it, as `Settings.now` returns them; None if no output has a gradient.
+    """
+
+    layouts: tuple[Layout | None, ...]
+    settings: tuple[Any, ...] | None
+
+
+@dataclass
+class SeenCalls:
+    """What calls of one kind as written have shown.
+
+    Attributes:
+        weights: that get gradients.
+        objections: why no graph can take such a call.
+        given: the gradients of the outputs in the last backward pass, None before the first.
+        form: of the outputs.
+        watched: how many calls had been watched when there was nothing more to be seen.
+        is_stale: whether calls have done something else since.
+    """
+
+    weights: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    objections: list[Refusal] = field(default_factory=list)
+    given: Given | None = None
+    form: Any = None
+    watched: int = -1
+    is_stale: bool = False
+
+    def object(self, refusals: Sequence[Refusal]) -> None:
+        """Add reasons that are not there yet."""
+        self.objections += [one for one in refusals if one not in self.objections]
+
+
+def note_gradients(leaves: Sequence[torch.Tensor], seen: SeenCalls, settings: Settings) -> None:
+    """Note what the backward pass of a call is given."""
+    places: dict[Any, list[int]] = {}
+    for number, leaf in enumerate(leaves):
+        if leaf.grad_fn is not None:
+            places.setdefault(leaf.grad_fn, []).append(number)
+    numbers = [leaf.output_nr for leaf in leaves]
+    num_leaves = len(leaves)
+    behind = _behind_others(leaves)
+    # Nothing below holds a leaf or a node: torch's nodes hold their hooks, and nobody would let go.
+    # Where the gradients lie that come to outputs within the call.
+    within: dict[int, list[int]] = {place: [] for place in behind}
+    found: dict[int, Layout] = {}
+    # A pass for some outputs and another one for others read the same memory.
+    passes: set[int] = set()
+
+    def note(node_places: list[int], gradients: tuple[torch.Tensor | None, ...]) -> None:
+        passes.add(torch._C._current_graph_task_id())
+        seen.object([CREATE_GRAPH] * torch.is_grad_enabled())
+        seen.object([SECOND_BACKWARD] * (len(passes) > 1))
+        for place in node_places:
+            gradient = gradients[numbers[place]]
+            if gradient is None or gradient.layout is not torch.strided:
+                continue
+            # The loop's gradient comes first, and others are added to it.
+            arrived = within.get(place, [])
+            is_alone = len(arrived) == 1 and gradient.data_ptr() != arrived[0]
+            if is_alone or not arrived:
+                found[place] = Layout.of(gradient)
+        layouts = tuple([found.get(place) for place in range(num_leaves)])
+        seen.given = Given(layouts, settings.now())
+
+    for place, consumers in behind.items():
+        for node, number in consumers:
+            node.register_hook(
+                lambda gradients, _, place=place, number=number: _note_place(
+                    within[place], gradients[number]
+                )
+            )
+    for node, node_places in places.items():
+        node.register_prehook(
+            lambda gradients, node_places=node_places: note(node_places, gradients)
+        )
+
+
+def _note_place(places: list[int], gradient: torch.Tensor | None) -> None:
+    if gradient is not None and has_address(gradient):
+        places.append(gradient.data_ptr())
+
+
+def _behind_others(leaves: Sequence[torch.Tensor]) -> dict[int, list[tuple[Any, int]]]:
+    """Return the numbers of outputs of which others were computed, as logits beside a loss are.
+
+    Gradients come to them within the call: from these nodes, at these places.
+    """
+    numbers = {
+        (leaf.grad_fn, leaf.output_nr): number
+        for number, leaf in enumerate(leaves)
+        if leaf.grad_fn is not None
+    }
+    found: dict[int, list[tuple[Any, int]]] = {}
+    seen: set[Any] = set()
+    todo = [node for node, _ in numbers]
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        for place, edge in enumerate(node.next_functions):
+            if edge in numbers:
+                found.setdefault(numbers[edge], []).append((node, place))
+            todo += [edge[0]] if edge[0] is not None else []
+    return found

@@ -1,0 +1,40 @@
+"""Say what a step did that could not be captured, and in which line."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import torch
+
+from gapless.graphs.reads.code_kinds import OWN_FOLDER, TORCH_FOLDER
+from gapless.graphs.refusal import Refusal
+
+
+# What torch and CUDA say, and what it means for a step.
+_HINTS = {
+    "called a synchronizing CUDA operation": " (the host reads a value there, which makes it wait)",
+    "uncaptured work": " (a loss of an earlier backward pass is still held; let go of it)",
+    "capturable": " (give the optimizer capturable=True)",
+}
+
+
+def capture_failed(error: Exception) -> Refusal:
+    """Name the line of the user's code that cannot be captured, and the error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((TORCH_FOLDER, OWN_FOLDER))]
+    where = f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
+    what = next(iter(str(error).splitlines()), type(error).__name__)
+    hint = next((hint for sign, hint in _HINTS.items() if sign in what), "")
+    # Other graphs may be let go.
+    is_final = not isinstance(error, torch.OutOfMemoryError)
+    return Refusal("capture_failed", where + what + hint, is_final=is_final)
+
+
+def reads_for_a_scaler(error: Exception) -> bool:
+    """Return whether a GradScaler made the host wait, as it does for unfused optimizers."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(
+        frame.filename.endswith("grad_scaler.py") and frame.name == "_maybe_opt_step"
+        for frame in frames
+    )

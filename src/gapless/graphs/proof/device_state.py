@@ -1,0 +1,235 @@
+"""The state of the device and of random numbers: kept, and put back where it was."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.graphs.proof.fingerprints import Fingerprints
+from gapless.graphs.proof.packing import chunks_of, regions_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gapless.device.base import Device
+    from gapless.graphs.proof.packing import Chunk
+
+
+class DeviceState:
+    """The values of tensors on a device, which can be kept, put back and compared.
+
+    Each byte is kept once, in whatever memory it lies: views, tensors that share a storage, weights
+    that require gradients. It is put back into the same memory, and autograd's counters of versions
+    do not move.
+
+    Args:
+        tensors: on the device. Their memory is held.
+        device: where they are.
+        names: of the tensors, as many, for texts.
+        generators: of random numbers that belong to the state, beside those of `RandomStates`.
+
+    Attributes:
+        num_bytes: device memory of a copy.
+        random: the states of random numbers.
+    """
+
+    def __init__(
+        self,
+        tensors: Iterable[torch.Tensor],
+        device: Device,
+        *,
+        names: Iterable[str] = (),
+        generators: Iterable[Any] = (),
+    ) -> None:
+        self.random = RandomStates(device, generators)
+        self._device = device
+        self.chunks = chunks_of(regions_of(tensors, names))
+        self.num_bytes = sum(chunk.num_bytes for chunk in self.chunks)
+        self._copies: list[torch.Tensor] = []
+        self._random: dict[str, Any] = {}
+        self._is_saved = False
+        self._fingerprints: Fingerprints | None = None
+
+    @torch.no_grad()
+    @torch.inference_mode(mode=False)
+    def save(self) -> None:
+        """Keep what there is now.
+
+        Raises:
+            torch.OutOfMemoryError: the device has no memory for the copy; nothing is kept.
+
+        Sync: Does not block the host.
+        """
+        copies = [self._device.device_buffer(chunk.num_bytes) for chunk in self.chunks]
+        for chunk, copy in zip(self.chunks, copies, strict=True):
+            chunk.copy_out(copy)
+        self._copies = copies
+        self._random = self.random.read()
+        self._is_saved = True
+
+    @torch.no_grad()
+    @torch.inference_mode(mode=False)
+    def restore(self) -> None:
+        """Put back what was kept, into the same memory.
+
+        Sync: Does not block the host.
+        """
+        for chunk, copy in zip(self.chunks, self._copies, strict=True):
+            chunk.copy_back(copy)
+        self.random.write(self._random)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether there is something to put back."""
+        return self._is_saved
+
+    def forget(self) -> None:
+        """Let go of the copy and of the memory to compare with.
+
+        Sync: Does not block the host.
+        """
+        self._copies, self._is_saved = [], False
+        self._fingerprints = None
+        for chunk in self.chunks:
+            chunk.forget()
+
+    def checksum(self, others: Iterable[Chunk] = ()) -> torch.Tensor:
+        """Return the fingerprint of what there is now: int64 on the device, a row for each piece.
+
+        See `gapless.graphs.proof.fingerprints`.
+
+        Args:
+            others: further chunks, whose rows follow.
+
+        Sync: Does not block the host.
+        """
+        chunks = [*self.chunks, *others]
+        num_rows = max((chunk.num_rows for chunk in chunks), default=0)
+        if self._fingerprints is None or self._fingerprints.num_rows < num_rows:
+            self._fingerprints = Fingerprints(self._device, num_rows=num_rows)
+        return self._fingerprints.take(chunks)
+
+
+class RandomStates:
+    """The states of the generators that a step may draw from: host memory, all of them.
+
+    They are the device's and torch's on the host, Python's `random`, numpy's if it is imported, and
+    further generators.
+
+    Args:
+        device: whose generator is one of them.
+        generators: of torch, numpy or `random`.
+    """
+
+    def __init__(self, device: Device, generators: Iterable[Any] = ()) -> None:
+        self._device = device
+        self._generators = list({id(generator): generator for generator in generators}.values())
+
+    def read(self) -> dict[str, Any]:
+        """Return the states now, by what they are the states of.
+
+        Sync: Does not block the host.
+        """
+        found: dict[str, Any] = {
+            "torch's random numbers on the host": torch.get_rng_state(),
+            "Python's random numbers": random.getstate(),
+        }
+        own = self._device.random_state()
+        if own is not None:
+            found["the device's random numbers"] = own
+        if "numpy" in sys.modules:
+            found["numpy's random numbers"] = sys.modules["numpy"].random.get_state()
+        for number, generator in enumerate(self._generators, start=1):
+            found[f"the random numbers of generator {number}"] = _state_of(generator)
+        return found
+
+    def write(self, states: dict[str, Any]) -> None:
+        """Put back what `read` returned.
+
+        Sync: Does not block the host.
+        """
+        left = dict(states)
+        torch.set_rng_state(left.pop("torch's random numbers on the host"))
+        random.setstate(left.pop("Python's random numbers"))
+        own = left.pop("the device's random numbers", None)
+        if own is not None:
+            self._device.set_random_state(own)
+        numpys = left.pop("numpy's random numbers", None)
+        if numpys is not None:
+            sys.modules["numpy"].random.set_state(numpys)
+        for generator, state in zip(self._generators, left.values(), strict=True):
+            set_state_of(generator, state)
+
+
+class DrawnFrom:
+    """The states of the generators that a graph draws from: the device's own, and further ones.
+
+    Args:
+        device: whose generator is one of them; if it has none, torch's on the host.
+        generators: of torch, beside it.
+    """
+
+    def __init__(self, device: Device, generators: Iterable[torch.Generator]) -> None:
+        self._device = device
+        self._generators = list(generators)
+
+    def read(self) -> list[torch.Tensor]:
+        """Return the states now.
+
+        Sync: Does not block the host.
+        """
+        own = self._device.random_state()
+        first = torch.get_rng_state() if own is None else own
+        return [first, *map(_state_of, self._generators)]
+
+    def write(self, states: Sequence[torch.Tensor]) -> None:
+        """Put back what `read` returned.
+
+        Sync: Does not block the host.
+        """
+        first, *others = states
+        if self._device.random_state() is None:
+            torch.set_rng_state(first)
+        else:
+            self._device.set_random_state(first)
+        for generator, state in zip(self._generators, others, strict=True):
+            set_state_of(generator, state)
+
+
+def unlike(states: dict[str, Any], others: dict[str, Any]) -> list[str]:
+    """Return what two readings of `RandomStates` differ in."""
+    return [name for name, state in states.items() if not _is_equal(state, others.get(name))]
+
+
+def _is_equal(state: Any, other: Any) -> bool:
+    if isinstance(state, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(state, other)
+    return pickle.dumps(state) == pickle.dumps(other)
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    bits = getattr(generator, "bit_generator", None)  # numpy's
+    return generator.get_state() if bits is None else bits.state
+
+
+def set_state_of(generator: Any, state: Any) -> None:
+    """Put a generator back, as `RandomStates` does."""
+    if isinstance(generator, torch.Generator):
+        is_host = generator.device.type == "cpu"
+        # On a GPU through another one that shares the state, as the device's own is restored.
+        (generator if is_host else generator.graphsafe_get_state()).set_state(state)
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)

@@ -1,0 +1,187 @@
+"""All that a step changes, as it is before the step has run, and put back in its place.
+
+Graphs that are captured ahead of a run train on nothing, whatever the step writes. What a run is about to write
+is seen: the bytes of a storage are copied before its first write. What Python holds is kept beforehand.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.device.torch_private import identity_of
+from gapless.graphs.proof.device_state import RandomStates, set_state_of
+from gapless.graphs.proof.python_state import PythonState
+from gapless.graphs.reads.touched import TouchWatch, plain_parts
+from gapless.graphs.refusal import Refusal
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from contextlib import AbstractContextManager
+
+    from gapless.device.base import Device
+    from gapless.graphs.reads.weight_guards import Gradients
+
+
+# State that these make when they first need it is zero; what their constructors make is copied.
+_BEGIN_AT_ZERO = frozenset(
+    getattr(torch.optim, name)
+    for name in ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "RAdam", "RMSprop", "SGD")
+)
+
+
+class Snapshot:
+    """Everything that a training step changes.
+
+    Args:
+        model: whose parameters and buffers are kept, in compiled code too, which shows nothing of its writes.
+        optimizer: whose state is kept.
+        scaler: of gradients, if there is one.
+
+    Sync: Does not block the host.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._scalers = {} if scaler is None else {id(scaler): scaler}
+        self._memory = _Memory()
+        self._python: PythonState | None = None
+        self._random: RandomStates | None = None
+        self._watch: TouchWatch | None = None
+        self._states: dict[str, Any] = {}
+
+    def keep_reached_by(self, step: object, device: Device) -> Refusal | None:
+        """Keep what the step reaches in Python; return why that cannot be put back, None if it can.
+
+        Args:
+            step: that is to be run.
+            device: where it runs.
+
+        Raises:
+            torch.OutOfMemoryError: the device has no memory for copies.
+
+        Sync: Blocks the host if a scaler is in use.
+        """
+        python = PythonState(step, [self._model, self._optimizer, *self._scalers.values()])
+        if python.objection:
+            return Refusal("cannot_restore", python.objection)
+        for tensor in self._tensors():
+            for part in plain_parts(tensor):
+                self._memory.writes(part.untyped_storage())
+        self._python = python
+        self._scalers |= {id(scaler): scaler for scaler in python.scalers}
+        self._scaler_states = [scaler.state_dict() for scaler in self._scalers.values()]
+        self._random = RandomStates(device, python.generators)
+        self._states = self._random.read()
+        self._watch = TouchWatch(device, first_uses=self._memory)
+        return None
+
+    def watching(self) -> AbstractContextManager[object]:
+        """Return a context for a run of the step as written, which sees what it is about to write."""
+        return nullcontext() if self._watch is None else self._watch
+
+    @torch.no_grad()
+    def restore(self, added_to: Gradients) -> None:
+        """Put everything back, into the same memory.
+
+        State that an optimizer has made meanwhile stays, as zeros, if that is how it begins, and so do
+        gradients that captured work adds to: it has to find them in their place.
+
+        Args:
+            added_to: weights with these gradients.
+
+        Sync: Does not block the host.
+        """
+        if self._python is None or self._random is None:
+            return
+        made = [(one, dict(one.state)) for one in self._python.optimizers if _begins_at_zero(one)]
+        self._python.restore()
+        for optimizer, states in made:
+            _keep_new_state(optimizer, states)
+        for weight, gradient in added_to:
+            if weight.grad is None and gradient is not None:
+                weight.grad = gradient.zero_()
+        self._memory.restore()
+        self._random.write(self._states)
+        for scaler, state in zip(self._scalers.values(), self._scaler_states, strict=True):
+            scaler.load_state_dict(state)
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        yield from self._model.parameters()
+        yield from self._model.buffers()
+        for state in self._optimizer.state.values():
+            yield from (value for value in _values(state) if isinstance(value, torch.Tensor))
+
+
+class _Memory:
+    """The bytes of storages, each as they were before they were first written, and states of generators."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
+        self._generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
+
+    def writes(self, storage: torch.UntypedStorage) -> None:
+        """Keep the bytes of a storage, unless they are kept."""
+        key = identity_of(storage)
+        if key not in self._copies:
+            with torch.no_grad(), torch.inference_mode(mode=False):
+                self._copies[key] = storage, _copy_of(storage)
+
+    def draws_from(self, generator: torch.Generator) -> None:
+        """Keep the state of a generator, unless it is kept."""
+        key = identity_of(generator)
+        if key not in self._generators:
+            self._generators[key] = generator, generator.get_state()
+
+    def restore(self) -> None:
+        """Put all of it back.
+
+        Sync: Does not block the host.
+        """
+        with torch.no_grad(), torch.inference_mode(mode=False):
+            for storage, copy in self._copies.values():
+                if storage.nbytes() != copy.numel():
+                    storage.resize_(copy.numel())
+                _bytes_of(storage).copy_(copy)
+        for generator, state in self._generators.values():
+            set_state_of(generator, state)
+
+
+def _copy_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return _bytes_of(storage).clone()
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return empty.set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def _begins_at_zero(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether state that an optimizer has not made yet is the same as zeros."""
+    kind, groups = type(optimizer), optimizer.param_groups
+    # Momentum begins as a gradient, of which a part would be taken if it were there.
+    is_dampened = kind is torch.optim.SGD and any(g["momentum"] and g["dampening"] for g in groups)
+    return kind in _BEGIN_AT_ZERO and not is_dampened
+
+
+def _keep_new_state(optimizer: torch.optim.Optimizer, states: dict[Any, Any]) -> None:
+    for weight, state in states.items():
+        if weight not in optimizer.state:
+            optimizer.state[weight] = state
+            for value in _values(state):
+                if isinstance(value, torch.Tensor):
+                    value.zero_()
+
+
+def _values(state: Any) -> Iterable[Any]:
+    return list(state.values()) if isinstance(state, dict) else []

@@ -1,0 +1,271 @@
+"""A step of a user's own loop that talks to other ranks: all replay it at the same calls, or none does.
+
+Whether a step does so is seen when it runs as written: the process groups count their collectives. A
+step that does not is captured by each rank alone.
+
+The calls of a step that does are the clock of all ranks, since its collectives meet in their order. At
+calls that all ranks know beforehand each tells the others what it has called so far, and how far it
+is with the kind of this call: at every call while a kind is open on any rank, then at each 16th. Kinds
+are told as numbers in the order in which a rank has first seen them. So ranks may train on batches of
+other shapes, as long as these change at the same calls; where they do not, graphs of different captures
+would meet, and all ranks run as written from then on.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gapless.graphs.proof.consent import Readiness
+from gapless.graphs.quick_call import NOT_ALIKE
+from gapless.graphs.ranks.audits_of_ranks import AuditsOfRanks
+from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal
+from gapless.ranks import collectives_so_far, is_distributed, user_ranks
+
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
+    from contextlib import AbstractContextManager
+
+    from gapless.graphs.quick_call import QuickCall
+    from gapless.pipeline.host_waits import HostWaits
+    from gapless.ranks import Peers
+
+
+# Calls from one question to the next when no kind is open.
+_CALLS_BETWEEN = 16
+
+# A kind is open for so many calls after it ran as written.
+_CALLS_OPEN = 64
+
+# Of the number for all calls so far.
+_FACTOR, _LARGE_PRIME = 1_000_003, 2**61 - 1
+
+T = TypeVar("T")
+
+WITH_SOME = Refusal(
+    "ranks",
+    "the step talks to some of the ranks, and captured are steps that talk to all of them; capture "
+    "the model and the optimizer instead: gapless.capture(model, optimizer)",
+    name="a group of some ranks",
+)
+UNLIKE = Refusal(
+    "ranks",
+    "the ranks do not call the step alike: kinds of batches change at other calls, and graphs of "
+    "different captures would meet; let shapes change on all ranks at once, or capture the model and "
+    "the optimizer instead: gapless.capture(model, optimizer)",
+    name="calls that differ between ranks",
+)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a rank tells the others at a call.
+
+    Attributes:
+        step: number of the captured step among those of its process that talk, in the order in which they
+            were first seen to.
+        call: number of the call.
+        calls: a number for all calls so far, of which kinds they were and which were replays.
+        readiness: with the kind of this call.
+        audit: whether it can audit this call.
+        is_open: whether a kind is open.
+        gives_up: whether nothing is captured any more.
+    """
+
+    step: int
+    call: int
+    calls: int
+    readiness: Readiness
+    audit: Readiness
+    is_open: bool
+    gives_up: bool
+
+    def is_like(self, other: _Told) -> bool:
+        return (self.step, self.call, self.calls) == (other.step, other.call, other.calls)
+
+
+class CallsOfRanks:
+    """Implements `Consent` for the ranks of a user's own process group, at calls of one step.
+
+    Args:
+        host_waits: the door for the waits for other ranks ("agreement").
+        audit_every: as of `AuditsOfRanks`.
+
+    Attributes:
+        asks: whether the step talks to other ranks.
+        refusal: why nothing is captured any more, on all ranks; None: it may be.
+        is_over: whether the step has been told so, and runs as written.
+        is_audit: whether all ranks audit the call of now.
+        audits: at which calls they do.
+    """
+
+    _num_that_talk = 0
+
+    def __init__(self, host_waits: HostWaits, *, audit_every: int | None = None) -> None:
+        self.is_audit = False
+        self.audits = AuditsOfRanks(audit_every)
+        self.asks = False
+        self.refusal: Refusal | None = None
+        self.is_over = False
+        self._host_waits = host_waits
+        self._ranks: Peers | None = None
+        # Numbered when it is first seen to talk: one that does not may be captured by one rank alone.
+        self._step = -1
+        self._talks_to_some = False
+        self._call = self._next_question = 0
+        self._calls = 0
+        self._open_until = _CALLS_OPEN
+        self._numbers: dict[int, int] = {}
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the step may talk to other ranks, and was not seen to."""
+        return not self.asks and is_distributed()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """See whether the body, a run of the step as written, talks to other ranks.
+
+        Sync: Does not block the host.
+        """
+        if self.asks:
+            yield
+            return
+        before = collectives_so_far()
+        yield
+        after = collectives_so_far()
+        sizes = {
+            size
+            for group, (size, count) in after.items()
+            if size > 1 and count > before.get(group, (size, 0))[1]
+        }
+        if not sizes:
+            return
+        self.asks = True
+        self._step = CallsOfRanks._num_that_talk
+        CallsOfRanks._num_that_talk += 1
+        world = max(size for size, _ in after.values())
+        self._talks_to_some = min(sizes) < world
+        if world not in sizes:
+            # The others may have nothing to ask.
+            self.refusal = WITH_SOME
+
+    def least(self, readiness: Readiness) -> Readiness:
+        """Return the least readiness of all ranks, which are at the same capture.
+
+        Raises:
+            RanksError: another rank is gone.
+
+        Sync: Blocks the host until all ranks have answered ("agreement").
+        """
+        return min(self._told_by_all(readiness)) if self.asks else readiness
+
+    def capturing(self) -> AbstractContextManager[None]:
+        """Tell nobody: the ranks of a user have no heartbeat of ours."""
+        return nullcontext()
+
+    def at_call(
+        self,
+        kind: Hashable,
+        readiness: Readiness,
+        *,
+        is_replay: bool,
+        can_audit: bool,
+        is_open: bool,
+        gives_up: bool,
+    ) -> Readiness | None:
+        """Count a call; return the least readiness of all ranks if they tell each other now.
+
+        Args:
+            kind: of the call.
+            readiness: of this rank to capture it.
+            is_replay: whether there is a graph for it.
+            can_audit: whether that can be audited.
+            is_open: whether there may be one later.
+            gives_up: whether nothing is captured any more on this rank.
+
+        Raises:
+            RanksError: another rank is gone, or does not come.
+
+        Sync: Blocks the host until all ranks are here, if they tell each other ("agreement").
+        """
+        self._count(kind, is_replay=is_replay)
+        self.is_audit = False
+        if is_open:
+            self._open_until = self._call + _CALLS_OPEN
+        if self._call < self._next_question:
+            return None
+        is_open = self._call < self._open_until
+        gives_up = gives_up or self._talks_to_some
+        audit = Readiness.READY if can_audit else Readiness.NOT_YET
+        if self.audits.cannot:
+            audit = Readiness.NEVER
+        told = _Told(self._step, self._call, self._calls, readiness, audit, is_open, gives_up)
+        of_ranks: list[Any] = self._told_by_all(told)
+        if not all(isinstance(other, _Told) and told.is_like(other) for other in of_ranks):
+            self.refusal = UNLIKE
+            return Readiness.NEVER
+        if any(other.gives_up for other in of_ranks):
+            self.refusal = WITH_SOME if self._talks_to_some else ON_ANOTHER_RANK
+            return Readiness.NEVER
+        are_open = any(other.is_open for other in of_ranks)
+        self._next_question = self._call + (1 if are_open else _CALLS_BETWEEN)
+        self.is_audit = self._is_audit(Readiness(min(other.audit for other in of_ranks)))
+        self._ask_at_audit()
+        return Readiness(min(other.readiness for other in of_ranks))
+
+    def note_captured(self) -> None:
+        """Let all ranks audit, from here on, what they have captured at this call."""
+        self.audits.begin(self._call)
+        self._ask_at_audit()
+
+    def end_audit(self, found: Readiness) -> Readiness:
+        """Tell the others what this rank has found in an audit; return the least of all.
+
+        Raises:
+            RanksError: another rank is gone, or does not come.
+
+        Sync: Blocks the host until all ranks have told ("agreement").
+        """
+        found = self.least(found)
+        self.audits.end(self._call, found)
+        self._ask_at_audit()
+        return found
+
+    def _is_audit(self, least: Readiness) -> bool:
+        return self.audits.is_due(self._call) and self.audits.decide(self._call, least)
+
+    def _ask_at_audit(self) -> None:
+        if self.audits.next_call > self._call:
+            self._next_question = min(self._next_question, self.audits.next_call)
+
+    def counted(self, kind: Hashable, replay: QuickCall) -> QuickCall:
+        """Return a quick call that counts its replays, and takes none where ranks tell each other.
+
+        Args:
+            kind: of its calls.
+            replay: the quick call.
+        """
+
+        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if self._call + 1 >= self._next_question:
+                return NOT_ALIKE
+            out = replay(args, kwargs)
+            if out is not NOT_ALIKE:
+                self._count(kind, is_replay=True)
+            return out
+
+        return call
+
+    def _count(self, kind: Hashable, *, is_replay: bool) -> None:
+        number = self._numbers.setdefault(hash(kind), len(self._numbers))
+        self._calls = (self._calls * _FACTOR + 2 * number + is_replay + 1) % _LARGE_PRIME
+        self._call += 1
+
+    def _told_by_all(self, value: T) -> list[T]:
+        with self._host_waits.blocking("agreement"):
+            if self._ranks is None:
+                self._ranks = user_ranks(self._host_waits.device.torch_device)
+            return self._ranks.agree(value)

@@ -1,0 +1,256 @@
+"""Code that ran, what it ran with, and what its names led to while it ran."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import inspect
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from gapless.graphs.reads.value_places import (
+    MISSING,
+    PLAIN_DESCRIPTORS,
+    VIEWS,
+    Place,
+    base_of,
+    class_attribute,
+    dict_of_view,
+    entries_of,
+    tables_of,
+    target_of,
+)
+
+
+if TYPE_CHECKING:
+    import weakref
+
+    from gapless.graphs.reads.code_kinds import CodeKind
+    from gapless.graphs.reads.code_reads import CodeReads, Link
+
+
+# Longer containers are not looked into.
+_MOST_PARTS = 1_000
+
+# Methods of the user's that Python calls for an item or an attribute.
+_ASKED_FOR_ITEMS = ("__getitem__", "__class_getitem__", "__missing__")
+_ASKED_FOR_ATTRIBUTES = ("__getattr__", "__getattribute__", "__get__")
+
+
+@dataclass
+class Observed:
+    """Objects that were seen in one role, without keeping them alive if weak references can be made.
+
+    Attributes:
+        runs: by id of the object: a weak reference, and in which watched runs it was seen.
+        given: ids of those that were there before a run that has shown them.
+    """
+
+    runs: dict[int, tuple[Callable[[], Any], set[int]]] = field(default_factory=dict)
+    given: set[int] = field(default_factory=set)
+
+    @property
+    def has_passing(self) -> bool:
+        """Whether an object lives that one run alone has shown, and that was not there before it."""
+        return any(
+            len(runs) == 1 and key not in self.given and ref() is not None
+            for key, (ref, runs) in self.runs.items()
+        )
+
+    def alive(self, least: int) -> list[Any]:
+        """Return the objects that still live, and were there before a run or seen in so many."""
+        found = [
+            (ref(), key in self.given or len(runs) >= least)
+            for key, (ref, runs) in self.runs.items()
+        ]
+        return [value for value, is_kept in found if value is not None and is_kept]
+
+
+@dataclass
+class Executed:
+    """A function's code that ran, and what it ran with.
+
+    Attributes:
+        code: of the function.
+        names: its globals.
+        reads: what it names.
+        kind: who wrote it.
+        observed: by argument (`""`: what calls returned to it), the objects seen.
+        led: by argument and links, the objects to which it led; objects that a step makes for
+            itself are gone when one asks them.
+        functions: those with this code, None if they were not searched for.
+    """
+
+    code: CodeType
+    names: dict[str, Any]
+    reads: CodeReads
+    kind: CodeKind
+    observed: dict[str, Observed] = field(default_factory=dict)
+    led: dict[tuple[str, tuple[Link, ...]], Observed] = field(default_factory=dict)
+    functions: list[weakref.ref[FunctionType]] | None = None
+
+    def __post_init__(self) -> None:
+        paths: dict[str, set[tuple[Link, ...]]] = {}
+        for chain in (*self.reads.reads, *(base for s in self.reads.stores for base in s.bases)):
+            known = paths.setdefault(chain.root, set())
+            known.update(chain.links[:end] for end in range(1, len(chain.links) + 1))
+        self._paths = {root: sorted(known, key=len) for root, known in paths.items()}
+        # Each path with the one that is a link shorter.
+        self._steps = {
+            root: [(longer, longer[:-1], *longer[-1]) for longer in known]
+            for root, known in self._paths.items()
+        }
+        # Where what a function returns may stand, by its name and what it was asked for.
+        self._returned: dict[Hashable, list[tuple[str, tuple[Link, ...]]]] = {}
+
+    def follows(self, root: str) -> bool:
+        """Return whether the code looks into an argument, or `""` for a result."""
+        return root in self._paths
+
+    def parts_of(
+        self, root: str, value: Any, links: tuple[Link, ...] = ()
+    ) -> Iterator[tuple[tuple[Link, ...], Any]]:
+        """Return what the code finds behind an argument, or `""` for a result, with its links.
+
+        No code of the user's is run.
+
+        Args:
+            root: the argument.
+            value: that stands there, or behind the links.
+            links: from the root to the value.
+        """
+        found: dict[tuple[Link, ...], list[Any]] = {links: [value]}
+        for longer, shorter, kind, key in self._steps.get(root, ()):
+            bases = found.get(shorter)
+            if not bases or longer in found:
+                continue
+            parts = [part for base in bases for part in _parts_at(base, kind, key)]
+            found[longer] = parts
+            if len(longer) > len(links):
+                for part in parts:
+                    yield longer, part
+
+    def parts_returned(
+        self, value: Any, function: CodeType, asked: Any = None
+    ) -> Iterator[tuple[str, tuple[Link, ...], Any]]:
+        """Return what the code finds behind a value that came while it read an attribute, or looped.
+
+        Yields the name that it began with, or `""` for a result, the links and the object. Of which
+        argument it is an item, nobody sees, nor whether a `zip` or an `enumerate` stands between: each
+        that may be counts.
+
+        Args:
+            value: that came.
+            function: that returned it: the getter of a property, a generator, or a method that Python
+                calls for an attribute or an item.
+            asked: the attribute or the item that such a method was asked for.
+        """
+        key = (
+            function.co_name,
+            _is_generator(function),
+            asked if isinstance(asked, str | int) else None,
+        )
+        if key not in self._returned:
+            self._returned[key] = list(self._places_of_returned(*key))
+        given = [value]
+        if key[:2] == ("__iter__", False):
+            given = [part for table in _tables_behind(value) for part in table]
+        for root, links in self._returned[key]:
+            for one in given:
+                yield root, links, one
+                for longer, part in self.parts_of(root, one, links):
+                    yield root, longer, part
+
+    def _places_of_returned(
+        self, name: str, gives_items: bool, asked: str | int | None
+    ) -> Iterator[tuple[str, tuple[Link, ...]]]:
+        gives_items |= name in ("__next__", "__iter__")
+        for root, paths in self._paths.items():
+            for links in paths:
+                kind, key = links[-1]
+                if name in _ASKED_FOR_ITEMS:
+                    is_it = kind == "each" or (kind == "item" and asked in (None, key))
+                elif name in _ASKED_FOR_ATTRIBUTES:
+                    is_it = kind == "any" or (kind == "attr" and asked in (None, key))
+                else:
+                    is_it = links[-1] == ("attr", name)
+                is_of_loop = links[0][0] == "each" and all(k in ("each", "item") for k, _ in links)
+                if is_it or (gives_items and root and is_of_loop):
+                    yield root, links
+
+    @property
+    def has_passing(self) -> bool:
+        """Whether an object lives that was seen in some role in one run alone, and was made in it."""
+        return any(each.has_passing for each in (*self.observed.values(), *self.led.values()))
+
+    def alive_functions(self) -> list[FunctionType]:
+        """Return the functions with this code that were searched for and still live."""
+        return [function for ref in self.functions or () if (function := ref()) is not None]
+
+
+def _is_generator(code: CodeType) -> bool:
+    """Return whether a function gives its values one by one."""
+    return bool(code.co_flags & inspect.CO_GENERATOR)
+
+
+def is_asked(code: CodeType) -> bool:
+    """Return whether a function is a method that Python asks for the attribute or item of a name."""
+    return code.co_name in (*_ASKED_FOR_ITEMS, *_ASKED_FOR_ATTRIBUTES) and code.co_argcount == 2
+
+
+def _parts_at(value: Any, kind: str, key: Any) -> list[Any]:
+    """Return what stands at an attribute or item, or all items, as far as no code is run."""
+    if kind == "attr":
+        entries = entries_of(value)
+        if entries is not None and key in entries:
+            return [entries[key]]
+        for table in tables_of(value):
+            if key in table:
+                return [table[key]]
+        found = class_attribute(type(value), key)
+        if found is not None and isinstance(found[1], PLAIN_DESCRIPTORS):
+            part = Place("slot", value, found[1], name="", site="").read()
+            return [] if part is MISSING else [part]
+        return []
+    if kind == "item":
+        place = Place("item", value, key, name="", site="")
+        is_known = isinstance(value, list | tuple | dict | collections.deque)
+        part = place.read() if is_known else MISSING
+        return [] if part is MISSING else [part]
+    if kind == "each":
+        return [part for table in _tables_behind(value) for part in table]
+    if kind == "referent":
+        target = target_of(value)
+        return [] if target is None else [target]
+    if kind == "any":
+        tables = (entries_of(value), *tables_of(value))
+        return [part for table in tables if table is not None for part in table.values()]
+    return []
+
+
+def _tables_behind(value: Any, depth: int = 3) -> Iterator[Iterable[Any]]:
+    """Return the items of a container, or of those that an iterator made in C goes through."""
+    base = base_of(value)
+    if base is tuple:
+        if tuple.__len__(value) <= _MOST_PARTS:
+            # One inside an iterator, such as a `zip` of others, may have gaps: only the collector passes them.
+            parts = gc.get_referents(value)
+            yield parts
+            for part in parts:
+                if depth and _moves(part):
+                    yield from _tables_behind(part, depth - 1)
+    elif base is not None:
+        if base.__len__(value) <= _MOST_PARTS:
+            yield base.values(value) if base in (dict, MappingProxyType) else base.__iter__(value)
+    elif isinstance(value, VIEWS):
+        yield from _tables_behind(dict_of_view(value), depth)
+    elif depth and type(value).__module__ in ("builtins", "itertools") and _moves(value):
+        for part in gc.get_referents(value):
+            yield from _tables_behind(part, depth - 1)
+
+
+def _moves(value: Any) -> bool:
+    """Return whether a value is an iterator made in C, or a part of one."""
+    return isinstance(value, Iterator) or type(value).__module__ == "itertools"

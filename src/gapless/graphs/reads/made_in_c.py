@@ -1,0 +1,90 @@
+"""Functions and objects made in C: which read attributes that no code names, hold others, or move on."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import itertools
+import operator
+from collections.abc import Iterator
+from types import BuiltinFunctionType, MethodWrapperType
+from typing import Any
+
+from gapless.graphs.reads.code_reads import CHANGING_METHODS
+
+
+# Functions that read attributes which no code names, of whatever they are given.
+ATTRIBUTE_READERS = (
+    getattr,
+    vars,
+    dir,
+    copy.copy,
+    copy.deepcopy,
+    dataclasses.asdict,
+    dataclasses.astuple,
+    dataclasses.replace,
+)
+
+# Methods of every object, made in C, that read attributes which no code names.
+READERS_OF_OBJECT = frozenset(
+    ["__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__", "__dir__"]
+)
+
+# Methods of containers made in C that change them and return nothing of what they hold.
+ONLY_CHANGING = CHANGING_METHODS - {"pop", "popleft", "popitem", "setdefault", "send"}
+
+GETTERS = (operator.attrgetter, operator.methodcaller)
+
+# Made in C, and hold what they give or call.
+_HOLDERS = (
+    operator.itemgetter,
+    staticmethod,
+    classmethod,
+    property,
+    map,
+    filter,
+    zip,
+    enumerate,
+    reversed,
+    *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
+    *map(type, (iter([]), iter(()), iter({}), iter(set()), iter({}.values()), iter({}.items()))),
+    type(iter(int, None)),
+)
+
+MOVING = tuple(
+    kind for kind in _HOLDERS if issubclass(kind, Iterator) and kind is not itertools.repeat
+)
+
+MADE_IN_C = (BuiltinFunctionType, MethodWrapperType, *GETTERS, *_HOLDERS)
+
+
+def reads_attributes(function: Any) -> bool:
+    """Return whether a function reads attributes of what it is given, or hands it to one that does."""
+    if isinstance(function, functools.partial):
+        return any(map(reads_attributes, (function.func, *function.args)))
+    return any(function is reader for reader in ATTRIBUTE_READERS)
+
+
+def names_of_protocol(kind: Any) -> tuple[str, ...]:
+    """Return the attributes that `isinstance` asks for, of a protocol; none of other classes."""
+    if isinstance(kind, tuple):
+        return tuple(name for each in kind for name in names_of_protocol(each))
+    if not isinstance(kind, type) or not vars(kind).get("_is_runtime_protocol", False):
+        return ()
+    bases = [base for base in kind.__mro__ if vars(base).get("_is_protocol", False)]
+    names = {
+        name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ()))
+    }
+    return tuple(sorted(name for name in names if not name.startswith(("__", "_abc_", "_is_"))))
+
+
+def paths_of(getter: Any) -> list[tuple[str, ...]]:
+    """Return the attributes of attributes that an `attrgetter` or a `methodcaller` asks for."""
+    if not isinstance(getter, GETTERS):
+        return []
+    reduced: Any = getter.__reduce__()
+    made_by, given = reduced
+    if isinstance(getter, operator.attrgetter):
+        return [tuple(name.split(".")) for name in given]
+    return [(made_by.args[0] if isinstance(made_by, functools.partial) else given[0],)]

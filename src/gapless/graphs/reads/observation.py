@@ -1,0 +1,189 @@
+"""What an eager run of a step does that a graph could not repeat.
+
+Before a step is captured, its eager runs are watched: which optimizers it calls, whether it calls
+a learning rate scheduler, whether its optimizer makes its state anew, and whether the host reads a
+value of the device. `gapless.graphs.refusal` says which of these a graph could not repeat.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from gapless.device.user_line import call_site, hide_folder
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from gapless.device.base import Device
+    from gapless.graphs.reads.known_optimizers import KnownOptimizers
+    from gapless.graphs.reads.weight_guards import KnownWeights
+
+
+# What is replaced below calls on behalf of the step.
+hide_folder(Path(__file__).parent)
+
+
+@dataclass
+class Observation:
+    """What one eager run did.
+
+    Attributes:
+        schedulers: types of the learning rate schedulers that it called, each with file:line.
+        host_reads: file:line of every read of a value of the device.
+        reads_of_step: those of them that no optimizer's `step()` made.
+        ran_backward: whether a backward pass ran.
+    """
+
+    schedulers: list[tuple[str, str]] = field(default_factory=list)
+    host_reads: list[str] = field(default_factory=list)
+    reads_of_step: list[str] = field(default_factory=list)
+    ran_backward: bool = False
+
+
+class Observer:
+    """Watch eager runs of a step.
+
+    Args:
+        device: where the step runs.
+        optimizers: those that the step calls are added.
+        weights: those that the step trains are added.
+        is_updating: says whether an optimizer's `step()` runs.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        optimizers: KnownOptimizers,
+        weights: KnownWeights,
+        is_updating: Callable[[], bool],
+    ) -> None:
+        self._device = device
+        self._is_updating = is_updating
+        self._optimizers = optimizers
+        self._weights = weights
+
+    @contextmanager
+    def watch(self, *, is_first: bool, is_last: bool) -> Iterator[Observation]:
+        """Watch the body, which runs the step; what is returned is complete after the body.
+
+        Args:
+            is_first: the first run of a key: let it make state that it keeps.
+            is_last: the last run before a capture. In both, look for reads of values.
+
+        Sync: Does not block the host.
+        """
+        seen = Observation()
+
+        def note_read(site: str) -> None:
+            seen.host_reads.append(site)
+            if not self._is_updating():
+                seen.reads_of_step.append(site)
+
+        with ExitStack() as stack:
+            stack.enter_context(self._optimizers_noted())
+            stack.enter_context(_schedulers_noted(seen))
+            stack.enter_context(self._backward_noted(seen))
+            if is_first or is_last:
+                stack.enter_context(self._device.watch_reads(note_read))
+            yield seen
+
+    @contextmanager
+    def _optimizers_noted(self) -> Iterator[None]:
+        thread = get_ident()
+
+        def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if _is_of_the_step_in(thread):
+                self._optimizers.add(optimizer)
+
+        handle = register_optimizer_step_pre_hook(note)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    @contextmanager
+    def _backward_noted(self, seen: Observation) -> Iterator[None]:
+        backward, grad, thread = torch.autograd.backward, torch.autograd.grad, get_ident()
+
+        def note_and_run(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if _is_of_the_step_in(thread):
+                seen.ran_backward = True
+                self._weights.add_leaves_behind(tensors)
+            backward(tensors, *args, **kwargs)
+
+        def note_and_return(*args: Any, **kwargs: Any) -> Any:
+            if _is_of_the_step_in(thread):
+                seen.ran_backward = True
+            return grad(*args, **kwargs)
+
+        with (
+            _replaced(torch.autograd, "backward", note_and_run),
+            _replaced(torch.autograd, "grad", note_and_return),
+        ):
+            yield
+
+
+# --- functions of torch that are replaced while a step is watched ---
+
+# Torch has hooks for optimizers, but tells nobody of a scheduler's step or of the tensors from
+# which a backward pass starts: no optimizer knows its schedulers, and hooks of gradients have to
+# be put on weights that are known. A mode that sees every operation would make compiled code run
+# in another way than in the capture. So these functions are replaced in the watched runs only.
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
+    """Put a value in an attribute's place in the body, and the attribute back after it."""
+    original = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+@contextmanager
+def _schedulers_noted(seen: Observation) -> Iterator[None]:
+    with ExitStack() as stack:
+        for kind in _scheduler_types():
+            step = _noted(kind.step, seen.schedulers)
+            stack.enter_context(_replaced(kind, "step", step))
+        yield
+
+
+def _scheduler_types() -> Iterator[type[LRScheduler]]:
+    """Return the types of schedulers that define `step` themselves."""
+    kinds = [LRScheduler]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        if "step" in vars(kind):
+            yield kind
+
+
+def _noted(step: Callable[..., None], sites: list[tuple[str, str]]) -> Callable[..., None]:
+    thread = get_ident()
+
+    def note_and_run(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        if _is_of_the_step_in(thread):
+            sites.append((type(self).__name__, call_site()))
+        step(self, *args, **kwargs)
+
+    return note_and_run
+
+
+def _is_of_the_step_in(thread: int) -> bool:
+    """Whether what happens here belongs to the step that a thread runs.
+
+    Backward passes run in threads of autograd, which all loops share.
+    """
+    return get_ident() == thread or torch._C._current_graph_task_id() != -1

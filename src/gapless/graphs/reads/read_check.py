@@ -1,0 +1,151 @@
+"""A thing that is compared before each replay, and how a change of it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import is_
+from typing import TYPE_CHECKING, Any
+
+from gapless.graphs.reads.plain_values import is_scalar_of_numpy, is_value, same, shown
+from gapless.graphs.reads.value_places import MISSING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that is no longer as it was.
+
+    Attributes:
+        name: as the code says it, such as `self.alpha`.
+        site: where the code reads it, `file:line`; "" if that is not known.
+        before: a short text for the value that the guards were made with.
+        after: the same for the value now.
+        is_memory: whether an object, a tensor or its memory is another, rather than a plain value.
+    """
+
+    name: str
+    site: str
+    before: str
+    after: str
+    is_memory: bool
+
+
+class Shown(str):
+    """What is shown for a state that is no value."""
+
+    __slots__ = ()
+
+
+class Content(bytes):
+    """The content of an array."""
+
+
+class Members(frozenset[int]):
+    """The ids of a set's members."""
+
+
+@dataclass(slots=True)
+class Check:
+    """One thing to compare.
+
+    Attributes:
+        read: returns what there is now.
+        expected: what there was.
+        name: of it.
+        site: where the code reads it.
+        is_memory: as of `Change`.
+        by_value: whether an equal value is as good.
+        behind: as of `Place`.
+    """
+
+    read: Callable[[], Any]
+    expected: Any
+    name: str
+    site: str
+    is_memory: bool
+    by_value: bool
+    behind: Any = MISSING
+
+    def holds(self, now: Any) -> bool:
+        """Return whether a value is as good as what there was."""
+        return now is self.expected or (self.by_value and same(self.expected, now))
+
+    def holds_now(self) -> bool:
+        """Return whether what there is now is as good as what there was."""
+        return self.holds(self.read())
+
+    def change(self) -> Change | None:
+        """Return how it has changed, None if it has not."""
+        now = self.read()
+        if self.holds(now):
+            return None
+        # Of an attribute that hides its class's, the class's.
+        before = _shown(self.behind if self.expected is MISSING else self.expected)
+        after = _shown(now)
+        if before == after:
+            is_part = before.startswith("its ")
+            after = f"other {before[4:]}" if is_part else f"another {type(now).__name__}"
+        return Change(self.name, self.site, before, after, self.is_memory)
+
+
+def check_of(
+    read: Callable[[], Any],
+    expected: Any,
+    *,
+    name: str,
+    site: str = "",
+    is_memory: bool | None = None,
+) -> Check:
+    """Return a check of a thing, equal values of which are as good if it is a plain value."""
+    by_value = True
+    if is_memory is None:
+        by_value = is_value(expected) or is_scalar_of_numpy(expected)
+        is_memory = not by_value and expected is not MISSING
+    return Check(read, expected, name, site, is_memory, by_value)
+
+
+def check_of_length(container: Any, name: str, site: str = "") -> Check:
+    """Return a check of how many items a container has."""
+    return check_of(
+        lambda: Shown(f"{len(container)} items"), Shown(f"{len(container)} items"), name=name,
+        site=site, is_memory=False,
+    )  # fmt: skip
+
+
+def compared_together(
+    read: Callable[[], list[Any]], checks: Sequence[Check]
+) -> Callable[[], bool]:
+    """Return a function that says whether all that is read at once is as it was.
+
+    Args:
+        read: returns a value for each of the checks.
+        checks: what these values were.
+    """
+    expected = [check.expected for check in checks]
+
+    def hold() -> bool:
+        nonlocal expected
+        now = read()
+        if all(map(is_, now, expected)):
+            return True
+        if not all(
+            one is before or check.holds(one)
+            for check, before, one in zip(checks, expected, now, strict=True)
+        ):
+            return False
+        # These very objects were found to be as good.
+        expected = now
+        return True
+
+    return hold
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Shown):
+        return str(value)
+    if isinstance(value, Members):
+        return "its members"
+    return "its content" if isinstance(value, Content) else shown(value)

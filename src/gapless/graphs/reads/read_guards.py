@@ -1,0 +1,475 @@
+"""Guards for what a step reads from Python.
+
+Each check compares what stands in a place with what stood there when the guards were made: by
+identity, and plain values also by value, so that `self.alpha = 0.1` anew changes nothing.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import io
+import os
+import threading
+import weakref
+from functools import partial
+from operator import call
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gapless.device.environment import environment_readers
+from gapless.device.torch_gpu import STREAM_TYPES
+from gapless.device.torch_private import hooks_of_all_modules
+from gapless.graphs.reads.addresses import address_of
+from gapless.graphs.reads.bulk_checks import BulkChecks
+from gapless.graphs.reads.code_kinds import CodeKind, is_foreign, site_of
+from gapless.graphs.reads.code_reads import compares_objects
+from gapless.graphs.reads.content_checks import MOST_BYTES, ContentChecks
+from gapless.graphs.reads.hooks_and_classes import HooksAndClasses
+from gapless.graphs.reads.plain_values import (
+    are_same_items,
+    is_array,
+    is_number_like,
+    is_plain,
+    is_value,
+    same,
+)
+from gapless.graphs.reads.read_check import Members, Shown, check_of, check_of_length
+from gapless.graphs.reads.same_tensors import are_the_same
+from gapless.graphs.reads.tensor_forms import TensorForms
+from gapless.graphs.reads.value_places import (
+    BUFFERS,
+    HOOK_TABLES,
+    Place,
+    entries_of,
+    names_another_class,
+)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from gapless.graphs.reads.reach import Reach
+    from gapless.graphs.reads.read_check import Change
+
+
+# Items of longer containers are compared in a loop.
+_MOST_INLINE = 8
+
+# Subclasses may compare as they like.
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+class ReadGuards:
+    """What a step reads, as it is now.
+
+    Strong references are held to all that is compared, but not to objects whose attributes are.
+
+    Args:
+        reach: what the step's code reaches.
+        on_device: whether a tensor is on the device.
+        carried: places that are left out, by `Place.id`.
+        device_type: such as "cuda": whose autocast is guarded.
+
+    Attributes:
+        tensors: tensors on the device that the code reaches.
+        compares_objects: whether the user's code may ask whether two objects are the same one.
+        comparisons: functions that say whether all is as it was, by what they compare; a thing that is gone
+            may be an error of theirs.
+        holds: returns whether all is as it was.
+    """
+
+    def __init__(
+        self,
+        reach: Reach,
+        *,
+        on_device: Callable[[torch.Tensor], bool],
+        carried: Collection[tuple[str, int, Any]] = (),
+        device_type: str = "cuda",
+    ) -> None:
+        self._on_device = on_device
+        self._carried = set(carried)
+        self._checks = BulkChecks()
+        self._contents = ContentChecks(self._checks)
+        self._seen: set[tuple[Any, ...]] = set()
+        self.tensors: list[torch.Tensor] = []
+        self._tensors: dict[int, tuple[torch.Tensor, str, str]] = {}
+        # Names of tensors that are keys, by their ids.
+        self._keys: dict[int, str] = {}
+        # Lists of tensors, as they were, and as they are.
+        self._lists: list[list[Any]] = []
+        self._lists_now: list[list[Any]] = []
+        # Owners of what is compared: their ids must not be given to others.
+        self._owners: list[Any] = []
+        self._compiled_modules = reach.compiled
+        self._listed = reach.listed
+        self.compares_objects = any(
+            executed.kind is CodeKind.USER and compares_objects(executed.code)
+            for executed in reach.codes.values()
+        )
+        self.comparisons = {"settings of torch": self._add_environment(device_type)}
+        self._num_of_environment = len(self._checks)
+        for place in reach.places.values():
+            self._add_place(place)
+        for value, name, site in reach.whole.values():
+            self._add_container(value, name, site)
+        for value, name in reach.objects.values():
+            self._add_object(value, name)
+        for module, name in reach.modules.values():
+            self._add_module(module, name)
+        for executed in reach.codes.values():
+            if executed.kind is CodeKind.USER:
+                for function in reach.functions.get(id(executed.code), []):
+                    self._add_function(function)
+        for _, reader, name, site in reach.of_torch.values():
+            self._add_state(reader, name, site)
+        for tensor, name, site in reach.tensors.values():
+            self._add_tensor(tensor, name, site)
+        self._add_tensors()
+        self._add_hooks_of_all_modules()
+        known = list(self._tensors.values())
+        self._forms = TensorForms(known)
+        self._hooks = HooksAndClasses(
+            list(reach.modules.values()), [(tensor, name) for tensor, name, _ in known]
+        )
+        self.holds = self._all_hold()
+
+    def names_by_address(self) -> dict[int, str]:
+        """Return what the step's code calls the memory of `tensors`, such as model.0.weight."""
+        names: dict[int, str] = {}
+        for tensor, name, _ in self._tensors.values():
+            if self._on_device(tensor):
+                names.setdefault(address_of(tensor), name)
+        return names
+
+    def compares(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor's memory, shape and `requires_grad` are compared."""
+        return self._forms.compares(tensor)
+
+    def first_changed(self, *, in_environment: bool = True) -> Change | None:
+        """Return the first thing that is not as it was, None if all is.
+
+        Args:
+            in_environment: look at the modes of torch, too.
+
+        Sync: Does not block the host.
+        """
+        begin = 0 if in_environment else self._num_of_environment
+        return (
+            self._checks.first_change(begin)
+            or self._forms.first_changed()
+            or self._hooks.first_changed()
+        )
+
+    # --- what is compared ---
+
+    def _add_environment(self, device_type: str) -> Callable[[], bool]:
+        readers = environment_readers(device_type)
+        values = [reader() for _, reader in readers]
+        for (name, reader), value in zip(readers, values, strict=True):
+            self._checks.tell(check_of(reader, value, name=name))
+        ask = [reader for _, reader in readers]
+        return lambda: list(map(call, ask)) == values
+
+    def _add_place(self, place: Place, *, is_in_whole: bool = False) -> None:
+        if place.id in self._seen or place.id in self._carried:
+            return
+        self._seen.add(place.id)
+        self._owners.append(place.owner)
+        place = place.without_holder()
+        value = place.read()
+        check = check_of(place.read, value, name=place.name, site=place.site)
+        check.behind = place.behind
+        if is_in_whole:
+            self._checks.tell(check)
+        else:
+            self._checks.add_place(place, check)
+        if not names_another_class(value):
+            self._add_array_or_tensor(value, place.name, place.site)
+
+    def _add_array_or_tensor(self, value: Any, name: str, site: str) -> None:
+        if is_array(value):
+            self._contents.add_array(value, name, site)
+        elif isinstance(value, torch.Tensor):
+            self._add_tensor(value, name, site)
+
+    def _add_object(self, value: Any, name: str) -> None:
+        """Compare an object's class, and what those are asked for that are made in C."""
+        if isinstance(value, functools._lru_cache_wrapper):
+            self._contents.add_results_of(value, name)
+        elif isinstance(value, io.StringIO | io.BytesIO) and not names_another_class(value):
+            self._contents.add_text(value, name)
+        elif isinstance(value, BUFFERS) and not names_another_class(value):
+            data: Any = value
+            if len(bytes(data)) <= MOST_BYTES:
+                self._contents.add_bytes(partial(bytes, data), name, "")
+        elif not is_foreign(type(value)) and entries_of(value) is not None:
+            # It may be let go: a weak reference of the step's would show it.
+            kind, referent = type(value), _referent_of(value)
+            entries = entries_of(value)
+            of_kind = check_of(
+                lambda: _kind_shown(referent()), _kind_shown(value), name=name, is_memory=False
+            )
+            of_entries = check_of(lambda: entries_of(referent()), entries, name=f"{name}.__dict__")
+            if isinstance(value, threading.local):
+                self._checks.add(of_kind, lambda: type(referent()) is kind)
+                self._checks.add(of_entries)
+            else:
+                self._checks.add_object(referent, kind, entries, [of_kind, of_entries])
+            self._add_bases(kind)
+
+    def _add_bases(self, kind: type) -> None:
+        """Compare in which order classes are asked for what a class has not."""
+        key = ("bases", id(kind))
+        if key not in self._seen:
+            self._seen.add(key)
+            check = check_of(
+                lambda: kind.__mro__, kind.__mro__, name=f"the bases of {kind.__name__}",
+                is_memory=False,
+            )  # fmt: skip
+            self._checks.add_attribute(kind, "__mro__", check)
+
+    def _add_state(self, reader: Callable[[], Any], name: str, site: str) -> None:
+        value = reader()
+        check = check_of(reader, value, name=f"the state of {name}", site=site, is_memory=False)
+        self._checks.add(check, lambda: same(value, reader()))
+
+    def _add_container(self, value: Any, name: str, site: str) -> None:
+        if isinstance(value, dict | MappingProxyType | set | frozenset):
+            # Looked up by what they are, not by their values.
+            found = [key for key in value if isinstance(key, torch.Tensor)]
+            self._owners += found
+            self._keys |= {id(key): f"a key of {name}" for key in found}
+        if isinstance(value, type(os.environ)):
+            data: dict[Any, Any] = vars(value)["_data"]
+            copy = dict(data)
+            check = check_of(lambda: dict(data), copy, name=name, site=site, is_memory=False)
+            self._checks.add(check, lambda: data == copy)
+        elif isinstance(value, dict | MappingProxyType):
+            self._add_mapping(value, name, site)
+        elif isinstance(value, list | tuple | collections.deque):
+            self._add_sequence(value, name, site)
+        elif isinstance(value, set | frozenset) and all(map(is_plain, value)):
+            members = frozenset(value)
+            check = check_of(
+                lambda: frozenset(value), members, name=name, site=site, is_memory=False
+            )
+            self._checks.add(check, lambda: bool(value == members))
+        elif isinstance(value, set):
+            self._add_set(value, name, site)
+
+    def _add_set(self, value: set[Any], name: str, site: str) -> None:
+        """Compare which objects a set holds; their own `__eq__` is not asked."""
+        self._owners += value
+        members = Members(map(id, value))
+        check = check_of(
+            lambda: Members(map(id, value)), members, name=name, site=site, is_memory=False
+        )
+        self._checks.add(check, lambda: frozenset(map(id, value)) == members)
+
+    def _add_mapping(self, value: Any, name: str, site: str) -> None:
+        self._owners.append(value)
+        keys = list(value)
+        if all(map(is_plain, keys)):
+            check = check_of(lambda: list(value), keys, name=name, site=site, is_memory=False)
+            self._checks.add_keys(value, keys, check)
+        else:
+            self._add_length(value, name, site)
+        for key in keys:
+            shown_key = repr(key) if is_plain(key) else "..."
+            self._add_place(Place("dict", value, key, name=f"{name}[{shown_key}]", site=site))
+
+    def _add_sequence(self, value: Any, name: str, site: str) -> None:
+        self._owners.append(value)
+        items = list(value)
+        if (
+            not isinstance(value, tuple)
+            and len(items) > _MOST_INLINE
+            and (all(map(is_number_like, items)) or len(items) > 1_000)
+        ):
+            is_memory = not all(map(is_number_like, items))
+            check = check_of(lambda: list(value), items, name=name, site=site, is_memory=is_memory)
+            self._checks.add(check, lambda: are_same_items(items, value))
+            return
+        is_whole = self._is_compared_as_a_whole(value)
+        if is_whole:
+            self._lists.append(items)
+            self._lists_now.append(value)
+        if not isinstance(value, tuple):
+            self._add_length(value, name, site)
+        for index, item in enumerate(items):
+            if isinstance(value, tuple):
+                if isinstance(item, torch.Tensor):
+                    self._add_tensor(item, f"{name}[{index}]", site)
+                elif is_array(item):
+                    self._contents.add_array(item, f"{name}[{index}]", site)
+            else:
+                place = Place("item", value, index, name=f"{name}[{index}]", site=site)
+                self._add_place(place, is_in_whole=is_whole)
+
+    def _is_compared_as_a_whole(self, value: Any) -> bool:
+        """Return whether a list holds tensors alone, none of which is carried."""
+        if type(value) is not list or not all(type(item) in _TENSORS for item in value):
+            return False
+        # Items of one list have ids that differ in their index alone.
+        return not any(kind == "item" and owner == id(value) for kind, owner, _ in self._carried)
+
+    def _add_length(self, value: Any, name: str, site: str) -> None:
+        self._checks.add_length(value, len(value), check_of_length(value, name, site))
+
+    def _add_module(self, module: nn.Module, name: str) -> None:
+        entries = vars(module)
+        if id(module) in self._compiled_modules:
+            self._add_place(
+                Place("dict", entries, "training", name=f"{name}.training", site="", holder=module)
+            )
+        # What torch calls, if it stands there.
+        self._add_place(Place("dict", entries, "forward", name=f"{name}.forward", site=""))
+        for table in ("_parameters", "_buffers", "_modules"):
+            parts = entries.get(table)
+            for key in list(parts) if isinstance(parts, dict) else ():
+                shown_name = f"{name}.{key}"
+                self._add_place(Place("dict", parts, key, name=shown_name, site="", holder=module))
+            is_walked = table == "_modules" and (parts or _may_walk_parts(module))
+            if isinstance(parts, dict) and (is_walked or id(module) in self._listed):
+                self._add_parts(parts, name)
+        if isinstance(module, nn.ParameterList):
+            self._add_place(Place("dict", entries, "_size", name=f"len({name})", site=""))
+        if isinstance(module, nn.ParameterDict):
+            self._add_container(entries["_keys"], f"{name}.keys()", "")
+        if isinstance(module, torch.jit.ScriptModule):
+            self._add_script(module, name)
+        for table in HOOK_TABLES:
+            if entries.get(table):
+                self._checks.tell(check_of_length(entries[table], f"{name}.{table}"))
+
+    def _add_parts(self, parts: dict[str, Any], name: str) -> None:
+        """Compare which parts a module has, and their order: that in which they are called."""
+        keys = list(parts)
+
+        def read() -> Shown:
+            is_mixed = set(parts) == set(keys) and list(parts) != keys
+            return Shown("another order" if is_mixed else f"{len(parts)} items")
+
+        check = check_of(read, Shown(f"{len(keys)} items"), name=name, is_memory=False)
+        self._checks.add_keys(parts, keys, check)
+
+    def _add_script(self, module: Any, name: str) -> None:
+        """Compare the attributes of a scripted module, which stand in no dictionary."""
+        read = module._c.getattr
+        for key in module._concrete_type.get_attributes():
+            value = read(key)
+            if is_value(value) or isinstance(value, list | dict):
+                check = check_of(partial(read, key), value, name=f"{name}.{key}", is_memory=False)
+                self._checks.add(check)
+
+    def _add_function(self, function: Any) -> None:
+        key = ("function", id(function))
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        code = function.__code__
+        for part in ("__code__", "__defaults__", "__kwdefaults__"):
+            value = getattr(function, part)
+            if value is not None:
+                check = check_of(
+                    partial(getattr, function, part), value, name=function.__qualname__,
+                    site=site_of(code, None), is_memory=True,
+                )  # fmt: skip
+                # An equal one can be written to later, which nobody would see.
+                check.by_value = False
+                self._checks.add_attribute(function, part, check)
+        # Those of keywords stand in a dictionary, which may be changed in place.
+        defaults = function.__kwdefaults__
+        for name in defaults or ():
+            site = site_of(code, None)
+            self._add_place(Place("dict", defaults, name, name=name, site=site))
+
+    def _add_tensor(self, tensor: torch.Tensor, name: str, site: str) -> None:
+        if id(tensor) in self._tensors:
+            return
+        self._tensors[id(tensor)] = (tensor, name, site)
+
+    def name_of_any(self, tensors: Iterable[torch.Tensor]) -> str | None:
+        """Return what the code calls one of these tensors, None if it compares it with nothing it reaches.
+
+        Sync: Does not block the host.
+        """
+        names = dict(self._keys)
+        if self.compares_objects:
+            names |= {key: name for key, (_, name, _) in self._tensors.items()}
+        return next((names[id(one)] for one in tensors if id(one) in names), None)
+
+    def ids_of_tensors(self) -> frozenset[int]:
+        """Return the ids of the tensors that the code may compare with others.
+
+        Sync: Does not block the host.
+        """
+        return frozenset(self._keys).union(self._tensors if self.compares_objects else ())
+
+    def _add_tensors(self) -> None:
+        known = list(self._tensors.values())
+        self.tensors = [tensor for tensor, _, _ in known if self._on_device(tensor)]
+        for tensor, name, site in known:
+            self._add_hooks(tensor, name)
+            if not self._on_device(tensor):
+                self._contents.add_tensor(tensor, name, site)
+
+    def _add_hooks(self, tensor: torch.Tensor, name: str) -> None:
+        for table in HOOK_TABLES:
+            hooks = getattr(tensor, table, None)
+            if hooks:
+                self._checks.tell(check_of_length(hooks, f"{name}.{table}"))
+
+    def _add_hooks_of_all_modules(self) -> None:
+        for name, hooks in hooks_of_all_modules().items():
+            if hooks:
+                self._checks.tell(check_of_length(hooks, f"torch.nn.modules.module.{name}"))
+
+    # --- the function ---
+
+    def _all_hold(self) -> Callable[[], bool]:
+        self.comparisons |= self._checks.comparisons()
+        if self._lists:
+            self.comparisons["lists of tensors"] = partial(
+                are_the_same, self._lists, self._lists_now
+            )
+        self.comparisons["tensors"] = self._forms.hold
+        self.comparisons["hooks and classes"] = self._hooks.hold
+        all_of = tuple(self.comparisons.values())
+
+        def holds() -> bool:
+            try:
+                # A loop of Python calls its functions sooner than C does.
+                for hold in all_of:
+                    if not hold():
+                        return False
+            except _FAILURES:
+                return False
+            return True
+
+        return holds
+
+
+_FAILURES = (LookupError, AttributeError, ValueError)
+
+
+def _may_walk_parts(module: nn.Module) -> bool:
+    """Return whether a module may call parts that it has not yet; torch's own have all of theirs."""
+    is_container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+    return is_container or not is_foreign(type(module))
+
+
+def _kind_shown(value: Any) -> Shown:
+    """Return what is shown for an object by its class; None stands for one that is gone."""
+    return Shown("another" if value is None else f"one {type(value).__name__}")
+
+
+def _referent_of(value: Any) -> Callable[[], Any]:
+    """Return a function that returns a value, None once nobody else holds it."""
+    # Torch leaves weak references to its streams and events behind.
+    has_refs = type(value).__weakrefoffset__ and not isinstance(value, STREAM_TYPES)
+    return weakref.ref(value) if has_refs else lambda: value

@@ -1,0 +1,61 @@
+"""Where tensors begin in memory, as far as the bits of a result depend on it.
+
+A kernel reads 16 bytes at once where a tensor begins at a multiple of 16, and otherwise the first few
+elements alone, so that it adds up in another order (`aten/src/ATen/native/cuda/MemoryAccess.cuh` and
+`Reduce.cuh`; cuBLAS chooses kernels by alignment as well). So what a graph reads, and what it hands out, begins
+as it does in the step as written.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gapless.graphs.replay.inference_mode import inference_mode
+from gapless.pipeline.tree.tensor_layout import misalignment
+
+
+def clone_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a clone that begins as the tensor does, and is one of inference mode if the tensor is.
+
+    Sync: Does not block the host.
+    """
+    with inference_mode(is_on=tensor.is_inference()):
+        return aligned_as(tensor.clone(), misalignment(tensor))
+
+
+def aligned_as(copy: torch.Tensor, number: int) -> torch.Tensor:
+    """Return a copy that begins so many bytes after a multiple of 16.
+
+    Args:
+        copy: in memory of its own; returned as it is if it begins so, or is of a subclass.
+        number: as `misalignment` returns it.
+
+    Sync: Does not block the host.
+    """
+    if type(copy) is not torch.Tensor or misalignment(copy) == number:
+        return copy
+    count = _span(copy)
+    target = memory_at(count, number, like=copy)
+    target.copy_(copy.detach().as_strided((count,), (1,)))
+    return target.as_strided(copy.size(), copy.stride())
+
+
+def memory_at(count: int, number: int, *, like: torch.Tensor) -> torch.Tensor:
+    """Return new memory for so many elements, that begins so many bytes after a multiple of 16.
+
+    Args:
+        count: of elements.
+        number: a multiple of an element's size.
+        like: a tensor of the wanted dtype and device.
+
+    Sync: Does not block the host.
+    """
+    before = number // like.element_size()
+    return like.new_empty(before + count)[before:]
+
+
+def _span(tensor: torch.Tensor) -> int:
+    if not tensor.numel():
+        return 0
+    pairs = zip(tensor.size(), tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in pairs)

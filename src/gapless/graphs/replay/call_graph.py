@@ -1,0 +1,81 @@
+"""What a graph of one kind of call is to those who keep and launch it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from gapless.graphs.reads.read_guards import ReadGuards
+    from gapless.graphs.replay.step_guards import Failure
+    from gapless.pipeline.tree.flatten import Tree
+
+
+class CallGuards(Protocol):
+    """All that has to hold before a graph is replayed.
+
+    Attributes:
+        hold: returns whether all of it holds; it does not block the host.
+    """
+
+    hold: Callable[[], bool]
+
+    def failure(self) -> Failure | None:
+        """Return the first that does not hold, None if all do.
+
+        Sync: Does not block the host.
+        """
+
+
+class CallGraph(Protocol):
+    """A graph of a step, or of a module.
+
+    Attributes:
+        reads: what its code reads.
+        changes_batch: whether it changes what it is given.
+    """
+
+    reads: ReadGuards
+    changes_batch: bool
+
+    @property
+    def guards(self) -> CallGuards:
+        """What has to hold before a replay."""
+
+    def can_take(self, leaves: Sequence[torch.Tensor]) -> bool:
+        """Return whether a replay on these tensors overwrites nothing that is needed.
+
+        Args:
+            leaves: the tensors of the call.
+
+        Sync: Does not block the host.
+        """
+
+    def why_not(self, tree: Tree) -> str | None:
+        """Return why a replay would not do what the call as written does; None if it would.
+
+        Args:
+            tree: the arguments of the call.
+
+        Sync: Does not block the host.
+        """
+
+    def replay(self, tree: Tree, *, is_own: bool) -> Any:
+        """Launch it on the arguments of a call; return what the call returns.
+
+        Args:
+            tree: the arguments.
+            is_own: whether no replay may overwrite what is returned.
+
+        Sync: Does not block the host.
+        """
+
+    def replay_on(self, leaves: list[torch.Tensor]) -> Any:
+        """Launch it on the tensors of a call; return what the call returns, which is the caller's.
+
+        Sync: Does not block the host.
+        """

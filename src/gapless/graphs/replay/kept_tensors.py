@@ -1,0 +1,185 @@
+"""Tensors that a step keeps from call to call, such as `self.h = h.detach()`.
+
+A graph reads them from memory of its own and leaves the new ones there. Before a replay, what the
+place holds is copied to where the graph reads; after it, the place gets a copy of what the graph
+left. So the place always holds tensors that nobody overwrites, as in the step as written; those that
+share memory share it in the copies too. Places that every run leaves with the same plain value get
+it too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.graphs.reads.addresses import address_of, share_memory
+from gapless.graphs.replay.tensor_copies import TensorCopies, end_of
+from gapless.pipeline.tree.flatten import flatten
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+
+    from gapless.graphs.reads.host_watch import KeptPath
+    from gapless.pipeline.tree.flatten import Tree
+
+
+class KeptTensors:
+    """The places of a step that hold other tensors after each call.
+
+    Args:
+        paths: of these places.
+        on_device: says whether a tensor lies where graphs can read it.
+    """
+
+    def __init__(
+        self, paths: Sequence[KeptPath], *, on_device: Callable[[torch.Tensor], bool]
+    ) -> None:
+        self.paths = list(paths)
+        self._plain = [(path, path.get()) for path in paths if path.is_plain]
+        self._paths = [path for path in paths if not path.is_plain]
+        self._before: list[Tree] = [flatten(path.get()) for path in self._paths]
+        self.objection = next(
+            (
+                path
+                for path, tree in zip(self._paths, self._before, strict=True)
+                if tree.unknown or not all(map(on_device, tree.leaves))
+            ),
+            None,
+        )
+        self._inputs: list[torch.Tensor] = []
+        self._static: list[Any] = []
+        self._left: list[KeptPath] = []
+        self._updated: list[tuple[KeptPath, list[torch.Tensor]]] = []
+        self._plain_after: list[Any] = []
+        self._keys: list[Hashable] = []
+        self._overlaps = _overlaps(self.tensors())
+
+    def __bool__(self) -> bool:
+        return bool(self.paths)
+
+    def reset(self) -> None:
+        """Put back what the places held when this object was made."""
+        for path, tree in zip(self._paths, self._before, strict=True):
+            path.set(tree.value)
+        for path, value in self._plain:
+            path.set(value)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors that the places held when this object was made."""
+        return [leaf for tree in self._before for leaf in tree.leaves]
+
+    def begin_capture(self) -> None:
+        """Let the step read memory that stays in its place."""
+        leaves = {id(leaf): leaf for leaf in self.tensors()}
+        copies = dict(zip(leaves, TensorCopies(list(leaves.values())).make(), strict=True))
+        for path, tree in zip(self._paths, self._before, strict=True):
+            static = tree.map(lambda leaf: copies[id(leaf)])
+            self._inputs += static.leaves
+            self._static.append(static.value)
+            self._keys.append(tree.key())
+            path.set(static.value)
+
+    def end_capture(self, outside: Iterable[torch.optim.Optimizer]) -> None:
+        """Note what the captured step left in the places.
+
+        Args:
+            outside: optimizers whose updates a replay calls: what they keep, they keep themselves.
+        """
+        of_updates = {id(owner) for optimizer in outside for owner in _owners_in(optimizer)}
+        for path, static in zip(self._paths, self._static, strict=True):
+            if path.get() is static and id(path.place.owner) in of_updates:
+                self._updated.append((path, [leaf.detach() for leaf in flatten(static).leaves]))
+            else:
+                self._left.append(path)
+        self._static = []
+        self._plain_after = [path.get() for path, _ in self._plain]
+
+    def left(self) -> list[Any]:
+        """Return what the step has left in the places where it keeps tensors, until `reset`."""
+        return [path.get() for path in self._left]
+
+    def are_alike(self) -> bool:
+        """Return whether the places hold tensors of the kinds that the graph was captured with.
+
+        They are to share memory as those did. Where a plain value will be put, anything may stand.
+        """
+        trees = [flatten(path.get()) for path in self._paths]
+        if [tree.key() for tree in trees] != self._keys:
+            return False
+        return _overlaps([leaf for tree in trees for leaf in tree.leaves]) == self._overlaps
+
+    def ids(self) -> set[int]:
+        """Return the ids of the tensors that the places hold."""
+        return {id(leaf) for path in self._paths for leaf in flatten(path.get()).leaves}
+
+    def fill(self) -> None:
+        """Copy what the places hold to where the graph reads it.
+
+        Sync: Does not block the host.
+        """
+        leaves = [leaf for path in self._paths for leaf in flatten(path.get()).leaves]
+        for target, source in zip(self._inputs, leaves, strict=True):
+            target.detach().copy_(source)
+
+    def fill_updated(self) -> None:
+        """Copy what an update outside of the graph has left to where the rest of it reads it.
+
+        Sync: Does not block the host.
+        """
+        for path, targets in self._updated:
+            for target, source in zip(targets, flatten(path.get()).leaves, strict=True):
+                target.copy_(source)
+
+    def hand_out(self, values: Sequence[Any]) -> None:
+        """Put copies of what the graph left into the places, and the plain values.
+
+        Args:
+            values: the copies, of what `left` returned.
+
+        Sync: Does not block the host.
+        """
+        for path, value in zip(self._left, values, strict=True):
+            path.set(value)
+        for (path, _), value in zip(self._plain, self._plain_after, strict=True):
+            path.set(value)
+
+
+def _overlaps(tensors: list[torch.Tensor]) -> list[tuple[int, int, int]]:
+    """Return the numbers of all pairs of tensors that have memory in common, and how far apart."""
+    if not share_memory(tensors):  # nearly always
+        return []
+    return [
+        (number, other, _begin_of(tensor) - _begin_of(tensors[number]))
+        for other, tensor in enumerate(tensors)
+        for number in range(other)
+        if _overlap(tensors[number], tensor)
+    ]
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if address_of(one) != address_of(other):
+        return False
+    if one.layout is not torch.strided:
+        return True
+    end, other_end = (end_of(tensor) * tensor.element_size() for tensor in (one, other))
+    return _begin_of(one) < other_end and _begin_of(other) < end
+
+
+def _begin_of(tensor: torch.Tensor) -> int:
+    """Return where a tensor begins in its storage, in bytes."""
+    if tensor.layout is not torch.strided:
+        return 0
+    return int(tensor.storage_offset()) * tensor.element_size()
+
+
+def _owners_in(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
+    """Return the dictionaries in which an optimizer keeps what it has."""
+    yield from (vars(optimizer), optimizer.state, *optimizer.param_groups)
+    yield from (state for state in optimizer.state.values() if isinstance(state, dict))
+
+
+def place_of(path: Any) -> str:
+    """Return the name and line of a place."""
+    return f"{path.name} ({path.site})"

@@ -1,0 +1,187 @@
+"""Which updates have the same bits inside a graph: what is known of torch's own optimizers."""
+
+from __future__ import annotations
+
+from itertools import chain
+from operator import attrgetter, is_
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import optimizer as torch_optimizer
+
+from gapless.graphs.updates.step_replaced import is_step_of_the_class
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.optim import Optimizer
+
+
+_optim: Any = torch.optim
+
+_HAVE_FUSED = frozenset({_optim.SGD, _optim.Adam, _optim.AdamW, _optim.Adagrad})
+_HAVE_CAPTURABLE = frozenset(
+    {
+        _optim.Adadelta,
+        _optim.Adam,
+        _optim.AdamW,
+        _optim.Adamax,
+        _optim.ASGD,
+        _optim.NAdam,
+        _optim.RAdam,
+        _optim.RMSprop,
+        _optim.Rprop,
+    }
+)
+
+# Classes of users that do not call torch's `__init__` have none.
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+# Torch's own but LBFGS call a closure once, before their update.
+CALL_A_CLOSURE_ONCE = (
+    _HAVE_FUSED | _HAVE_CAPTURABLE | {_optim.Adafactor, _optim.Muon, _optim.SparseAdam}
+)
+
+
+def objection(optimizer: Optimizer, args: Any, kwargs: Any) -> str | None:
+    """Return why a call of `step` can be neither inside a graph nor outside, None if it can.
+
+    Args:
+        optimizer: to call.
+        args: of its `step`.
+        kwargs: of its `step`.
+    """
+    kind = name_of(optimizer)
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        return f"{kind} has differentiable=True, and a graph cannot be trained through"
+    if closure_of(args, kwargs) is None:
+        return None
+    if type(optimizer) not in CALL_A_CLOSURE_ONCE:
+        return (
+            f"{kind}.step() takes a closure, which runs the model again as often as the "
+            "optimizer's own numbers say"
+        )
+    if has_hooks(optimizer):
+        return f"{kind}.step() takes a closure and has hooks; run the model before step()"
+    return None
+
+
+def closure_of(args: Any, kwargs: Any) -> Any:
+    """Return the closure in the arguments of `step`, None if there is none."""
+    return kwargs.get("closure", args[0] if args else None)
+
+
+def reason_outside(
+    optimizer: Optimizer, *, needs_copy: Callable[[torch.Tensor], bool]
+) -> str | None:
+    """Return why the update of an optimizer must be outside of a graph, None if it can be inside.
+
+    Args:
+        optimizer: whose weights have the gradients of the update.
+        needs_copy: says whether a tensor is not on the device.
+    """
+    reason = _is_not_torchs_own(optimizer)
+    for group in optimizer.param_groups:
+        reason = (
+            reason
+            or _counts_on_the_host(optimizer, group)
+            or _has_tensor_numbers(optimizer, group, needs_copy)
+            or _is_not_on_the_device(optimizer, group, needs_copy)
+        )
+    return reason
+
+
+def _is_not_torchs_own(optimizer: Optimizer) -> str | None:
+    if type(optimizer) not in _HAVE_FUSED | _HAVE_CAPTURABLE:
+        return "it may use new numbers at every step"
+    if has_hooks(optimizer):
+        return "it has hooks"
+    return None if is_step_of_the_class(optimizer) else "its step has been replaced"
+
+
+def _counts_on_the_host(optimizer: Optimizer, group: dict[str, Any]) -> str | None:
+    kind = type(optimizer)
+    if (
+        kind is _optim.SGD
+        or (kind in _HAVE_FUSED and group["fused"])
+        or (kind in _HAVE_CAPTURABLE and group["capturable"])
+    ):
+        return None
+    advice = "; with fused=True it is in the graph" if kind in _HAVE_FUSED else ""
+    return f"it counts its steps on the host{advice}"
+
+
+def _has_tensor_numbers(
+    optimizer: Optimizer, group: dict[str, Any], needs_copy: Callable[[torch.Tensor], bool]
+) -> str | None:
+    # Beside these, schedulers keep numbers of their own there.
+    for name in optimizer.defaults:
+        value = group[name]
+        parts = value if isinstance(value, tuple | list) else (value,)
+        if not any(isinstance(part, torch.Tensor) for part in parts):
+            continue
+        if name != "lr" or not takes_a_rate_tensor(optimizer, group):
+            return f"its {name} is a tensor that it reads on the host"
+        if needs_copy(value):
+            return f"its {name} is a tensor that is not on the device"
+    return None
+
+
+def takes_a_rate_tensor(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    """Return whether the update of a group, inside, reads its rate on the device."""
+    kind = type(optimizer)
+    if kind in _HAVE_FUSED and group["fused"]:
+        return True
+    return kind in (_optim.Adam, _optim.AdamW) and bool(group["capturable"])
+
+
+def _is_not_on_the_device(
+    optimizer: Optimizer, group: dict[str, Any], needs_copy: Callable[[torch.Tensor], bool]
+) -> str | None:
+    needs_state = type(optimizer) is not _optim.SGD or group["momentum"] != 0
+    for weight in group["params"]:
+        if weight.grad is None:
+            continue
+        state = optimizer.state.get(weight) or {}
+        if needs_state and not state:
+            return "it has no state for a weight yet"
+        for part in (weight, weight.grad, *state.values()):
+            if not isinstance(part, torch.Tensor) or part.layout is not torch.strided:
+                return "its gradients or its state are no dense tensors"
+            if needs_copy(part):
+                return "its state is not all on the device"
+    return None
+
+
+def has_hooks(optimizer: Optimizer) -> bool:
+    """Return whether `step` has hooks, other than those with which gapless watches."""
+    for table in _HOOKS:  # before each replay: a generator costs more
+        if getattr(optimizer, table, None):
+            return True
+    before = torch_optimizer._global_optimizer_pre_hooks
+    after = torch_optimizer._global_optimizer_post_hooks
+    if not (before or after):
+        return False
+    common = (*before.values(), *after.values())
+    return not all(getattr(hook, "__module__", "").startswith("gapless.") for hook in common)
+
+
+def name_of(optimizer: Optimizer) -> str:
+    """Return the name of an optimizer's type."""
+    return type(optimizer).__name__
+
+
+def weights_of(optimizer: Optimizer) -> list[torch.Tensor]:
+    """Return the weights of all groups."""
+    return list(chain.from_iterable([group["params"] for group in optimizer.param_groups]))
+
+
+def gradients_of(optimizer: Optimizer) -> list[torch.Tensor | None]:
+    """Return the gradients of all weights."""
+    return list(map(attrgetter("grad"), weights_of(optimizer)))
+
+
+def same_objects(some: list[Any], others: list[Any]) -> bool:
+    """Return whether two lists hold the same objects; tensors are not compared."""
+    return len(some) == len(others) and all(map(is_, some, others))
