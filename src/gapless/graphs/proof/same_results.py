@@ -1,19 +1,20 @@
 """Prove that a new graph does what its step does, before it is used.
 
-From one saved state of the device the graph runs, and the step runs twice as written. What they
+From one saved state of the device the graph runs, and the step runs twice as written, or more often. What they
 leave behind is compared by fingerprints on the device. The last run as written is the one that
 counts: training goes on with it, whatever the verdict. The verdict is copied to the host behind
 this work, and read when it has arrived; nobody waits for it.
 
 If the step as written does not give the same bits twice (atomic additions in another order, say),
-no graph of it can. The same goes where the two runs agree, but the step has operators that are known
+no graph of it can. A step with operators that are known for it runs as written four times, since such
+distances have long tails: two runs alone may lie close together by chance. The same goes where the two runs agree, but the step has operators that are known
 for it and the replay differs. Then a tensor of the replay may differ in Euclidean norm from that of a run as
 written by the larger of
 
     10 * d                                                              the runs' own distance
     min(c / 10, max(10 * eps * r * sqrt(max(4, n / 100)), 32 * eps32 * r * sqrt(n)))
 
-where d is the distance of the two runs as written, and c what the step changed; n, r and eps are
+where d is the largest distance of two runs as written, and c what the step changed; n, r and eps are
 the tensor's number of elements, the root of their mean square and the precision of its dtype, and
 eps32 is that of float32. The second line is for tensors in which two runs happen to agree: a few
 elements that are rounded the other way, or a last bit in all of them, but never as much as an
@@ -28,6 +29,7 @@ decides it, such as a draw in code made in C, and no graph holds.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -41,7 +43,7 @@ from gapless.pipeline.tree.flatten import flatten
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gapless.device.base import Device
     from gapless.graphs.proof.consent import Consent
@@ -62,6 +64,9 @@ _EPS32 = torch.finfo(torch.float32).eps
 _MOST_OF_RESULT = 0.01
 
 
+# Runs as written of a step that may give other bits each time, in its proof.
+_NUM_UNSTEADY = 4
+
 _FORM = "the structure, shapes or plain values of what it returns"
 
 
@@ -79,7 +84,7 @@ def prove(
     memory_budget_bytes: int | None = None,
     nondeterministic: Sequence[str] = (),
     consent: Consent | None = None,
-    num_written: int = 2,
+    num_written: int | None = None,
     distances: Distances | None = None,
     names: Sequence[str] = (),
     beside_bytes: int = 0,
@@ -99,8 +104,8 @@ def prove(
             fifths of the device's.
         nondeterministic: operators of the step that may give other bits each time.
         consent: of the ranks that prove the same step.
-        num_written: runs as written, 1 or 2. One alone does not show whether the step repeats its
-            bits: the replay is then compared with that one.
+        num_written: runs as written; None: as `num_runs_of` says. One alone does not show whether the
+            step repeats its bits: the replay is then compared with that one.
         distances: of two runs as written, as an earlier verdict found them; None if they had the
             same bits.
         names: of the tensors that the three calls return, in order, for texts.
@@ -116,8 +121,11 @@ def prove(
         before = _saved(
             device, state, memory_budget_bytes, consent or Alone(), beside_bytes=beside_bytes
         )
-        runs = [_Run.of(replay, state, device, names)]
-        for _ in range(num_written):
+        runs, between = [_Run.of(replay, state, device, names)], list[torch.Tensor]()
+        while len(runs) + len(between) <= (num_written or num_runs_of(nondeterministic)):
+            if len(runs) > 2:
+                # Of these runs the fingerprint is enough; their results would take memory.
+                between.append(runs.pop().fingerprint)
             state.restore()
             reset()
             runs.append(_Run.of(as_written, state, device, names))
@@ -135,9 +143,20 @@ def prove(
         state.chunks,
         before,
         [*runs, runs[-1]][:3],
+        between,
         nondeterministic=nondeterministic,
         distances=distances,
     )
+
+
+def num_runs_of(nondeterministic: Sequence[str], *, several_ranks: bool = False) -> int:
+    """Return how many runs as written show whether a step repeats its bits.
+
+    Args:
+        nondeterministic: operators of the step that may give other bits each time.
+        several_ranks: whether others run with this one: they may see other operators, but run as often.
+    """
+    return _NUM_UNSTEADY if nondeterministic or several_ranks else 2
 
 
 def _saved(
@@ -359,7 +378,8 @@ class Verdict:
         device: where the runs were.
         chunks: of the state.
         before: the fingerprint of the saved state.
-        runs: the replay, and two runs as written.
+        runs: the replay, and the first and the last run as written.
+        between: fingerprints of the runs as written between these.
         nondeterministic: operators of the step that may give other bits each time.
         distances: as of `prove`.
     """
@@ -370,6 +390,7 @@ class Verdict:
         chunks: list[Chunk],
         before: torch.Tensor,
         runs: list[_Run],
+        between: Sequence[torch.Tensor] = (),
         *,
         nondeterministic: Sequence[str] = (),
         distances: Distances | None = None,
@@ -383,13 +404,14 @@ class Verdict:
         self._differs_itself = first.differences(second)
         self._parts = _parts_of(chunks)
         self._num_state = len(self._parts)
-        prints = [run.fingerprint for run in runs]
+        prints = [*(run.fingerprint for run in runs), *between]
         if len({len(part) for part in prints}) == 1:
             self._parts += _parts_of(second.chunks)
         else:
-            # They return other shapes, which is known already: compare the state alone.
+            # They return other shapes, which the first and the last show: compare the state alone.
             prints = [part[: self._num_state] for part in prints]
         with torch.no_grad(), torch.inference_mode(mode=False):
+            self._num_prints = len(prints)
             found = torch.cat([*prints, before])
             buffer = device.host_buffer(found.nbytes, pinned=True)
             self._arriving = buffer.view(torch.int64).view(found.shape)
@@ -445,34 +467,36 @@ class Verdict:
     @torch.no_grad()
     @torch.inference_mode(mode=False)
     def _judge(self) -> _Result:
-        sizes = [len(self._parts)] * 3 + [self._num_state]
-        replayed, first, second, before = self._arriving.clone().split(sizes)
-        changing = first[:, 0] != second[:, 0]
-        unlike_both = (replayed[:, 0] != second[:, 0]) & (replayed[:, 0] != first[:, 0])
+        sizes = [len(self._parts)] * self._num_prints + [self._num_state]
+        replayed, *written, before = self._arriving.clone().split(sizes)
+        first, last = written[:2]
+        changing = torch.stack([run[:, 0] != last[:, 0] for run in written]).any(dim=0)
+        unlike_all = torch.stack([run[:, 0] != replayed[:, 0] for run in written]).all(dim=0)
         repeats = not (bool(changing.any()) or self._differs_itself)
-        # Two runs may agree by chance where the next one would not.
-        repeats &= not (self._nondeterministic and bool(unlike_both.any()))
+        # Runs may agree by chance where the next one would not.
+        repeats &= not (self._nondeterministic and bool(unlike_all.any()))
         repeats &= self._known_distances is None
         distances = None
         if not repeats:
-            runs = [_projections(part) for part in (replayed, first, second)]
-            norm = _norm(runs[2])
-            apart = _norm(runs[1] - runs[2])
+            runs = list(map(_projections, written))
+            norm = _norm(_projections(last))
+            apart = _largest(_norm(run - other) for run, other in combinations(runs, 2))
             names = [part.name for part in self._parts]
             if self._known_distances is not None:
                 apart = torch.maximum(apart, self._known_distances.of(names) * norm)
             distances = Distances(names, (apart / norm).nan_to_num(0.0))
             most = _tolerances(
-                runs[2], apart=apart, before=_projections(before), parts=self._parts
+                _projections(last), apart=apart, before=_projections(before), parts=self._parts
             )
-            unlike_both &= ~(_distances(*runs) <= most)
-        wrong = [*self._differs, *self._names(unlike_both)]
+            nearest = -_largest(-_norm(_projections(replayed) - run) for run in runs)
+            unlike_all &= ~(nearest <= most)
+        wrong = [*self._differs, *self._names(unlike_all)]
         # What is not the same twice as written is not asked for of the graph.
         wrong = [name for name in wrong if name not in self._differs_itself]
         # But for what no order of additions changes: something on the host that nobody has seen does.
         wrong += [_FORM] if _FORM in self._differs_itself else []
         own = [*self._differs_itself, *self._names(changing)]
-        far = [] if self._nondeterministic else self._names(self._far_apart(first, second))
+        far = [] if self._nondeterministic else self._names(self._far_apart(first, last))
         text = _text(wrong, own, far, repeats=repeats, nondeterministic=self._nondeterministic)
         return _Result(not (wrong or far), repeats, text, distances)
 
@@ -556,23 +580,23 @@ def _text(
 # --- distances ---
 
 
-def _distances(replayed: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Return how far the replay is from the nearer of the two runs as written, by piece."""
-    return torch.minimum(_norm(replayed - first), _norm(replayed - second))
+def _largest(distances: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the largest of some distances, by piece."""
+    return torch.stack(list(distances)).amax(dim=0)
 
 
 def _tolerances(
-    second: torch.Tensor, *, apart: torch.Tensor, before: torch.Tensor, parts: list[_Part]
+    written: torch.Tensor, *, apart: torch.Tensor, before: torch.Tensor, parts: list[_Part]
 ) -> torch.Tensor:
     """Return how far it may be; see the module's text for the formula."""
     counts = torch.tensor([part.count for part in parts], dtype=torch.float64)
     precision = torch.tensor([part.precision for part in parts], dtype=torch.float64)
-    norm = _norm(second)
+    norm = _norm(written)
     rounded = (counts * _SHARE_ROUNDED).clamp(min=_FEWEST_ROUNDED)
     few = _MOST_TIMES * precision * norm * (rounded / counts).sqrt()
     last_bits = _MOST_LAST_BITS * precision.clamp(max=_EPS32) * norm
     change = torch.full_like(norm, torch.inf)
-    change[: len(before)] = _norm(second[: len(before)] - before)
+    change[: len(before)] = _norm(written[: len(before)] - before)
     agreed = torch.minimum(_MOST_OF_CHANGE * change, torch.maximum(few, last_bits))
     return torch.maximum(_MOST_TIMES * apart, agreed)
 

@@ -18,7 +18,7 @@ from gapless.graphs.proof.capture_failure import capture_failed, reads_for_a_sca
 from gapless.graphs.proof.consent import Alone, Readiness
 from gapless.graphs.proof.device_state import DeviceState, RandomStates
 from gapless.graphs.proof.python_side import PythonSide
-from gapless.graphs.proof.same_results import NotProved, prove
+from gapless.graphs.proof.same_results import NotProved, num_runs_of, prove
 from gapless.graphs.reads.addresses import address_of, share_memory
 from gapless.graphs.reads.touched import TouchWatch
 from gapless.graphs.reads.weight_guards import (
@@ -377,7 +377,7 @@ class Trial:
         kept: KeptTensors,
         audited: Exactness | None = None,
     ) -> Tried:
-        """Compare a graph with the step as written: a new one with two runs of it, else with one."""
+        """Compare a graph with the step as written: a new one with several runs of it, else with one."""
         touched = watched.touched
         changed = self._changed_tensors(graph, tree, watched, before, kept)
         state = DeviceState(
@@ -387,8 +387,11 @@ class Trial:
             generators=() if touched is None else touched.generators,
         )
         second_look = None if touched is None else TouchWatch(self._device)
-        # For the replay, a run that is only compared if there is one, and the run that counts.
-        compared = [] if audited is not None else [tree.map(_copy_of)]
+        # For the replay, runs that are only compared if there are any, and the run that counts.
+        nondeterministic = () if touched is None else touched.nondeterministic
+        num_written = num_runs_of(nondeterministic, several_ranks=self._consent.asks)
+        num_written = 1 if audited is not None else num_written
+        compared = [tree.map(_copy_of) for _ in range(num_written - 1)]
         batches = [tree, *compared, tree.map(_copy_of)]
 
         def left(out: Any, batch: Tree) -> list[Any]:
@@ -426,8 +429,8 @@ class Trial:
                 reset=side.restore,
                 memory_budget_bytes=self._graphs.limits.budget,
                 consent=self._consent,
-                nondeterministic=() if touched is None else touched.nondeterministic,
-                num_written=1 if audited is not None else 2,
+                nondeterministic=nondeterministic,
+                num_written=num_written,
                 distances=None if audited is None else audited.distances,
             )
         except Exception as error:
