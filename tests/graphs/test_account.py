@@ -137,6 +137,14 @@ def test_a_pause_behind_any_call_is_none_of_ours(num_before):
     assert loop.account.debt_s < 0.2
 
 
+def test_a_loader_that_stalls_now_and_then_is_no_debt_of_ours(monkeypatch):
+    """Calls as written are longer than their median then; the loop is learnt once there is room."""
+    monkeypatch.setattr(account, "ALLOWANCE_S", 0.0)
+    loop = Loop([0.01], {"watch": 3.0, "capture": 5.0}, 0.1)
+    done = [loop.call(0, pause_s=0.03 if number % 4 == 0 else 0.0) for number in range(2_000)]
+    assert done[-1] == "replay"
+
+
 def test_what_comes_seldom_is_not_learnt():
     """Beyond the first kinds, where learning a kind costs more than its calls would have been saved."""
     loop = Loop([0.05] * 300, {"watch": 10.0, "capture": 20.0}, 0.1)
