@@ -805,6 +805,15 @@ def keep_from_compiler(function: Callable[..., Any]) -> None:
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
 
 
+def load_compiler() -> None:
+    """Import what torch imports in the first operator under a `TorchDispatchMode` of a process, or on making an optimizer.
+
+    Within a watched run it would be watched as well, which made that run of a step without an optimizer
+    take 7 s.
+    """
+    import_module("torch._dynamo")
+
+
 def _is_traced() -> object:
     is_tracing: Callable[[], bool] = _find("torch.jit.is_tracing")
     return is_tracing() or None

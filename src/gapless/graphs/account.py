@@ -274,6 +274,10 @@ class Account:
             factors = self._factors.setdefault(self._what, deque(maxlen=_NUM_ACTIONS))
             factors.append(seconds / times.as_written_s)
 
+    def charge(self, seconds: float) -> None:
+        """Count time that no call has taken, such as that of loading a library."""
+        self.time_s += seconds
+
     def may_learn(self, times: CallTimes, *, has_begun: bool) -> bool:
         """Return whether a kind may be watched: there is room, and it has begun or is likely to be worth it.
 
