@@ -133,9 +133,10 @@ class WarmUps:
         self._weights = weights
         self.use_compiled_code = False
         self.ran_backward = False
-        started_ms = device.now_ms()
-        load_compiler()
-        account_of(device).charge((device.now_ms() - started_ms) / 1000.0)
+        if device.is_accelerator:
+            started_ms = device.now_ms()
+            load_compiler()
+            account_of(device).charge((device.now_ms() - started_ms) / 1000.0)
         # By the hash of a kind: a kind itself holds every plain value of its batch.
         self._num_runs: Counter[int] = Counter()
         self._num_new_code: Counter[int] = Counter()
