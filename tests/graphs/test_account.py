@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -196,3 +199,15 @@ def test_a_graph_whose_audit_waits_for_room_is_not_replayed(monkeypatch):
     assert any(replays[:15])
     assert not any(replays[20:30])
     assert any(replays[30:])
+
+
+def test_a_device_is_let_go_though_it_has_an_account():
+    """Many devices come and go in a run of tests: an account does not keep its own."""
+    device = SimulatedDevice()
+    reference = weakref.ref(device)
+    assert account.account_of(device) is account.account_of(device)
+
+    del device
+    gc.collect()
+
+    assert reference() is None
