@@ -172,12 +172,25 @@ def functions_of_rooms():
 
 def change_in_place(mutant):
     """Give functions the code of a mutant: of all that it changes, in this process."""
-    for old, new in changed_functions(mutant):
+    give_code(changed_functions(mutant))
+
+
+def give_code(pairs):
+    """Give functions that have the first code of a pair the second one; return how to take it back."""
+    changed = []
+    for old, new in pairs:
         owners = [
             found
             for found in functions_of_rooms()
             if found.__code__ == old and found.__code__.co_filename == old.co_filename
         ]
-        assert owners, f"no function has the code of {mutant}"
+        assert owners, f"no function has the code of {old.co_qualname}"
         for owner in owners:
+            changed.append((owner, owner.__code__))
             owner.__code__ = new
+
+    def take_back():
+        for owner, code in changed:
+            owner.__code__ = code
+
+    return take_back

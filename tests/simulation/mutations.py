@@ -359,10 +359,10 @@ def compiled(module, chosen=None):
 def changed_functions(mutant):
     """Return the functions of a module that a mutant changes, as pairs of old and new code."""
     module = mutant.place.module
-    return list(_unlike(compiled(module), compiled(module, mutant.number)))
+    return list(unlike(compiled(module), compiled(module, mutant.number)))
 
 
-def _unlike(old, new):
+def unlike(old, new):
     """Yield the outermost functions in two codes that are not the same."""
     for one, other in zip(_codes(old), _codes(new), strict=True):
         if one == other:
@@ -370,7 +370,7 @@ def _unlike(old, new):
         if one.co_flags & inspect.CO_NEWLOCALS and one.co_flags & inspect.CO_OPTIMIZED:
             yield one, other
         else:
-            yield from _unlike(one, other)
+            yield from unlike(one, other)
 
 
 def _codes(code):

@@ -42,16 +42,17 @@ GUARDED, REFUSED, AUDITED, SILENT = "GUARDED", "REFUSED", "AUDITED", "SILENT"
 
 
 class Place:
-    """A simulated device, a folder, and what undoes a row's changes to the process.
+    """A device, a folder, and what undoes a row's changes to the process.
 
     Args:
         folder: for files.
-        scheduler: of the device.
+        scheduler: of a simulated device.
+        device: another one.
     """
 
-    def __init__(self, folder, scheduler="asap"):
+    def __init__(self, folder, scheduler="asap", device=None):
         self.folder = folder
-        self.device = SimulatedDevice(scheduler=scheduler)
+        self.device = SimulatedDevice(scheduler=scheduler) if device is None else device
         self._undone = contextlib.ExitStack()
 
     def __enter__(self):
@@ -63,8 +64,9 @@ class Place:
         random.seed(0)
         np.random.seed(0)  # noqa: NPY002
         torch.manual_seed(0)
-        self._undone.enter_context(self.device)
-        self._undone.enter_context(self.device.allow_waits())
+        if isinstance(self.device, SimulatedDevice):
+            self._undone.enter_context(self.device)
+            self._undone.enter_context(self.device.allow_waits())
         return self
 
     def __exit__(self, *failure):

@@ -268,9 +268,10 @@ def _kind_of(value: Any) -> Any:
     if isinstance(value, partial):
         return _kind_of(value.func)
     function = value.__func__ if isinstance(value, MethodType) else value
-    return getattr(
-        function, "__code__", function if isinstance(function, type) else type(function)
-    )
+    # Others are not asked: settings that look attributes up among their entries raise a KeyError.
+    if isinstance(function, FunctionType):
+        return function.__code__
+    return function if isinstance(function, type) else type(function)
 
 
 def _items_of(value: Any) -> list[Any]:
