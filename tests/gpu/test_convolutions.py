@@ -296,7 +296,8 @@ def judge(run, *, must_replay=False, device=GPU):
         assert found.same_as(first), list(zip(found.losses, first.losses, strict=True))
         told_or_replayed(found)
         if must_replay and device.type == "cuda":
-            assert all(one.num_replays for one in found.reports), [*map(str, found.reports)]
+            replayed = [one.num_replays or one.num_quick for one in found.reports]
+            assert all(replayed), [*map(str, found.reports)]
     one_line_each(found)
 
 
@@ -361,9 +362,9 @@ def train_on_gpu(case):
 
 
 def must_replay(case):
-    """A whole step in plain precision, in one thread, has no reason to run as written."""
+    """In plain precision, in one thread, nothing has a reason to run as written."""
     is_plain = case.precision == "fp32" and case.loader != "non_blocking"
-    return is_plain and case.form == "whole" and case.flips is case.thread_from is None
+    return is_plain and case.flips is case.thread_from is None
 
 
 @pytest.mark.parametrize("case", cases(), ids=str)

@@ -140,6 +140,15 @@ def test_a_pause_behind_any_call_is_none_of_ours(num_before):
     assert loop.account.debt_s < 0.2
 
 
+def test_what_a_library_takes_to_load_leaves_less_for_all_of_them():
+    """Not for watches alone: what is left is shared as ever."""
+    loop = Loop([0.1], {"watch": 3.0, "capture": 5.0}, 0.1)
+    loop.account.charge(0.9 * ALLOWANCE_S)
+    done = [loop.call(0) for _ in range(1_000)]
+    assert done[-1] == "replay"
+    assert "replay" not in done[:5]
+
+
 def test_a_loader_that_stalls_now_and_then_is_no_debt_of_ours(monkeypatch):
     """Calls as written are longer than their median then; the loop is learnt once there is room."""
     monkeypatch.setattr(account, "ALLOWANCE_S", 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd import grad
 
 from gapless.device.torch_private import call_when_cuda_starts, is_multithreading_enabled
 
@@ -86,4 +87,5 @@ def call_on_backward_thread(function: Callable[[], object], device: torch.device
         out = weight * weight
         assert out.grad_fn is not None
         out.grad_fn.register_prehook(call)
-        torch.autograd.grad(out, weight)
+        # Not `torch.autograd.grad`: who watches a run replaces that, and would take this for the run's own.
+        grad(out, weight)

@@ -216,6 +216,7 @@ class Account:
     def __init__(self, now_ms: Callable[[], float]) -> None:
         self.time_s = 0.0
         self.as_written_s = 0.0
+        self._charged_s = 0.0
         self._now_ms = now_ms
         self._factors: dict[What, deque[float]] = {}
         self._begun_ms = self._ended_ms = 0.0
@@ -276,8 +277,8 @@ class Account:
             factors.append(seconds / times.as_written_s)
 
     def charge(self, seconds: float) -> None:
-        """Count time that no call has taken, such as that of loading a library."""
-        self.time_s += seconds
+        """Count time that no call has taken, such as that of loading a library: it leaves that much less."""
+        self._charged_s += seconds
 
     def may_learn(self, times: CallTimes, *, has_begun: bool) -> bool:
         """Return whether a kind may be watched: there is room, and it has begun or is likely to be worth it.
@@ -306,7 +307,7 @@ class Account:
         return has_room
 
     def _leaves_room(self, expected_s: float, what: What) -> bool:
-        room_s = _SHARES[what] * (SHARE * self.as_written_s + ALLOWANCE_S)
+        room_s = _SHARES[what] * (SHARE * self.as_written_s + ALLOWANCE_S - self._charged_s)
         return self.debt_s + expected_s <= room_s
 
     def _expected_s(self, times: CallTimes, what: What) -> float:
