@@ -128,6 +128,12 @@ def is_foreign(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in FOREIGN_PACKAGES
 
 
+def is_own(kind: type) -> bool:
+    """Return whether a class is this package's, whose objects change as calls are watched; the trainer's are read."""
+    module = kind.__module__
+    return module.startswith("gapless.") and not module.startswith("gapless.nmt.")
+
+
 def is_of_the_script(module: object) -> bool:
     """Return whether a module is the user's own, not one of an installed package."""
     path = str(getattr(module, "__file__", None) or "")

@@ -94,6 +94,7 @@ class CodeReads:
         getters: attributes of attributes that `operator.attrgetter` is made for, or `str.format`; None is any.
         walked: chains that a loop goes on from, again and again.
         given: functions that are called, or given to one, each with all that the call is given.
+        results: variables that may hold what a call returned, or what was found behind that.
     """
 
     reads: dict[Chain, int] = field(default_factory=dict)
@@ -104,6 +105,7 @@ class CodeReads:
     getters: list[tuple[str | None, ...]] = field(default_factory=list)
     walked: set[Chain] = field(default_factory=set)
     given: dict[Chain, set[Chain]] = field(default_factory=dict)
+    results: set[str] = field(default_factory=set)
 
 
 _GETS = ("get", "setdefault")
@@ -276,6 +278,11 @@ class _Follower:
         for constant in self._code.co_consts:
             if isinstance(constant, str) and constant.isidentifier():
                 self._out.names.add(constant)
+        self._out.results |= {
+            name
+            for name, chains in self._locals.items()
+            if any(chain.kind == "result" for chain in chains)
+        }
         return self._out
 
     def _follow(self, at: dis.Instruction, *, after_end: bool) -> bool:

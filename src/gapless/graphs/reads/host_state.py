@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from gapless.graphs.reads.code_kinds import CodeKind, is_foreign, kind_of
+from gapless.graphs.reads.code_kinds import CodeKind, is_foreign, is_own, kind_of
 from gapless.graphs.reads.plain_values import is_array, is_plain, same
 from gapless.graphs.reads.value_places import (
     BUFFERS,
@@ -177,9 +177,9 @@ class HostState:
 
     def _take_object(self, value: Any, name: str) -> None:
         is_another = names_another_class(value)
-        if id(value) in self._skip or (
-            isinstance(value, logging.Logger | ModuleType) and not is_another
-        ):
+        if id(value) in self._skip or is_own(type(value)):
+            return
+        if isinstance(value, logging.Logger | ModuleType) and not is_another:
             return
         self._take_value(value, name, "")
         entries = entries_of(value)

@@ -1030,9 +1030,11 @@ class _Profile:
         """Take note of what objects lead to that functions made in C have returned."""
         executed = self._executed.get(id(frame.f_code))
         if executed is not None and executed.follows(""):
-            for value in frame.f_locals.values():
-                if _is_observed(value):
-                    self._observe_parts(executed, "", value)
+            values = frame.f_locals
+            # Not what an enclosing function holds: it would be searched as if a call had returned it.
+            for name in executed.reads.results:
+                if name in values and _is_observed(values[name]):
+                    self._observe_parts(executed, "", values[name])
 
     def _observe_parts(self, executed: Executed, root: str, value: Any) -> None:
         for links, part in executed.parts_of(root, value):

@@ -44,6 +44,7 @@ from gapless.graphs.reads.code_kinds import (
     CodeKind,
     is_foreign,
     is_of_the_script,
+    is_own,
     kind_of,
     site_of,
 )
@@ -1061,7 +1062,7 @@ class Reach:
         Returns what its containers and weak references lead to.
         """
         entries = entries_of(value)
-        if entries is None or id(value) in self._skip or depth == 0:
+        if entries is None or id(value) in self._skip or depth == 0 or is_own(type(value)):
             return []
         self._use_whole(entries, name, site)
         found: list[tuple[Any, str]] = []
@@ -1099,7 +1100,7 @@ class Reach:
                 todo += _items_of(value, name)
                 continue
             self._arrive(value, name, site)
-            if isinstance(value, _NOT_READ_AS_A_WHOLE):
+            if isinstance(value, _NOT_READ_AS_A_WHOLE) or is_own(type(value)):
                 continue
             todo += self._use_slots(value, name, site)
             entries = entries_of(value) or {}
