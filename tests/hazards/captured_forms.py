@@ -6,7 +6,6 @@ import copy
 import functools
 import threading
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -30,51 +29,6 @@ from hazards.captured_models import (
 
 
 # -------------------------------------------------------------------------------- arguments
-
-
-@captured_case("`step(x, y, mask=None)`, with and without a mask.", expect=CAPTURED)
-def optional_mask(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-
-    def train(x, y, mask=None):
-        optimizer.zero_grad()
-        losses = F.cross_entropy(model(x), y, reduction="none")
-        loss = losses.mean() if mask is None else (losses * mask).sum() / mask.sum()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    step = place.capture(train)
-    results = []
-    for number, (x, y) in enumerate(batches(place, 32)):
-        mask = (x[:, 0] > 0).float() + 0.1
-        results.append(kept(step(x, y, mask=mask) if number % 2 else step(x, y)))
-    return results, state(model, optimizer)
-
-
-@captured_case("The same arguments are given by position, by name, and mixed.", expect=CAPTURED)
-def positions_and_names(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-
-    def train(x, y, *, scale=1.0):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y) * scale
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    step = place.capture(train)
-    results = []
-    for number, (x, y) in enumerate(batches(place, 48)):
-        ways = [
-            lambda x=x, y=y: step(x, y),
-            lambda x=x, y=y: step(x, y=y),
-            lambda x=x, y=y: step(y=y, x=x, scale=1.0),
-        ]
-        results.append(kept(ways[number % 3]()))
-    return results, state(model, optimizer)
 
 
 @captured_case("`step(**batch)`, as batches of a tokenizer are given.", expect=CAPTURED)
@@ -105,26 +59,6 @@ def batch_as_keywords(place):
     return results, state(model, optimizer)
 
 
-@captured_case("`step(*tensors)`: now two, now three tensors.", expect=CAPTURED)
-def tensors_as_arguments(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-
-    def train(*tensors):
-        optimizer.zero_grad()
-        loss = sum(model(x).square().mean() for x in tensors)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    step = place.capture(train)
-    results = []
-    for number in range(30):
-        rows = [batch(place, 3 * number + place_of)[0] for place_of in range(2 + number % 2)]
-        results.append(kept(step(*rows)))
-    return results, state(model, optimizer)
-
-
 @captured_case("A word says what the step does: 'train' or 'evaluate'.", expect=CAPTURED)
 def word_selects_the_branch(place):
     model = mlp(place, dropout=0.3)
@@ -147,61 +81,6 @@ def word_selects_the_branch(place):
     return results, state(model, optimizer)
 
 
-@captured_case("A number that differs in every call is an argument.", expect=EITHER)
-def number_as_an_argument(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-
-    def train(one, number, smoothing):
-        x, y = one
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y, label_smoothing=smoothing) / (1 + number)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    step = place.capture(train)
-    results = [
-        kept(step(one, number, 0.01 * number)) for number, one in enumerate(batches(place, 18))
-    ]
-    return results, state(model, optimizer)
-
-
-@captured_case("A step without arguments draws its own batch on the device.", expect=CAPTURED)
-def no_arguments(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-
-    def train():
-        x = torch.randn(6, 8, device=place.torch_device)
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    step = place.capture(train)
-    return [kept(step()) for _ in range(16)], state(model, optimizer)
-
-
-@captured_case("A step without arguments pulls its batch from an iterator.", expect=EITHER)
-def batch_from_an_iterator(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-    loader = iter(batches(place, 16))
-
-    def train():
-        x, y = next(loader)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    step = place.capture(train)
-    return [kept(step()) for _ in range(16)], list(loader), state(model, optimizer)
-
-
 @captured_case("The model and the optimizer are arguments of the step.", expect=EITHER)
 def model_as_an_argument(place):
     models = [mlp(place), Headed().to(place.torch_device)]
@@ -215,22 +94,6 @@ def model_as_an_argument(place):
     for number, one in enumerate(batches(place, 28)):
         results.append(kept(step(models[number % 2], optimizers[number % 2], one)))
     return results, [state(*both) for both in zip(models, optimizers, strict=True)]
-
-
-@captured_case("Inputs come in float32, float64 and as integers.", expect=CAPTURED)
-def dtypes_of_inputs(place):
-    totals = torch.zeros(8, device=place.torch_device)
-
-    def train(x):
-        totals.add_(x.to(torch.float32).mean(0))
-        return (x * 2).sum(), totals.sum()
-
-    step = place.capture(train)
-    dtypes = [torch.float32, torch.float64, torch.int64]
-    results = [
-        step((x * 10).to(dtypes[number % 3])) for number, (x, _) in enumerate(batches(place, 45))
-    ]
-    return results, totals
 
 
 # ------------------------------------------------------------------------ kinds of callables
@@ -258,13 +121,6 @@ class Trainer:
         return self.train(one)
 
 
-@captured_case("A bound method is captured.", expect=CAPTURED)
-def bound_method(place):
-    trainer = Trainer(place)
-    losses = run(place.capture(trainer.train), batches(place, 16))
-    return losses, state(trainer.model, trainer.optimizer)
-
-
 @captured_case("`self.step = capture(self.step)` in the constructor.", expect=CAPTURED)
 def method_replaced_in_the_constructor(place):
     class Mine(Trainer):
@@ -274,55 +130,6 @@ def method_replaced_in_the_constructor(place):
 
     mine = Mine()
     return run(mine.step, batches(place, 16)), state(mine.model, mine.optimizer)
-
-
-@captured_case("A decorated method of two objects, called in turns.", expect=CAPTURED)
-def decorated_method_of_two_objects(place):
-    class Mine(Trainer):
-        @place.gapless_capture
-        def train(self, one):
-            x, y = one
-            self.optimizer.zero_grad()
-            loss = F.cross_entropy(self.model(x), y)
-            loss.backward()
-            self.optimizer.step()
-            return loss
-
-    both = [Mine(place), Mine(place)]
-    losses = [kept(both[number % 2].train(one)) for number, one in enumerate(batches(place, 32))]
-    return losses, [state(mine.model, mine.optimizer) for mine in both]
-
-
-@captured_case("A decorated method is overridden, and called by `super()`.", expect=CAPTURED)
-def decorated_method_called_by_super(place):
-    class Base(Trainer):
-        @place.gapless_capture()
-        def train(self, one):
-            return Trainer.train(self, one)
-
-    class Mine(Base):
-        def train(self, one):
-            return super().train(one) * 2
-
-    mine = Mine(place)
-    return run(mine.train, batches(place, 16)), state(mine.model, mine.optimizer)
-
-
-@captured_case("A callable object is captured.", expect=CAPTURED)
-def callable_object(place):
-    trainer = Trainer(place)
-    losses = run(place.capture(trainer), batches(place, 16))
-    return losses, state(trainer.model, trainer.optimizer)
-
-
-@captured_case(
-    "A module that computes its loss in `forward` is captured for evaluation.", expect=CAPTURED
-)
-def module_as_the_step(place):
-    model = mlp(place)
-    step = place.capture(model.forward)
-    with torch.no_grad():
-        return [step(x).clone() for x, _ in batches(place, 16)]
 
 
 @captured_case("A partial binds model and optimizer.", expect=CAPTURED)
@@ -339,115 +146,6 @@ def partial(place):
     optimizer = sgd(model)
     step = place.capture(functools.partial(train, model, optimizer, scale=0.5))
     return run(step, batches(place, 16)), state(model, optimizer)
-
-
-@captured_case("A lambda unpacks the batch for a step of two arguments.", expect=CAPTURED)
-def lambda_unpacks(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-
-    def train(x, y):
-        return training_step(model, optimizer)((x, y))
-
-    step = place.capture(lambda one: train(*one))
-    return run(step, batches(place, 16)), state(model, optimizer)
-
-
-@captured_case("A static method and a class method are captured.", expect=CAPTURED)
-def static_and_class_methods(place):
-    class Mine:
-        model = mlp(place)
-        optimizer = sgd(model)
-
-        @staticmethod
-        @place.gapless_capture
-        def train(one):
-            return training_step(Mine.model, Mine.optimizer)(one)
-
-        @classmethod
-        def evaluate(cls, one):
-            with torch.no_grad():
-                return F.cross_entropy(cls.model(one[0]), one[1])
-
-    evaluate = place.capture(Mine.evaluate)
-    losses = []
-    for one in batches(place, 18):
-        losses += run(Mine.train, [one]) + run(evaluate, [one])
-    return losses, state(Mine.model, Mine.optimizer)
-
-
-@captured_case(
-    "The step is decorated by the project too, with `functools.wraps`.", expect=CAPTURED
-)
-def decorated_by_the_project(place):
-    def halved(function):
-        @functools.wraps(function)
-        def inner(*args, **kwargs):
-            return function(*args, **kwargs) * 0.5
-
-        return inner
-
-    model = mlp(place)
-    optimizer = sgd(model)
-
-    @place.gapless_capture
-    @halved
-    def train(one):
-        return training_step(model, optimizer)(one)
-
-    return run(train, batches(place, 16)), state(model, optimizer)
-
-
-@captured_case("A step is captured before the model that it names exists.", expect=CAPTURED)
-def step_before_the_model(place):
-    @place.gapless_capture
-    def train(one):
-        x, y = one
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    model = mlp(place)
-    optimizer = sgd(model)
-    return run(train, batches(place, 16)), state(model, optimizer)
-
-
-@captured_case("A trainer with a captured method is copied in the middle.", expect=EITHER)
-def trainer_is_copied(place):
-    class Mine(Trainer):
-        @place.gapless_capture
-        def train(self, one):
-            return Trainer.train(self, one)
-
-    first = Mine(place)
-    losses = run(first.train, batches(place, 14))
-    second = copy.copy(first)
-    second.model = copy.deepcopy(first.model)
-    second.optimizer = sgd(second.model, lr=0.01)
-    for one in batches(place, 14):
-        losses += run(first.train, [one]) + run(second.train, [one])
-    return losses, [state(mine.model, mine.optimizer) for mine in (first, second)]
-
-
-@captured_case("A captured step calls a captured step.", expect=EITHER)
-def captured_step_in_a_captured_step(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-    inner = place.capture(training_step(model, optimizer))
-    outer = place.capture(lambda one: inner(one) * 2)
-    return run(outer, batches(place, 16)), state(model, optimizer)
-
-
-@captured_case("The same step is captured twice, and both are called in turns.", expect=EITHER)
-def one_step_captured_twice(place):
-    model = mlp(place)
-    optimizer = sgd(model, momentum=0.9)
-    train = training_step(model, optimizer)
-    steps = [place.capture(train), place.capture(train)]
-    losses = [kept(steps[number % 2](one)) for number, one in enumerate(batches(place, 30))]
-    return losses, state(model, optimizer)
 
 
 # -------------------------------------------------------------------- steps that share models
@@ -507,31 +205,6 @@ def gan(place):
     return losses, state(generator, of_generator), state(judge, of_judge)
 
 
-@captured_case(
-    "A GAN with a gradient penalty trains the critic five times a round.", expect=CAPTURED
-)
-def gradient_penalty(place):
-    critic = mlp(place, num_out=1)
-    optimizer = torch.optim.RMSprop(critic.parameters(), lr=1e-3)
-
-    def train(real, fake):
-        mix = torch.rand(real.size(0), 1, device=real.device)
-        between = (mix * real + (1 - mix) * fake).requires_grad_(True)
-        (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
-        penalty = (slope.norm(dim=1) - 1).square().mean()
-        optimizer.zero_grad()
-        loss = critic(fake).mean() - critic(real).mean() + 10 * penalty
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    step = place.capture(train)
-    losses = []
-    for number in range(20):
-        losses.append(kept(step(batch(place, number)[0], batch(place, 90 + number)[0])))
-    return losses, state(critic, optimizer)
-
-
 def _rollout(place, number):
     draw = torch.Generator().manual_seed(number)
     values = {
@@ -581,33 +254,6 @@ def ppo_with_a_buffer_in_place(place):
     return losses, state(both, optimizer)
 
 
-@captured_case("PPO: the buffer is a new dict of new tensors in each round.", expect=EITHER)
-def ppo_with_new_buffers(place):
-    policy, value = mlp(place), mlp(place, num_out=1)
-    both = nn.ModuleList([policy, value])
-    optimizer = torch.optim.Adam(both.parameters(), lr=1e-3, fused=True)
-
-    class Agent:
-        buffer = None
-
-        def train(self, rows):
-            one = {name: column[rows] for name, column in self.buffer.items()}
-            optimizer.zero_grad()
-            loss = _ppo_loss(policy, value, one)
-            loss.backward()
-            optimizer.step()
-            return loss
-
-    agent = Agent()
-    step = place.capture(agent.train)
-    losses = []
-    for number in range(5):
-        agent.buffer = _rollout(place, number)
-        rows = torch.randperm(24).to(place.torch_device)
-        losses += run(step, rows.split(8)) + run(step, rows.flip(0).split(8))
-    return losses, state(both, optimizer)
-
-
 @captured_case("Teacher and student: the teacher follows within the step.", expect=CAPTURED)
 def teacher_and_student(place):
     student = mlp(place, dropout=0.2)
@@ -631,84 +277,6 @@ def teacher_and_student(place):
 
     losses = run(place.capture(train), batches(place, 16))
     return losses, center, state(teacher), state(student, optimizer)
-
-
-@captured_case(
-    "A queue of negatives is filled in place, at a pointer on the device.", expect=CAPTURED
-)
-def contrastive_queue_on_the_device(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-    queue = torch.zeros(18, 4, device=place.torch_device)
-    pointer = torch.zeros((), dtype=torch.int64, device=place.torch_device)
-
-    def train(one):
-        x, _ = one
-        first = model(x + 0.1 * torch.randn_like(x))
-        second = model(x + 0.1 * torch.randn_like(x)).detach()
-        scores = torch.cat([(first * second).sum(1, keepdim=True), first @ queue.T.clone()], 1)
-        optimizer.zero_grad()
-        loss = -scores.log_softmax(1)[:, 0].mean()
-        loss.backward()
-        optimizer.step()
-        rows = (pointer + torch.arange(6, device=x.device)) % 18
-        queue.index_copy_(0, rows, second)
-        pointer.add_(6).remainder_(18)
-        return loss
-
-    losses = run(place.capture(train), batches(place, 18))
-    return losses, queue, pointer, state(model, optimizer)
-
-
-@captured_case("A queue of negatives has a Python pointer that the step moves.", expect=EITHER)
-def contrastive_queue_with_a_python_pointer(place):
-    class Queue:
-        def __init__(self):
-            self.rows = torch.zeros(24, 4, device=place.torch_device)
-            self.pointer = 0
-
-        def push(self, new):
-            self.rows[self.pointer : self.pointer + len(new)] = new
-            self.pointer = (self.pointer + len(new)) % len(self.rows)
-
-    model, queue = mlp(place), Queue()
-    optimizer = sgd(model)
-
-    def train(one):
-        x, _ = one
-        features = model(x)
-        loss = -(features @ queue.rows.T.clone()).log_softmax(1)[:, 0].mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        queue.push(features.detach())
-        return loss
-
-    losses = run(place.capture(train), batches(place, 18))
-    return losses, queue.rows, queue.pointer, state(model, optimizer)
-
-
-@captured_case(
-    "Two views of each row by noise on the device: a contrastive loss.", expect=CAPTURED
-)
-def two_views(place):
-    model = mlp(place)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-
-    def train(one):
-        x, _ = one
-        views = [F.dropout(x, 0.2) + 0.1 * torch.randn_like(x) for _ in range(2)]
-        features = F.normalize(model(torch.cat(views)), dim=1)
-        scores = features @ features.T / 0.5 - 1e9 * torch.eye(12, device=x.device)
-        partner = torch.arange(12, device=x.device).roll(6)
-        loss = F.cross_entropy(scores, partner)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    losses = run(place.capture(train), batches(place, 16))
-    return losses, state(model, optimizer)
 
 
 # ------------------------------------------------------------------ recurrent and generative
@@ -756,54 +324,6 @@ def hidden_state_as_an_attribute(place):
     step = place.capture(trainer.train)
     losses = run(step, [_ids(place, number) for number in range(20)])
     return losses, trainer.hidden, state(trainer.model, trainer.optimizer)
-
-
-@captured_case("TBPTT: the hidden state is reset by the loop between epochs.", expect=CAPTURED)
-def hidden_state_is_reset(place):
-    class Trainer:
-        def __init__(self):
-            self.model = nn.GRU(8, 8).to(place.torch_device)
-            self.optimizer = sgd(self.model)
-            self.hidden = torch.zeros(1, 6, 8, device=place.torch_device)
-
-        def train(self, x):
-            self.optimizer.zero_grad()
-            states, hidden = self.model(x.unsqueeze(0), self.hidden)
-            loss = states.square().mean()
-            loss.backward()
-            self.optimizer.step()
-            self.hidden = hidden.detach()
-            return loss
-
-    trainer = Trainer()
-    step = place.capture(trainer.train)
-    losses, ends = [], []
-    for _ in range(2):
-        trainer.hidden = torch.zeros(1, 6, 8, device=place.torch_device)
-        losses += run(step, [x for x, _ in batches(place, 20)])
-        ends.append(trainer.hidden)
-    return losses, ends, state(trainer.model, trainer.optimizer)
-
-
-@captured_case("TBPTT: the hidden state is given to the step and returned by it.", expect=CAPTURED)
-def hidden_state_as_an_argument(place):
-    model = Language().to(place.torch_device)
-    optimizer = sgd(model)
-
-    def train(ids, hidden):
-        optimizer.zero_grad()
-        scores, hidden = model(ids, hidden)
-        loss = F.cross_entropy(scores[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        return loss.detach(), tuple(one.detach() for one in hidden)
-
-    step = place.capture(train)
-    hidden, losses = _zeros(place), []
-    for number in range(20):
-        loss, hidden = step(_ids(place, number), hidden)
-        losses.append(loss)
-    return losses, hidden, state(model, optimizer)
 
 
 @captured_case("Diffusion: timesteps and noise are drawn on the device.", expect=CAPTURED)
@@ -856,36 +376,6 @@ def variational_autoencoder(place):
     return results, state(both, optimizer)
 
 
-@captured_case("The loop seeds the device's generator again at each epoch.", expect=CAPTURED)
-def generator_is_seeded_again(place):
-    model = mlp(place, dropout=0.5)
-    optimizer = sgd(model)
-    step = place.capture(training_step(model, optimizer))
-    losses = []
-    for _ in range(3):
-        torch.manual_seed(5)
-        losses += run(step, batches(place, 8))
-    return losses, state(model, optimizer)
-
-
-@captured_case(
-    "Noise comes from a generator object of the loop's own.", expect=EITHER, devices=(GPU,)
-)
-def generator_object(place):
-    own = torch.Generator(device=place.torch_device).manual_seed(3)
-
-    def train(x):
-        return x + torch.randn(x.shape, generator=own, device=x.device)
-
-    step = place.capture(train)
-    results = []
-    for number, (x, _) in enumerate(batches(place, 18)):
-        results.append(step(x).clone())
-        if number == 12:
-            own.manual_seed(4)
-    return results, own.get_state()
-
-
 # ---------------------------------------------------------------- what autograd can do inside
 
 
@@ -914,24 +404,6 @@ def inner_loop(place):
     return losses, state(model, optimizer)
 
 
-@captured_case("Activations are checkpointed, without random numbers.", expect=CAPTURED)
-def checkpointed(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-
-    def train(one):
-        x, y = one
-        optimizer.zero_grad()
-        scores = checkpoint(model, x, use_reentrant=False, preserve_rng_state=False)
-        loss = F.cross_entropy(scores, y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    losses = run(place.capture(train), batches(place, 16))
-    return losses, state(model, optimizer)
-
-
 @captured_case(
     "Activations with dropout are checkpointed, and drawn again in backward.", expect=EITHER
 )
@@ -951,63 +423,6 @@ def checkpointed_dropout(place):
     return losses, state(model, optimizer)
 
 
-class Clipped(torch.autograd.Function):
-    """The identity, with a gradient that is clipped."""
-
-    @staticmethod
-    def forward(ctx, x, limit):
-        ctx.save_for_backward(x)
-        ctx.limit = limit
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return grad.clamp(-ctx.limit, ctx.limit) * (x.abs() < 3), None
-
-
-@captured_case("A custom autograd function is in the step.", expect=CAPTURED)
-def custom_function(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-
-    def train(one):
-        x, y = one
-        optimizer.zero_grad()
-        loss = F.cross_entropy(Clipped.apply(model(x), 0.05), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    losses = run(place.capture(train), batches(place, 16))
-    return losses, state(model, optimizer)
-
-
-@captured_case(
-    "A forward hook keeps features, which the loss reads: deep supervision.", expect=EITHER
-)
-def features_by_a_hook(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-    features = {}
-    model[0].register_forward_hook(lambda module, args, out: features.update(first=out))
-
-    def train(one):
-        x, y = one
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y) + 0.01 * features["first"].square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    step = place.capture(train)
-    losses, norms = [], []
-    for one in batches(place, 18):
-        losses += run(step, [one])
-        norms.append(features["first"].detach().norm())
-    return losses, norms, state(model, optimizer)
-
-
 @captured_case("A hook on a weight changes its gradient; it is removed later.", expect=EITHER)
 def hook_on_a_gradient(place):
     model = mlp(place)
@@ -1022,27 +437,6 @@ def hook_on_a_gradient(place):
     return losses, state(model, optimizer)
 
 
-@captured_case("A hook after accumulation updates each weight in backward.", expect=EITHER)
-def update_in_backward(place):
-    model = mlp(place)
-
-    def update(parameter):
-        with torch.no_grad():
-            parameter.sub_(parameter.grad, alpha=0.1)
-        parameter.grad = None
-
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(update)
-
-    def train(one):
-        loss = F.cross_entropy(model(one[0]), one[1])
-        loss.backward()
-        return loss
-
-    losses = run(place.capture(train), batches(place, 18))
-    return losses, state(model)
-
-
 @captured_case("The model is compiled; the step is captured.", expect=CAPTURED, devices=(GPU,))
 def compiled_model(place):
     torch.compiler.reset()
@@ -1052,57 +446,6 @@ def compiled_model(place):
     step = place.capture(training_step(compiled, optimizer))
     losses = run(step, batches(place, 16))
     torch.compiler.reset()
-    return losses, state(model, optimizer)
-
-
-@captured_case(
-    "A compiled model sees another size, and compiles again.", expect=CAPTURED, devices=(GPU,)
-)
-def compiled_model_of_two_sizes(place):
-    torch.compiler.reset()
-    model = mlp(place)
-    compiled = torch.compile(model)
-    optimizer = sgd(model)
-    step = place.capture(training_step(compiled, optimizer))
-    losses = run(step, batches(place, 14)) + run(step, batches(place, 14, rows=5))
-    torch.compiler.reset()
-    return losses, state(model, optimizer)
-
-
-@captured_case(
-    "A compiled model with running averages runs before its step is captured.",
-    expect=CAPTURED,
-    devices=(GPU,),
-)
-def compiled_model_that_ran_before(place):
-    torch.compiler.reset()
-    model = mlp(place).insert(1, nn.BatchNorm1d(16).to(place.torch_device))
-    optimizer = sgd(model)
-    train = training_step(torch.compile(model), optimizer)
-    losses = run(train, batches(place, 3))
-    losses += run(place.capture(train), batches(place, 16))
-    torch.compiler.reset()
-    return losses, state(model, optimizer)
-
-
-@captured_case(
-    "Rows are summed into bins: index_add and a gather.", expect=CAPTURED, devices=(GPU,)
-)
-def sums_into_bins(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-
-    def train(one):
-        x, y = one
-        optimizer.zero_grad()
-        scores = model(x)
-        bins = scores.new_zeros(4, 4).index_add(0, y, scores)
-        loss = bins[y].square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    losses = run(place.capture(train), batches(place, 16))
     return losses, state(model, optimizer)
 
 
@@ -1135,11 +478,6 @@ def scatter_add_is_named(place):
 # --------------------------------------------------------------------------- what it returns
 
 
-class Result(NamedTuple):
-    loss: torch.Tensor
-    scores: torch.Tensor
-
-
 @dataclass
 class Output:
     loss: torch.Tensor
@@ -1169,70 +507,6 @@ def returns_nothing(place):
     return _returning(place, lambda loss, scores: None)
 
 
-@captured_case("The step returns tensors of its batch beside its loss.", expect=CAPTURED)
-def tensors_of_the_batch_returned(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-
-    def train(one):
-        x, y = one
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss, y, {"x": x, "again": y}
-
-    step = place.capture(train)
-    results = []
-    for one in batches(place, 16):
-        loss, y, rest = step(one)
-        is_own = (y is one[1], rest["x"] is one[0], rest["again"] is y)
-        results.append((kept(loss), kept(y), is_own))
-    return results, state(model, optimizer)
-
-
-@captured_case(
-    "Torch's compiler notes on a batch and a result which sizes change.", expect=CAPTURED
-)
-def notes_of_the_compiler(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-
-    def train(one):
-        x, y = one
-        optimizer.zero_grad()
-        torch._dynamo.maybe_mark_dynamic(x, 0)
-        scores = model(x)
-        loss = F.cross_entropy(scores, y)
-        loss.backward()
-        optimizer.step()
-        torch._dynamo.maybe_mark_dynamic(scores, 0)
-        return loss, scores
-
-    step = place.capture(train)
-    losses = [kept(step(one)[0]) for one in batches(place, 16)]
-    return losses, state(model, optimizer)
-
-
-@captured_case("The step returns a named tuple.", expect=CAPTURED)
-def returns_a_named_tuple(place):
-    return _returning(place, Result)
-
-
-@captured_case(
-    "The step returns nested dicts with None, text and the number of rows.", expect=CAPTURED
-)
-def returns_a_nested_dict(place):
-    return _returning(
-        place,
-        lambda loss, scores: {
-            "loss": loss,
-            "logs": {"n": len(scores), "name": "ce", "none": None},
-            "parts": [scores[0], (scores.mean(), 0.5)],
-        },
-    )
-
-
 @captured_case("The step returns a dataclass, as many libraries do.", expect=EITHER)
 def returns_a_dataclass(place):
     return _returning(
@@ -1240,89 +514,7 @@ def returns_a_dataclass(place):
     )
 
 
-@captured_case("The step returns one tensor twice, and a view of it.", expect=EITHER)
-def returns_one_tensor_twice(place):
-    results, after = _returning(place, lambda loss, scores: (scores, scores, scores[0], loss))
-    for same, again, row, _ in results:
-        same.add_(1)
-        again.mul_(2)
-        row.zero_()
-    return results, after
-
-
-@captured_case("The step returns a new list each call, which the loop extends.", expect=EITHER)
-def returns_a_list(place):
-    results, after = _returning(place, lambda loss, scores: [loss, scores])
-    for number, one in enumerate(results):
-        one.append(number)
-    return results, after
-
-
 # --------------------------------------------------------------------- the loop around it
-
-
-@captured_case(
-    "The evaluation step is called under `no_grad` of the loop, the training without.",
-    expect=CAPTURED,
-)
-def called_under_no_grad(place):
-    model = mlp(place)
-    step = place.capture(lambda one: F.cross_entropy(model(one[0]), one[1]))
-    results = []
-    with torch.no_grad():
-        for one in batches(place, 16):
-            results.append(kept(step(one)))
-    return results
-
-
-@captured_case("One step is called now with gradients, now under `no_grad`.", expect=EITHER)
-def called_in_both_grad_modes(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-
-    def train(one):
-        loss = F.cross_entropy(model(one[0]), one[1])
-        if torch.is_grad_enabled():
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return loss
-
-    step = place.capture(train)
-    losses = []
-    for number, one in enumerate(batches(place, 32)):
-        with torch.set_grad_enabled(number % 2 == 0):
-            losses += run(step, [one])
-    return losses, state(model, optimizer)
-
-
-@captured_case("Inference mode inside a step that predicts.", expect=CAPTURED)
-def inference_mode_inside(place):
-    model = mlp(place)
-
-    @place.gapless_capture
-    @torch.inference_mode()
-    def predict(x):
-        return model(x).softmax(-1)
-
-    results = [predict(x) for x, _ in batches(place, 16)]
-    return [one.cpu().tolist() for one in results]
-
-
-@captured_case(
-    "The loop runs under inference mode, and the weights change between epochs.", expect=CAPTURED
-)
-def inference_mode_around(place):
-    model = mlp(place)
-    predict = place.capture(lambda x: model(x).argmax(1))
-    results = []
-    for _ in range(2):
-        with torch.inference_mode():
-            results += [predict(x).cpu().tolist() for x, _ in batches(place, 12)]
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(-0.7)
-    return results
 
 
 @captured_case("The whole loop runs on a stream of its own.", expect=CAPTURED)
@@ -1335,32 +527,6 @@ def loop_on_a_stream(place):
     with place.on(stream):
         losses = run(step, batches(place, 16))
     place.order(place.current(), stream)
-    place.settle()
-    return losses, state(model, optimizer)
-
-
-@captured_case("The step runs one part on a second stream, and joins it.", expect=EITHER)
-def step_with_a_second_stream(place):
-    model, teacher = mlp(place), mlp(place).requires_grad_(False)
-    optimizer = sgd(model)
-    side = place.stream()
-
-    def train(one):
-        x, _ = one
-        main = place.current()
-        place.order(side, main)
-        with place.on(side):
-            target = teacher(x)
-        optimizer.zero_grad()
-        scores = model(x)
-        place.order(main, side)
-        place.record_stream(target, main)
-        loss = F.mse_loss(scores, target)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    losses = run(place.capture(train), batches(place, 18))
     place.settle()
     return losses, state(model, optimizer)
 
@@ -1394,23 +560,6 @@ def two_threads(place):
     return results["first"], results["second"]
 
 
-@captured_case("A captured step is made in one thread and called in another.", expect=EITHER)
-def called_in_another_thread(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-    step = place.capture(training_step(model, optimizer))
-    losses = run(step, batches(place, 8))
-
-    def work():
-        losses.extend(run(step, batches(place, 10)))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    losses += run(step, batches(place, 8))
-    return losses, state(model, optimizer)
-
-
 @captured_case("Batches are prefetched, and losses are read late.", expect=CAPTURED)
 def prefetched_with_losses_read_late(place):
     model = mlp(place, dropout=0.1)
@@ -1421,50 +570,3 @@ def prefetched_with_losses_read_late(place):
         for one in place.prefetch([host_batch(number) for number in range(10)]):
             losses.add(step(one))
     return losses.mean(), losses.history, state(model, optimizer)
-
-
-@captured_case("Losses are added to a DeferredLoss within the step.", expect=EITHER)
-def losses_added_within(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-    losses = place.losses()
-
-    def train(one):
-        x, y = one
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.add(loss, weight=len(x))
-
-    step = place.capture(train)
-    for one in batches(place, 16):
-        step(one)
-    return losses.mean(), losses.history, state(model, optimizer)
-
-
-@captured_case("Gradient-free statistics: a step that only adds to running sums.", expect=CAPTURED)
-def running_sums(place):
-    sums = {name: torch.zeros(8, device=place.torch_device) for name in ("first", "second")}
-
-    def train(x):
-        sums["first"] += x.sum(0)
-        sums["second"] += x.square().sum(0)
-
-    step = place.capture(train)
-    for x, _ in batches(place, 16):
-        step(x)
-    return sums
-
-
-@captured_case(
-    "Losses of all sizes of batch: the last one of each epoch is short.", expect=CAPTURED
-)
-def short_last_batch(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-    step = place.capture(training_step(model, optimizer))
-    losses = []
-    for epoch in range(4):
-        losses += run(step, batches(place, 7)) + run(step, batches(place, 1, rows=2 + epoch % 2))
-    return losses, state(model, optimizer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler, swa_utils
 
-from hazards.captured_harness import CAPTURED, EITHER, GPU, captured_case, refused
+from hazards.captured_harness import CAPTURED, captured_case, refused
 from hazards.captured_models import Headed, batches, kept, mlp, run, sgd, state, training_step
 
 
@@ -30,130 +29,14 @@ def trained(place, make_optimizer, *, num=16, change=None, model=None):
 # --------------------------------------------------------- optimizers as people make them
 
 
-@captured_case("SGD.", expect=CAPTURED)
-def plain_sgd(place):
-    return trained(place, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
-
-
-@captured_case("SGD with Nesterov momentum, dampening of none, and weight decay.", expect=CAPTURED)
-def nesterov(place):
-    return trained(
-        place,
-        lambda parameters: torch.optim.SGD(
-            parameters, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3
-        ),
-    )
-
-
-@captured_case("SGD with dampening, whose first update differs from all others.", expect=CAPTURED)
-def dampened_momentum(place):
-    return trained(
-        place,
-        lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, dampening=0.5),
-    )
-
-
-@captured_case("SGD with a fused kernel.", expect=CAPTURED)
-def fused_sgd(place):
-    return trained(
-        place, lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, fused=True)
-    )
-
-
 @captured_case("Adam as people make it.", expect=CAPTURED)
 def adam(place):
     return trained(place, lambda parameters: torch.optim.Adam(parameters, lr=3e-3), num=30)
 
 
-@captured_case("AdamW as people make it, with betas of a language model.", expect=CAPTURED)
-def adamw(place):
-    return trained(
-        place,
-        lambda parameters: torch.optim.AdamW(
-            parameters, lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1
-        ),
-        num=30,
-    )
-
-
-@captured_case("Adam with L2 decay, one tensor at a time.", expect=CAPTURED)
-def adam_of_single_tensors(place):
-    return trained(
-        place,
-        lambda parameters: torch.optim.Adam(parameters, lr=3e-3, weight_decay=1e-2, foreach=False),
-        num=24,
-    )
-
-
 @captured_case("AdamW with a fused kernel.", expect=CAPTURED)
 def fused_adamw(place):
     return trained(place, lambda parameters: torch.optim.AdamW(parameters, fused=True), num=24)
-
-
-@captured_case("Adam with capturable=True.", expect=CAPTURED, devices=(GPU,))
-def capturable_adam(place):
-    return trained(place, lambda parameters: torch.optim.Adam(parameters, capturable=True))
-
-
-@captured_case(
-    "AdamW with capturable=True, a rate tensor filled outside.", expect=CAPTURED, devices=(GPU,)
-)
-def capturable_adamw_with_a_rate_tensor(place):
-    rate = torch.tensor(1e-3, device=place.torch_device)
-    return trained(
-        place,
-        lambda parameters: torch.optim.AdamW(parameters, lr=rate, capturable=True),
-        change=lambda optimizer, number: rate.fill_(1e-3 / (1 + number)),
-    )
-
-
-@captured_case("AMSGrad with maximize.", expect=CAPTURED)
-def amsgrad_that_maximizes(place):
-    return trained(
-        place,
-        lambda parameters: torch.optim.AdamW(parameters, amsgrad=True, maximize=True),
-        num=24,
-    )
-
-
-@captured_case("Centered RMSprop with momentum.", expect=CAPTURED)
-def rmsprop(place):
-    return trained(
-        place,
-        lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3, centered=True, momentum=0.9),
-    )
-
-
-@captured_case("Adagrad with lr_decay, whose rate falls with its own count.", expect=EITHER)
-def adagrad(place):
-    return trained(
-        place, lambda parameters: torch.optim.Adagrad(parameters, lr=0.1, lr_decay=0.1), num=24
-    )
-
-
-@captured_case("NAdam, whose product of momenta is a number of its own.", expect=EITHER)
-def nadam(place):
-    return trained(place, lambda parameters: torch.optim.NAdam(parameters, lr=1e-2), num=24)
-
-
-@captured_case("RAdam, whose formula changes after some steps.", expect=EITHER)
-def radam(place):
-    return trained(place, lambda parameters: torch.optim.RAdam(parameters, lr=1e-2), num=24)
-
-
-@captured_case("Adadelta.", expect=EITHER)
-def adadelta(place):
-    return trained(place, torch.optim.Adadelta, num=24)
-
-
-@captured_case("Adamax.", expect=EITHER)
-def adamax(place):
-    return trained(place, torch.optim.Adamax, num=24)
-
-
-@captured_case("ASGD, which averages from a step on that it counts itself.", expect=EITHER)
-def averaged_sgd(place):
-    return trained(place, lambda parameters: torch.optim.ASGD(parameters, t0=9), num=24)
 
 
 @captured_case("L-BFGS with a closure, which decides on the host.", expect=refused())
@@ -225,73 +108,6 @@ def warm_up_and_cosine(place):
     )
 
 
-@captured_case("Cosine annealing of Adam as people make it.", expect=CAPTURED)
-def cosine_of_adam(place):
-    return scheduled(
-        place,
-        lambda parameters: torch.optim.Adam(parameters, lr=1e-2),
-        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, T_max=30),
-    )
-
-
-@captured_case("A linear warm-up, then a cosine, of AdamW with a fused kernel.", expect=CAPTURED)
-def sequence_of_schedules(place):
-    def make_scheduler(optimizer):
-        return lr_scheduler.SequentialLR(
-            optimizer,
-            [
-                lr_scheduler.LinearLR(optimizer, start_factor=1 / 3, total_iters=10),
-                lr_scheduler.CosineAnnealingLR(optimizer, T_max=20),
-            ],
-            milestones=[10],
-        )
-
-    return scheduled(
-        place, lambda parameters: torch.optim.AdamW(parameters, fused=True), make_scheduler
-    )
-
-
-@captured_case("One cycle, which moves the rate and the momentum.", expect=CAPTURED)
-def one_cycle_of_sgd(place):
-    return scheduled(
-        place,
-        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-        lambda optimizer: lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=40),
-    )
-
-
-@captured_case("One cycle, which moves the rate and beta1 of AdamW.", expect=CAPTURED)
-def one_cycle_of_adamw(place):
-    return scheduled(
-        place,
-        lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
-        lambda optimizer: lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=40),
-    )
-
-
-@captured_case("The rate falls by ten at two milestones.", expect=CAPTURED)
-def milestones(place):
-    return scheduled(
-        place,
-        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-        lambda optimizer: lr_scheduler.MultiStepLR(optimizer, milestones=[12, 22]),
-    )
-
-
-@captured_case("The rate falls when the loss stands still, which the loop reads.", expect=CAPTURED)
-def rate_falls_on_a_plateau(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=2, factor=0.3)
-    step = place.capture(training_step(model, optimizer))
-    losses, rates = [], []
-    for one in batches(place, 30):
-        losses.append(step(one).item())
-        scheduler.step(losses[-1])
-        rates.append(optimizer.param_groups[0]["lr"])
-    return losses, rates, state(model, optimizer)
-
-
 @captured_case(
     "`group['lr']` is set before every step, a digit apart in double only.", expect=CAPTURED
 )
@@ -326,55 +142,6 @@ def rates_of_groups(place):
     return losses, state(model, optimizer)
 
 
-@captured_case("Weight decay follows a cosine, as in self-distillation.", expect=CAPTURED)
-def weight_decay_is_scheduled(place):
-    def change(optimizer, number):
-        for group in optimizer.param_groups:
-            group["weight_decay"] = 0.4 - 0.36 * math.cos(math.pi * number / 30)
-
-    return trained(
-        place,
-        lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, fused=True),
-        change=change,
-        num=30,
-    )
-
-
-@captured_case("Momentum is warmed up from 0.5 to 0.95.", expect=CAPTURED)
-def momentum_is_scheduled(place):
-    def change(optimizer, number):
-        optimizer.param_groups[0]["momentum"] = min(0.95, 0.5 + 0.02 * number)
-
-    return trained(
-        place,
-        lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.5),
-        change=change,
-        num=30,
-    )
-
-
-@captured_case("Betas change once in the middle of training.", expect=CAPTURED)
-def betas_change(place):
-    def change(optimizer, number):
-        if number == 20:
-            optimizer.param_groups[0]["betas"] = (0.8, 0.99)
-
-    return trained(place, torch.optim.Adam, change=change, num=40)
-
-
-@captured_case("The rate is zero for some steps, then what it was.", expect=CAPTURED)
-def rate_is_zero_for_a_while(place):
-    def change(optimizer, number):
-        optimizer.param_groups[0]["lr"] = 0.0 if 8 <= number < 12 else 0.1
-
-    return trained(
-        place,
-        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-        change=change,
-        num=30,
-    )
-
-
 @captured_case("The rate is a tensor on the device, filled outside.", expect=CAPTURED)
 def rate_tensor_filled_outside(place):
     rate = torch.tensor(0.1).to(place.torch_device)
@@ -385,102 +152,7 @@ def rate_tensor_filled_outside(place):
     )
 
 
-@captured_case("The rate is a tensor on the host, filled outside.", expect=EITHER)
-def rate_tensor_on_the_host(place):
-    rate = torch.tensor(0.1)
-    return trained(
-        place,
-        lambda parameters: torch.optim.SGD(parameters, lr=rate),
-        change=lambda optimizer, number: rate.fill_(0.1 / (1 + number)),
-    )
-
-
-@captured_case("The rate is a tensor that a schedule replaces by another.", expect=EITHER)
-def rate_tensor_is_replaced(place):
-    def change(optimizer, number):
-        rate = torch.tensor(0.1 / (1 + number)).to(place.torch_device)
-        optimizer.param_groups[0]["lr"] = rate
-
-    return trained(
-        place, lambda parameters: torch.optim.SGD(parameters, lr=0.1), change=change, num=20
-    )
-
-
-@captured_case(
-    "The rate tensor is filled inside the step from a count of the loop.", expect=EITHER
-)
-def rate_tensor_filled_inside(place):
-    model = mlp(place)
-    rate = torch.tensor(0.1).to(place.torch_device)
-    optimizer = sgd(model, lr=rate)
-    number = 0
-
-    def train(one):
-        rate.fill_(0.1 / (1 + number))
-        x, y = one
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    step = place.capture(train)
-    losses = []
-    for number, one in enumerate(batches(place, 18)):  # noqa: B007  # the step reads it
-        losses += run(step, [one])
-    return losses, rate, state(model, optimizer)
-
-
 # ------------------------------------------------------------------------ updates by hand
-
-
-LEARNING_RATE = 0.1
-
-
-@captured_case("Weights are updated by hand with a global rate that halves once.", expect=CAPTURED)
-def update_by_hand_with_a_global_rate(place):
-    global LEARNING_RATE
-    model = mlp(place)
-
-    def train(one):
-        x, y = one
-        loss = F.cross_entropy(model(x), y)
-        grads = torch.autograd.grad(loss, list(model.parameters()))
-        with torch.no_grad():
-            for parameter, grad in zip(model.parameters(), grads, strict=True):
-                parameter -= LEARNING_RATE * grad
-        return loss
-
-    step = place.capture(train)
-    LEARNING_RATE = 0.1
-    losses = run(step, batches(place, 20))
-    LEARNING_RATE = 0.05
-    losses += run(step, batches(place, 20))
-    return losses, state(model)
-
-
-@captured_case(
-    "`p.data.add_(p.grad, alpha=-lr)` with a rate that falls every step.", expect=EITHER
-)
-def update_by_hand_with_a_falling_rate(place):
-    model = mlp(place)
-    settings = {"lr": 0.1}
-
-    def train(one):
-        x, y = one
-        model.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        for parameter in model.parameters():
-            parameter.data.add_(parameter.grad.data, alpha=-settings["lr"])
-        return loss
-
-    step = place.capture(train)
-    losses = []
-    for one in batches(place, 18):
-        losses += run(step, [one])
-        settings["lr"] *= 0.95
-    return losses, state(model)
 
 
 class Lion(torch.optim.Optimizer):
@@ -507,95 +179,6 @@ class Lion(torch.optim.Optimizer):
 @captured_case("An optimizer of the project: Lion.", expect=CAPTURED)
 def optimizer_of_the_project(place):
     return trained(place, lambda parameters: Lion(parameters, lr=1e-3, weight_decay=0.1))
-
-
-@captured_case("An optimizer of the project under a cosine schedule.", expect=EITHER)
-def optimizer_of_the_project_with_a_schedule(place):
-    return scheduled(
-        place, Lion, lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, T_max=30)
-    )
-
-
-class CountingAdam(torch.optim.Optimizer):
-    """Adam that counts in its state, in Python, as many repositories have it."""
-
-    def __init__(self, params, lr=1e-2):
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        del closure
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                if not state:
-                    state["step"] = 0
-                    state["square"] = torch.zeros_like(parameter)
-                state["step"] += 1
-                square = (
-                    state["square"].mul_(0.99).addcmul_(parameter.grad, parameter.grad, value=0.01)
-                )
-                correction = 1 - 0.99 ** state["step"]
-                denominator = (square / correction).sqrt_().add_(1e-8)
-                parameter.addcdiv_(parameter.grad, denominator, value=-group["lr"])
-
-
-@captured_case("An optimizer of the project counts its steps in Python.", expect=EITHER)
-def optimizer_of_the_project_that_counts(place):
-    return trained(place, CountingAdam, num=24)
-
-
-class Lookahead:
-    """Slow weights that follow the fast ones every k steps."""
-
-    def __init__(self, optimizer, k=3, alpha=0.5):
-        self.optimizer, self.k, self.alpha, self.counter = optimizer, k, alpha, 0
-        self.slow = [
-            parameter.detach().clone()
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        ]
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
-
-    def step(self):
-        self.optimizer.step()
-        self.counter += 1
-        if self.counter % self.k == 0:
-            self.follow()
-
-    @torch.no_grad()
-    def follow(self):
-        fast = [one for group in self.optimizer.param_groups for one in group["params"]]
-        for slow, parameter in zip(self.slow, fast, strict=True):
-            slow.add_(parameter - slow, alpha=self.alpha)
-            parameter.copy_(slow)
-
-
-@captured_case(
-    "Lookahead by hand counts in the step and copies every third time.",
-    expect=refused("counter", at="self.counter += 1"),
-)
-def lookahead_inside(place):
-    model = mlp(place)
-    optimizer = Lookahead(sgd(model, momentum=0.9))
-    step = place.capture(training_step(model, optimizer))
-    losses = run(step, batches(place, 18))
-    return losses, optimizer.slow, optimizer.counter, state(model, optimizer.optimizer)
-
-
-@captured_case("Lookahead follows outside the step.", expect=CAPTURED)
-def lookahead_outside(place):
-    model = mlp(place)
-    lookahead = Lookahead(sgd(model, momentum=0.9))
-    step = place.capture(training_step(model, lookahead.optimizer))
-    losses = []
-    for number, one in enumerate(batches(place, 18)):
-        losses += run(step, [one])
-        if number % 3 == 2:
-            lookahead.follow()
-    return losses, lookahead.slow, state(model, lookahead.optimizer)
 
 
 # ------------------------------------------------------------- scaling, clipping, averaging
@@ -675,11 +258,6 @@ def clipping_by_norm(place):
     return _clipped(place, lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.5))
 
 
-@captured_case("Gradients are clipped by value.", expect=CAPTURED)
-def clipping_by_value(place):
-    return _clipped(place, lambda parameters: nn.utils.clip_grad_value_(parameters, 0.05))
-
-
 @captured_case(
     "Clipping must raise on gradients that are no numbers: a read in each step.", expect=refused()
 )
@@ -688,32 +266,6 @@ def clipping_that_checks(place):
         place,
         lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.5, error_if_nonfinite=True),
     )
-
-
-@captured_case(
-    "The largest norm is an attribute of the configuration that changes once.", expect=CAPTURED
-)
-def clipping_norm_changes(place):
-    class Config:
-        max_norm = 0.5
-
-    model, config = mlp(place), Config()
-    optimizer = sgd(model)
-
-    def train(one):
-        x, y = one
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), config.max_norm)
-        optimizer.step()
-        return loss
-
-    step = place.capture(train)
-    losses = run(step, batches(place, 20))
-    config.max_norm = 0.05
-    losses += run(step, batches(place, 20))
-    return losses, state(model, optimizer)
 
 
 @captured_case("Gradients of four micro-batches are accumulated within the step.", expect=CAPTURED)
@@ -786,27 +338,6 @@ def accumulation_by_a_count(place):
     return losses, trainer.num_seen, state(trainer.model, trainer.optimizer)
 
 
-@captured_case("An average of the weights is kept within the step.", expect=CAPTURED)
-def average_within(place):
-    model = mlp(place)
-    average = copy.deepcopy(model).requires_grad_(False)
-    optimizer = sgd(model)
-
-    def train(one):
-        x, y = one
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        with torch.no_grad():
-            for slow, fast in zip(average.parameters(), model.parameters(), strict=True):
-                slow.lerp_(fast, 0.01)
-        return loss
-
-    losses = run(place.capture(train), batches(place, 16))
-    return losses, state(average), state(model, optimizer)
-
-
 @captured_case(
     "torch's AveragedModel is updated outside, and used for the evaluation.", expect=CAPTURED
 )
@@ -823,203 +354,3 @@ def averaged_model_outside(place):
             with torch.no_grad():
                 scores.append(average(one[0]))
     return losses, scores, state(average), state(model, optimizer)
-
-
-@captured_case("torch's AveragedModel is updated within the step.", expect=EITHER)
-def averaged_model_within(place):
-    model = mlp(place)
-    average = swa_utils.AveragedModel(model)
-    optimizer = sgd(model)
-
-    def train(one):
-        x, y = one
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        average.update_parameters(model)
-        return loss
-
-    losses = run(place.capture(train), batches(place, 18))
-    return losses, state(average), state(model, optimizer)
-
-
-@captured_case("Stochastic weight averaging at the end, with its own schedule.", expect=CAPTURED)
-def stochastic_weight_averaging(place):
-    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
-    model.to(place.torch_device)
-    average = swa_utils.AveragedModel(model)
-    optimizer = sgd(model, momentum=0.9)
-    schedule = swa_utils.SWALR(optimizer, swa_lr=0.05, anneal_epochs=3)
-    step = place.capture(training_step(model, optimizer))
-    losses = []
-    for epoch in range(4):
-        losses += run(step, batches(place, 8))
-        if epoch > 1:
-            average.update_parameters(model)
-            schedule.step()
-    swa_utils.update_bn([x for x, _ in batches(place, 4)], average)
-    return losses, state(average), state(model, optimizer)
-
-
-# ----------------------------------------------------------- the optimizer's state by hand
-
-
-@captured_case("Momentum is zeroed in place at the start of each epoch.", expect=CAPTURED)
-def momentum_is_zeroed(place):
-    def change(optimizer, number):
-        if number % 6 == 5:
-            for state_of_one in optimizer.state.values():
-                state_of_one["momentum_buffer"].zero_()
-
-    return trained(
-        place,
-        lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
-        change=change,
-        num=18,
-    )
-
-
-@captured_case("Momentum is replaced by new tensors of zeros.", expect=CAPTURED)
-def momentum_is_replaced(place):
-    def change(optimizer, number):
-        if number == 20:
-            for state_of_one in optimizer.state.values():
-                old = state_of_one["momentum_buffer"]
-                state_of_one["momentum_buffer"] = torch.zeros_like(old)
-                old.fill_(1e9)
-
-    return trained(
-        place,
-        lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
-        change=change,
-        num=40,
-    )
-
-
-@captured_case("The optimizer's state is cleared: Adam begins again at step 1.", expect=EITHER)
-def optimizer_state_is_cleared(place):
-    def change(optimizer, number):
-        if number in (14, 28):
-            optimizer.state.clear()
-
-    return trained(
-        place, lambda parameters: torch.optim.Adam(parameters, lr=1e-2), change=change, num=42
-    )
-
-
-@captured_case("The optimizer is rolled back by load_state_dict.", expect=CAPTURED)
-def optimizer_is_rolled_back(place):
-    saved = {}
-
-    def change(optimizer, number):
-        if number == 14:
-            saved.update(copy.deepcopy(optimizer.state_dict()))
-        if number == 20:
-            optimizer.load_state_dict(saved)
-
-    return trained(
-        place, lambda parameters: torch.optim.AdamW(parameters, lr=1e-2), change=change, num=40
-    )
-
-
-@captured_case("The count of Adam is set by hand.", expect=EITHER)
-def count_of_adam_is_set(place):
-    def change(optimizer, number):
-        if number == 14:
-            for state_of_one in optimizer.state.values():
-                state_of_one["step"].fill_(1000.0)
-
-    return trained(
-        place, lambda parameters: torch.optim.Adam(parameters, lr=1e-2), change=change, num=30
-    )
-
-
-@captured_case("Two optimizers: one for weights, one for biases.", expect=CAPTURED)
-def two_optimizers(place):
-    model = mlp(place)
-    weights = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    biases = [parameter for parameter in model.parameters() if parameter.ndim == 1]
-    first = torch.optim.AdamW(weights, lr=1e-2)
-    second = torch.optim.SGD(biases, lr=0.1, momentum=0.9)
-
-    def train(one):
-        x, y = one
-        first.zero_grad()
-        second.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        first.step()
-        second.step()
-        return loss
-
-    losses = run(place.capture(train), batches(place, 18))
-    return losses, state(model, first, second)
-
-
-@captured_case(
-    "A hook of the optimizer counts its steps.", expect=refused("calls", at="calls.append")
-)
-def hook_of_the_optimizer(place):
-    model, calls = mlp(place), []
-    optimizer = sgd(model)
-    optimizer.register_step_post_hook(lambda *told: calls.append(len(told)))
-    step = place.capture(training_step(model, optimizer))
-    return run(step, batches(place, 14)), calls, state(model, optimizer)
-
-
-@captured_case("The weight of a loss is annealed before every step.", expect=EITHER)
-def weight_of_a_loss_is_annealed(place):
-    class Annealed:
-        beta = 0.0
-
-        def __init__(self):
-            self.model = mlp(place)
-            self.optimizer = sgd(self.model)
-
-        def train(self, one):
-            x, y = one
-            self.optimizer.zero_grad()
-            scores = self.model(x)
-            loss = F.cross_entropy(scores, y) + self.beta * scores.square().mean()
-            loss.backward()
-            self.optimizer.step()
-            return loss
-
-    annealed = Annealed()
-    step = place.capture(annealed.train)
-    losses = []
-    for number, one in enumerate(batches(place, 24)):
-        annealed.beta = min(1.0, number / 10)
-        losses += run(step, [one])
-    return losses, state(annealed.model, annealed.optimizer)
-
-
-@captured_case("A falling rate over forty calls without a wait.", expect=EITHER, waits=False)
-def falling_rate_without_a_wait(place):
-    model = mlp(place)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    schedule = lr_scheduler.ExponentialLR(optimizer, gamma=0.97)
-    step = place.capture(training_step(model, optimizer))
-    losses = []
-    for one in batches(place, 44):
-        losses.append(step(one).detach())
-        schedule.step()
-    return losses, state(model, optimizer)
-
-
-@captured_case(
-    "A cosine of SGD over sixty calls, the loss read every tenth.", expect=CAPTURED, waits=False
-)
-def cosine_with_a_read_every_tenth(place):
-    model = mlp(place)
-    optimizer = sgd(model, momentum=0.9)
-    schedule = lr_scheduler.CosineAnnealingLR(optimizer, T_max=60)
-    step = place.capture(training_step(model, optimizer))
-    losses = []
-    for number, one in enumerate(batches(place, 60)):
-        loss = step(one)
-        schedule.step()
-        if number % 10 == 0:
-            losses.append(loss.item())
-    return losses, state(model, optimizer)

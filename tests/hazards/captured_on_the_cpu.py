@@ -13,12 +13,6 @@ def on_the_cpu(sentence, expect=EITHER, **options):
     return captured_case(sentence, expect=expect, devices=(CPU,), **options)
 
 
-@on_the_cpu("A plain step with dropout.")
-def plain_step(place):
-    trainer = Trainer(place, dropout=0.3)
-    return losses_of(place, place.capture(trainer.train), 14), trainer.state()
-
-
 @on_the_cpu("A step that counts, prints, draws and reads.")
 def does_everything_on_the_host(place):
     class Busy(Trainer):
@@ -53,28 +47,6 @@ def raises(place):
         except ValueError as error:
             caught.append(error)
     return losses, caught, trainer.state()
-
-
-@on_the_cpu("A step that changes its batch, which the loop keeps.")
-def changes_its_batch(place):
-    trainer, seen, losses = Trainer(place), [], []
-
-    def step(pair):
-        pair.append(pair[0].mul_(2))
-        return trainer.train(pair[:2])
-
-    step = place.capture(step)
-    for pair in map(list, batches(place, 14)):
-        losses.append(kept(step(pair)))
-        seen.append(pair)
-    return losses, seen, trainer.state()
-
-
-@on_the_cpu("Results are kept as they are.")
-def results_are_kept(place):
-    trainer = Trainer(place)
-    step = place.capture(trainer.train)
-    return [step(pair).detach() for pair in batches(place, 14)], trainer.state()
 
 
 @on_the_cpu("The report says that nothing was captured.", HOLDS, holds_plainly=False)

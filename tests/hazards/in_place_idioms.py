@@ -7,7 +7,6 @@ from collections import defaultdict
 import torch
 from torch import fx, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 import gapless
 from hazards.captured_models import Headed, batches, sgd, state
@@ -100,33 +99,12 @@ def optimizer_within_lookahead(place):
 # -------------------------------------------------------------------------------------- tracing
 
 
-class HasTraced(nn.Module):
-    """A part of it was traced by torch.fx."""
-
-    def __init__(self):
-        super().__init__()
-        self.traced = fx.symbolic_trace(Headed())
-
-    def forward(self, x):
-        return self.traced(x)
-
-
 def _with_tanh(traced):
     """Let a traced module call tanh in place of relu, as passes over a graph do."""
     for node in traced.graph.nodes:
         if node.target is F.relu:
             node.target, node.kwargs = torch.tanh, {}
     traced.recompile()
-
-
-@in_place_case("The code of a part that torch.fx traced is written anew in the middle.")
-def traced_part_is_recompiled(place):
-    model = place.capture(made(place, HasTraced))
-    optimizer = sgd(model)
-    losses = fit(place, model, optimizer)
-    _with_tanh(model.traced)
-    losses += fit(place, model, optimizer, start=NUM)
-    return losses, state(model, optimizer)
 
 
 @in_place_case("The code of a captured module that torch.fx traced is written anew in the middle.")
@@ -159,39 +137,6 @@ def scripted_model(place):
     return losses, fit(place, model, optimizer, start=NUM), state(model, optimizer)
 
 
-@in_place_case("A part of the model is one of torch.jit, and goes into eval mode in the middle.")
-def scripted_part(place):
-    model = made(place, nn.Sequential, _scripted(place), nn.ReLU(), nn.Linear(8, 4))
-    place.capture(model)
-    optimizer = sgd(model)
-    losses = fit(place, model, optimizer)
-    model[0].eval()
-    losses += fit(place, model, optimizer, start=NUM)
-    return losses, state(model, optimizer)
-
-
-def _tanh(module, x):
-    del module
-    return torch.tanh(x)
-
-
-@in_place_case("`forward` of torch's own class is patched by the loop for a while, and put back.")
-def class_of_torch_is_patched(place):
-    model = place.capture(
-        made(place, nn.Sequential, nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
-    )
-    optimizer = sgd(model)
-    losses = fit(place, model, optimizer)
-    own = nn.GELU.forward
-    nn.GELU.forward = _tanh
-    try:
-        losses += fit(place, model, optimizer, start=NUM)
-    finally:
-        nn.GELU.forward = own
-    losses += fit(place, model, optimizer, start=2 * NUM)
-    return losses, state(model, optimizer)
-
-
 # ------------------------------------------------------- where tensors begin in memory
 #
 # A GPU's kernels add up in another order where a tensor does not begin at a multiple of 16 bytes. No such
@@ -203,18 +148,6 @@ def _place_of(tensor):
     return 1 + tensor.storage_offset() * tensor.element_size() % 16 / 64
 
 
-class _ByPlace(torch.autograd.Function):
-    """The identity, whose gradient depends on where the given one begins."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * _place_of(gradient)
-
-
 class OfPlaces(nn.Module):
     """Depends on where its argument begins, and returns what begins somewhere within a row."""
 
@@ -224,17 +157,6 @@ class OfPlaces(nn.Module):
 
     def forward(self, x):
         return self.head(x * _place_of(x))[1:]
-
-
-class OfPlacesBackward(nn.Module):
-    """Its backward pass depends on where the gradient that it is given begins."""
-
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(5, 5)
-
-    def forward(self, x):
-        return _ByPlace.apply(self.head(x))
 
 
 def _rows_of_five(place, num):
@@ -267,18 +189,6 @@ def windows_slide(place):
     for at in range(3 * NUM):
         x, y = series[at : at + 512].view(8, 64), series[at + 512 : at + 520]
         losses.append(update(optimizer, F.mse_loss(model(x).squeeze(1), y)))
-    return losses, state(model, optimizer)
-
-
-@in_place_case("The gradient that comes back is a slice of another one.", expect=captured())
-def gradient_begins_anywhere(place):
-    model = place.capture(made(place, OfPlacesBackward))
-    optimizer = sgd(model)
-    data, losses = _rows_of_five(place, NUM), []
-    for number in range(NUM):
-        x = data[3 * number : 3 * number + 3].clone()
-        both = torch.cat([x, model(x)])
-        losses.append(update(optimizer, both.square().sum()))
     return losses, state(model, optimizer)
 
 
@@ -316,50 +226,10 @@ _SAYS_SO = {"expect": HOLDS, "devices": (SIMULATED, GPU), "plainly": False}
 
 
 @in_place_case(
-    "Weights are moved by `.data` between two backward passes of one forward.", **_SAYS_SO
-)
-def weights_by_data_between_two_backward_passes(place):
-    def change(model, optimizer, x):
-        del optimizer, x
-        for weight in model.parameters():
-            weight.data.add_(weight.grad, alpha=-0.1)
-
-    _changed_between(place, change, sgd)
-
-
-@in_place_case("The input is changed by `.data` between two backward passes.", **_SAYS_SO)
-def input_by_data_between_two_backward_passes(place):
-    _changed_between(place, lambda model, optimizer, x: x.data.mul_(2.0), sgd)
-
-
-@in_place_case(
     "A fused update, which counts no version, comes between two backward passes.", **_SAYS_SO
 )
 def fused_update_between_two_backward_passes(place):
     _changed_between(place, lambda model, optimizer, x: optimizer.step(), _fused)
-
-
-@in_place_case(
-    "A captured fused update comes between two backward passes of one forward.", **_SAYS_SO
-)
-def captured_update_between_two_backward_passes(place):
-    _changed_between(
-        place,
-        lambda model, optimizer, x: optimizer.step(),
-        lambda model: place.capture(_fused(model)),
-    )
-
-
-@in_place_case(
-    "A fused update and a later forward come between two backward passes of one forward.",
-    **_SAYS_SO,
-)
-def fused_update_and_a_later_forward_between(place):
-    def change(model, optimizer, x):
-        optimizer.step()
-        F.cross_entropy(model(x + 0.5), torch.zeros_like(x[:, 0], dtype=torch.long)).backward()
-
-    _changed_between(place, change, _fused)
 
 
 @in_place_case(
@@ -439,74 +309,3 @@ def towers_with_fused_updates(place):
         actor.step()
         losses += [loss.item(), error.item()]
     return losses, state(model, actor, critic)
-
-
-# ------------------------------------------------------------------------- what wraps a forward
-
-
-class Scaled(nn.Module):
-    """Wraps a module; halves what it returns, unless somebody gives it another `forward`."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return self.inner(x) * 0.5
-
-
-@in_place_case(
-    "Another module has the model's `forward` as its own: `outer.forward = model.forward`."
-)
-def forward_is_given_to_another_module(place):
-    model = place.capture(made(place, Headed))
-    outer = Scaled(model)
-    outer.forward = model.forward
-    return fit(place, outer, sgd(model))
-
-
-class Doubling(TorchFunctionMode):
-    """Doubles each mean."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        del types
-        result = func(*args, **(kwargs or {}))
-        return result * 2 if func is torch.Tensor.mean else result
-
-
-@in_place_case(
-    "The model is called within a mode of torch functions, in a block of autocast that goes on after it.",
-    expect=either("Doubling"),
-)
-def mode_ends_within_a_block_of_autocast(place):
-    model = place.capture(made(place, Headed))
-    optimizer = sgd(model)
-    losses = []
-    for x, _ in batches(place, NUM):
-        with torch.autocast(place.torch_device.type, dtype=torch.bfloat16):
-            with Doubling():
-                scores = model(x)
-            loss = scores.square().mean()
-        losses.append(update(optimizer, loss))
-    return losses, state(model, optimizer)
-
-
-@in_place_case("Two models share blocks of autocast, and one of them begins late.")
-def another_model_begins_late_in_autocast(place):
-    first = place.capture(made(place, Headed), name="first")
-    late = place.capture(made(place, Headed), name="late")
-    optimizer = torch.optim.SGD([*first.parameters(), *late.parameters()], lr=0.1)
-    losses = []
-    for number, (x, y) in enumerate(batches(place, 40)):
-        with torch.autocast(place.torch_device.type, dtype=torch.bfloat16):
-            scores = late(x) if number >= 12 else 0
-            loss = F.cross_entropy(first(x) + scores, y)
-        losses.append(update(optimizer, loss))
-    if not place.is_plain:
-        assert not _is_captured_anew(place, first)
-    return losses, state(first, optimizer), state(late, optimizer)
-
-
-def _is_captured_anew(place, model):
-    """Return whether a report says that modes of torch functions have changed."""
-    return "modes of torch" in str(place.report(model))

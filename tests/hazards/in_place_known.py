@@ -22,14 +22,23 @@ _SWAPS = (
 _KNOWN = {
     "autocast_with_a_late_second_call": _CASTS,
     "weight_moves_between_two_backward_passes": _RAISES,
-    "weight_moves_before_another_backward": _RAISES,
-    "eval_between_two_backward_passes": _RAISES,
     "dropout_between_two_backward_passes": _RAISES,
     "weights_are_swapped": _SWAPS,
-    "conversions_swap": _SWAPS,
     "input_is_changed_before_backward": "a backward pass that torch refuses for a changed input "
     "leaves no gradients, where the one as written leaves those before the error",
 }
+
+
+_LATE = {
+    "trained_in_another_thread": "the first replays in another thread are not ordered behind the last update",
+}
+
+
+def late_marks(case, kind):
+    """Return the marks of a case on a device that is late."""
+    if case.name in _LATE:
+        return [pytest.mark.xfail(reason=_LATE[case.name], strict=True)]
+    return xfail_marks(case, kind)
 
 
 def xfail_marks(case, kind):

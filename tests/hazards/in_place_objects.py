@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import os
 import pickle
-import re
 
 import pytest
 import torch
@@ -16,10 +14,10 @@ from torch.optim import lr_scheduler
 
 import gapless
 from hazards.captured_harness import HOLDS, line_of, refusals_of
-from hazards.captured_models import Headed, batch, batches, kept, mlp, poison, sgd, state
+from hazards.captured_models import Headed, batches, mlp, sgd, state
 from hazards.harness import CPU, GPU, SIMULATED
-from hazards.in_place_harness import captured, either, in_place_case
-from hazards.in_place_models import NUM, Normed, fit, made, update
+from hazards.in_place_harness import either, in_place_case
+from hazards.in_place_models import Normed, fit, made, update
 
 
 # ------------------------------------------------------------------------------ what it is
@@ -68,63 +66,7 @@ def known_by_identity(place):
     return losses, found, scheduler.get_last_lr(), state(model, optimizer)
 
 
-@in_place_case("state_dict, children and buffers are looked at in each step.")
-def looked_at_in_each_step(place):
-    model = place.capture(made(place, Normed))
-    optimizer = place.capture(sgd(model, momentum=0.9))
-    found = []
-    for number in range(NUM):
-        found.append(fit(place, model, optimizer, 1, start=number))
-        found.append({name: one.sum().item() for name, one in model.state_dict().items()})
-        found.append([type(one).__name__ for one in model.children()])
-        found.append((model.norm.num_batches_tracked.item(), optimizer.param_groups[0]["lr"]))
-    return found, state(model, optimizer)
-
-
 # ---------------------------------------------------------------------------- copied, saved
-
-
-@in_place_case("A copy of the captured model is trained beside it, each for itself.")
-def copy_is_trained_too(place):
-    model = place.capture(mlp(place, dropout=0.1))
-    optimizer = sgd(model)
-    losses = fit(place, model, optimizer, 10)
-    other = copy.deepcopy(model)
-    optimizer_of_other = sgd(other, lr=0.3)
-    for number in range(10, 26):
-        losses += fit(place, model, optimizer, 1, start=number)
-        losses += fit(place, other, optimizer_of_other, 1, start=number)
-    shallow = copy.copy(other)
-    losses += fit(place, shallow, optimizer_of_other, 3)
-    return losses, state(model, optimizer), state(other, optimizer_of_other)
-
-
-@in_place_case("A copy of the captured model is captured as well.")
-def copy_is_captured_too(place):
-    model = place.capture(made(place, Normed), name="model")
-    optimizer = sgd(model)
-    losses = fit(place, model, optimizer, 10)
-    other = place.capture(copy.deepcopy(model), name="copy")
-    optimizer_of_other = place.capture(sgd(other, lr=0.3))
-    for number in range(10, 30):
-        losses += fit(place, model, optimizer, 1, start=number)
-        losses += fit(place, other, optimizer_of_other, 1, start=number)
-    return losses, state(model, optimizer), state(other, optimizer_of_other)
-
-
-@in_place_case("Model and optimizer go to the host, through pickle, and back, between two epochs.")
-def pickled_on_the_host(place):
-    model = place.capture(made(place, Normed))
-    losses = fit(place, model, sgd(model), 14)
-    copied = copy.deepcopy(model).to("cpu")
-    loaded = pickle.loads(pickle.dumps(copied))
-    found = [type(loaded).__name__, list(loaded.__dict__) == list(copied.__dict__)]
-    loaded.to(place.torch_device)
-    with torch.no_grad():
-        found.append(loaded.eval()(batch(place, 50)[0]))
-    losses += fit(place, model, sgd(model), 14)
-    losses += fit(place, loaded.train(), sgd(loaded), 4)
-    return losses, found, state(model), state(loaded)
 
 
 @in_place_case(
@@ -142,35 +84,7 @@ def pickled_as_it_is(place):
     return losses, names, is_its_own, state(model, optimizer), state(loaded, its_optimizer)
 
 
-@in_place_case(
-    "Pickled bytes of a captured model are those of one that is not.", devices=(SIMULATED,)
-)
-def pickled_bytes(place):
-    model = place.capture(made(place, Headed).to("cpu").to(place.torch_device))
-    losses = fit(place, model, sgd(model), 14)
-    copied = copy.deepcopy(model).to("cpu")
-    copied.zero_grad()
-    # Torch names each storage by its address, which has more digits in one part of memory than in another.
-    pickled = re.sub(rb"\d{9,}", b"", pickle.dumps(copied))
-    return losses, len(pickled), sorted(vars(copied)), sorted(vars(type(copied)))
-
-
 # -------------------------------------------------------------------------------------- hooks
-
-
-@in_place_case(
-    "A forward hook of a layer inside comes in the middle, records, and goes.",
-    expect=either("hook"),
-)
-def forward_hook_comes_and_goes(place):
-    model = place.capture(mlp(place))
-    optimizer, seen = sgd(model), []
-    losses = fit(place, model, optimizer, 12)
-    handle = model[1].register_forward_hook(lambda _, given, out: seen.append(kept(out)))
-    losses += fit(place, model, optimizer, 6, start=12)
-    handle.remove()
-    losses += fit(place, model, optimizer, 12, start=18)
-    return losses, seen, state(model, optimizer)
 
 
 @in_place_case(
@@ -187,33 +101,6 @@ def hooks_of_the_model(place):
     factor["now"] = 0.5
     losses += fit(place, model, optimizer, 14)
     return losses, state(model, optimizer)
-
-
-@in_place_case("A hook of state_dict and a pre-hook of loading are called as before.")
-def hooks_of_state_dict(place):
-    model = place.capture(mlp(place))
-    optimizer, called = place.capture(sgd(model)), []
-    model.register_state_dict_post_hook(lambda *_: called.append("saved"))
-    optimizer.register_load_state_dict_pre_hook(lambda *_: called.append("loaded"))
-    losses = fit(place, model, optimizer, 12)
-    model.load_state_dict(model.state_dict())
-    optimizer.load_state_dict(optimizer.state_dict())
-    losses += fit(place, model, optimizer, 12)
-    return losses, called, state(model, optimizer)
-
-
-@in_place_case("A profiler's hook for all modules is set for three steps.", expect=either("hook"))
-def global_hook(place):
-    model = place.capture(mlp(place))
-    optimizer, seen = sgd(model), []
-    losses = fit(place, model, optimizer, 12)
-    handle = nn.modules.module.register_module_forward_hook(
-        lambda layer, given, out: seen.append(type(layer).__name__)
-    )
-    losses += fit(place, model, optimizer, 3, start=12)
-    handle.remove()
-    losses += fit(place, model, optimizer, 12, start=15)
-    return losses, seen, state(model, optimizer)
 
 
 @in_place_case(
@@ -254,22 +141,6 @@ def captured_for_a_while(place):
     return losses, sorted(vars(model)), sorted(vars(optimizer)), state(model, optimizer)
 
 
-@in_place_case("Released between forward and backward, and captured again.")
-def released_between_forward_and_backward(place):
-    model = place.capture(mlp(place, dropout=0.2))
-    optimizer = sgd(model)
-    losses = fit(place, model, optimizer, 12)
-    x, y = batch(place, 12)
-    loss = F.cross_entropy(model(x), y)
-    place.release(model)
-    held = poison(place, (6, 8), (6, 16), (6, 4), (16, 8), (4, 16))
-    losses.append(update(optimizer, loss))
-    losses += fit(place, model, optimizer, 3, start=13)
-    place.capture(model)
-    losses += fit(place, model, optimizer, 14, start=16)
-    return losses, held, state(model, optimizer)
-
-
 @in_place_case("The same model is captured twice, and the optimizer three times.")
 def captured_twice(place):
     model = place.capture(place.capture(mlp(place)))
@@ -278,48 +149,6 @@ def captured_twice(place):
     place.capture(model)
     place.capture(optimizer)
     return losses + fit(place, model, optimizer, 20), state(model, optimizer)
-
-
-@in_place_case("Parent and child are both captured, the child first.", expect=captured("parent"))
-def child_and_parent(place):
-    model = made(place, nn.Sequential, Normed(), nn.Linear(4, 4))
-    place.capture(model[0], name="child")
-    place.capture(model, name="parent")
-    optimizer = sgd(model)
-    losses = fit(place, model, optimizer)
-    x, y = batch(place, 60)
-    losses.append(update(optimizer, F.cross_entropy(model[0](x), y)))
-    return losses, state(model, optimizer)
-
-
-@in_place_case(
-    "The parent is captured, then its child, which is called by itself at times.",
-    expect=captured("parent"),
-)
-def parent_and_child(place):
-    model = place.capture(made(place, nn.Sequential, Normed(), nn.Linear(4, 4)), name="parent")
-    optimizer = sgd(model)
-    losses = fit(place, model, optimizer, 8)
-    place.capture(model[0], name="child")
-    for number in range(8, 36):
-        x, y = batch(place, number)
-        losses.append(
-            update(optimizer, F.cross_entropy((model[0] if number % 4 == 3 else model)(x), y))
-        )
-    return losses, state(model, optimizer)
-
-
-@in_place_case(
-    "A captured layer stands twice in a model that is not captured.", expect=either("forward")
-)
-def layer_that_stands_twice(place):
-    layer = place.capture(made(place, nn.Linear, 8, 8))
-    model = nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(8, 4)).to(place.torch_device)
-    with torch.no_grad():
-        model[3].weight.fill_(0.1)
-        model[3].bias.zero_()
-    optimizer = sgd(model)
-    return fit(place, model, optimizer), state(model, optimizer)
 
 
 @in_place_case(

@@ -7,15 +7,14 @@ decided: all of them run in one way.
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 from torch.nn import functional as F
 
 import gapless
-from hazards.captured_models import Headed, batch, mlp, sgd, state
+from hazards.captured_models import batch, mlp, sgd, state
 from hazards.harness import GPU, SIMULATED
-from hazards.in_place_harness import captured, either, in_place_case, refused
-from hazards.in_place_models import Normed, made, update
+from hazards.in_place_harness import in_place_case, refused
+from hazards.in_place_models import made, update
 
 
 # A CPU cannot be kept busy.
@@ -91,17 +90,6 @@ def a_fast_model(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("A model whose calls take as long either way.", devices=(SIMULATED,))
-def equally_fast(place):
-    model = mlp(place)
-    place.capture(model)
-    optimizer = sgd(model)
-    timed = Timed(place, model, replayed=2.0, written=2.0)
-    losses = _fit(place, model, optimizer, timed)
-    timed.ends_as(replays=True)
-    return losses, state(model, optimizer)
-
-
 @in_place_case(
     "A model whose replays are slow, and which is always to be replayed.",
     devices=DEVICES,
@@ -153,89 +141,6 @@ def a_slow_optimizer(place):
 
 
 @in_place_case(
-    "Statistics, dropout and four micro-batches for each update; the model is slow.",
-    expect=refused("as written"),
-    devices=DEVICES,
-)
-def slow_with_accumulation(place):
-    model = made(place, Normed)
-    place.capture(model)
-    optimizer = sgd(model, momentum=0.9)
-    timed = Timed(place, model, **SLOW)
-    losses = []
-    for number in range(NUM):
-        x, y = batch(place, number)
-        loss = F.cross_entropy(timed(model, x), y) / 4
-        loss.backward()
-        if number % 4 == 3:
-            optimizer.step()
-            optimizer.zero_grad()
-        losses.append(loss.item())
-    timed.ends_as(replays=False)
-    return losses, state(model, optimizer)
-
-
-@in_place_case(
-    "A slow model with casts and a scaler, in a block of autocast for each call.",
-    expect=refused("as written"),
-    devices=DEVICES,
-)
-def slow_in_autocast(place):
-    model = made(place, Headed)
-    place.capture(model)
-    optimizer = sgd(model)
-    timed = Timed(place, model, **SLOW)
-    kind = torch.device(place.torch_device).type
-    losses = []
-    for number in range(NUM):
-        x, y = batch(place, number)
-        with torch.autocast(kind, dtype=torch.bfloat16):
-            loss = F.cross_entropy(timed(model, x).float(), y)
-        losses.append(update(optimizer, loss))
-    timed.ends_as(replays=False)
-    return losses, state(model, optimizer)
-
-
-@in_place_case("Long pauses between the calls of a fast model.", devices=DEVICES)
-def pauses(place):
-    model = mlp(place)
-    place.capture(model)
-    optimizer = sgd(model)
-    timed = Timed(place, model, **FAST)
-    device = gapless.find_device(place.device)
-    losses = []
-    for number in range(NUM):
-        x, y = batch(place, number)
-        losses.append(update(optimizer, F.cross_entropy(timed(model, x), y)))
-        # An evaluation, a file that is written, a loader that starts anew.
-        if number % 10 == 9 or number % 16 == 3:
-            device.delay(device.current_stream(), 40.0)
-    timed.ends_as(replays=True)
-    return losses, state(model, optimizer)
-
-
-@in_place_case(
-    "Long pauses between the calls of a slow model.",
-    expect=refused("as written"),
-    devices=DEVICES,
-)
-def slow_with_pauses(place):
-    model = mlp(place)
-    place.capture(model)
-    optimizer = sgd(model)
-    timed = Timed(place, model, **SLOW)
-    device = gapless.find_device(place.device)
-    losses = []
-    for number in range(NUM):
-        x, y = batch(place, number)
-        losses.append(update(optimizer, F.cross_entropy(timed(model, x), y)))
-        if number % 10 == 9:
-            device.delay(device.current_stream(), 40.0)
-    timed.ends_as(replays=False)
-    return losses, state(model, optimizer)
-
-
-@in_place_case(
     "A slow model and an optimizer that pays, in one loop.",
     expect=refused("as written"),
     devices=DEVICES,
@@ -276,71 +181,4 @@ def one_slow_shape(place):
         losses.append(update(optimizer, F.cross_entropy(ways[rows](model, x), y)))
     ways[6].ends_as(replays=False)
     ways[9].ends_as(replays=True)
-    return losses, state(model, optimizer)
-
-
-@in_place_case(
-    "Slow calls without gradients, as in a long evaluation.",
-    expect=refused("as written"),
-    devices=DEVICES,
-)
-def a_slow_evaluation(place):
-    model = made(place, Normed).eval()
-    place.capture(model)
-    timed = Timed(place, model, **SLOW)
-    outs = []
-    with torch.no_grad():
-        for number in range(NUM):
-            x, _ = batch(place, number)
-            outs.append(timed(model, x).sum().item())
-    timed.ends_as(replays=False)
-    return outs
-
-
-@in_place_case(
-    "A loss is held for a while, so that some calls are second forward passes; the model is slow.",
-    expect=either("as written"),
-    devices=DEVICES,
-)
-def slow_and_held(place):
-    model = mlp(place, dropout=0.3)
-    place.capture(model)
-    optimizer = sgd(model)
-    timed = Timed(place, model, **SLOW)
-    losses, held = [], None
-    for number in range(NUM):
-        x, y = batch(place, number)
-        loss = F.cross_entropy(timed(model, x), y)
-        if number % 7 == 5:
-            held = loss
-        losses.append(update(optimizer, loss if held is None else loss + 0.0))
-        if number % 7 == 6:
-            held = None
-    return losses, state(model, optimizer)
-
-
-@in_place_case("A short loop, which is over before anything could be compared.", devices=DEVICES)
-def a_short_loop(place):
-    model = mlp(place)
-    place.capture(model)
-    optimizer = sgd(model)
-    timed = Timed(place, model, **SLOW)
-    losses = _fit(place, model, optimizer, timed, num=40)
-    timed.ends_as(replays=True)
-    return losses, state(model, optimizer)
-
-
-@in_place_case("Rates and weights change while calls are compared.", expect=captured())
-def changes_meanwhile(place):
-    model = mlp(place)
-    place.capture(model)
-    optimizer = place.capture(sgd(model, momentum=0.9))
-    losses = []
-    for number in range(160):
-        x, y = batch(place, number)
-        losses.append(update(optimizer, F.cross_entropy(model(x), y)))
-        if number == 70:
-            model[0].weight.data = model[0].weight.data.clone()
-        if number == 110:
-            optimizer.param_groups[0]["lr"] = 0.05
     return losses, state(model, optimizer)

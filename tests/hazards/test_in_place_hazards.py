@@ -6,13 +6,13 @@ import pytest
 
 from hazards.harness import CPU, SIMULATED
 from hazards.in_place_harness import judge, judge_in_turns, judge_the_loop_itself
-from hazards.in_place_known import xfail_marks
+from hazards.in_place_known import late_marks, xfail_marks
 from hazards.themes import IN_PLACE_CASES
 
 
-def cases_on(kind):
+def cases_on(kind, marks=xfail_marks):
     cases = [case for case in IN_PLACE_CASES if kind in case.devices]
-    return [pytest.param(case, id=str(case), marks=xfail_marks(case, kind)) for case in cases]
+    return [pytest.param(case, id=str(case), marks=marks(case, kind)) for case in cases]
 
 
 def in_turns(kind):
@@ -36,14 +36,14 @@ def test_on_the_simulated_device(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", cases_on(SIMULATED)[::2])
+@pytest.mark.parametrize("case", cases_on(SIMULATED, late_marks)[::2])
 def test_on_the_simulated_device_that_is_late(case):
     """It does so if the device runs everything as late as it may."""
     assert judged_where_the_loop_holds(case, "lazy") == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", cases_on(SIMULATED)[1::2])
+@pytest.mark.parametrize("case", cases_on(SIMULATED, late_marks)[1::2])
 def test_on_the_simulated_device_at_random(case):
     """It does so if the device's streams run in any order that is allowed."""
     assert judged_where_the_loop_holds(case, "random") == []

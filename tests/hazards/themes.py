@@ -7,7 +7,6 @@ from hazards import (  # noqa: F401
     captured_forms,
     captured_found,
     captured_found_aliases,
-    captured_found_c_callables,
     captured_found_idioms,
     captured_found_projects,
     captured_found_reads,
