@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import gapless
-from gapless import graphs
+from gapless.graphs import reads
 from gapless.graphs.reads.read_check import Change
 from gapless.graphs.reads.weight_guards import GradientsInPlace, WeightsInPlace
 from gapless.graphs.replay.step_guards import StepGuards
 from gapless.graphs.updates.update_changes import UpdateChange
 from gapless.testing.simulated.simulated_device import SimulatedDevice
-from simulation.mutations import guards
+from simulation.mutations import guards, modules as modules_of_rooms, name_of_module
 from toy_steps import Training, batches
 
 
@@ -29,10 +29,7 @@ def device():
 
 def all_guards():
     """Return every class of the room that is a guard."""
-    modules = [
-        import_module(f"gapless.graphs.{path.stem}")
-        for path in sorted(Path(graphs.__path__[0]).glob("*.py"))
-    ]
+    modules = [import_module(name_of_module(path)) for path in modules_of_rooms()]
     homes = {name: module for module in modules for name in vars(module)}
     return [getattr(homes[name], name) for name in guards()]
 
@@ -48,7 +45,7 @@ def test_each_guard_says_what_it_watches_in_one_line(kind):
 
 def test_guards_are_found_by_the_mutants():
     """The tool that takes guards away finds them all by their base."""
-    source = Path(graphs.__path__[0], "guards.py").read_text(encoding="utf-8")
+    source = Path(reads.__path__[0], "guards.py").read_text(encoding="utf-8")
     protocols = [node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
 
     assert protocols == ["Guard"]
