@@ -219,6 +219,8 @@ KINDS = [
             "history.take(self.rows.read(history.num_read, copy.end))",
             "checks.append(lambda: updates.changed() is None)",
             "checks.append(kept.are_alike)",
+            "self._entries.drop_graphs()",
+            "self._entries.forget_all()",
         ),
         lambda node: ast.Pass(),
     ),

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable
 
     from gapless.device.base import Device
 
@@ -63,9 +63,6 @@ GREEDY_S = 1.5
 
 # Of a call as written, saved by a replay, as a guess.
 _SHARE_SAVED = 0.6
-
-_MAX_KINDS = 10_000
-_OTHERS = -1
 
 
 class CallTimes:
@@ -126,27 +123,6 @@ class CallTimes:
             return self.as_written_s, known_s
         self.spent.add(what, seconds - self.as_written_s)
         return seconds, known_s
-
-
-class KindTimes:
-    """The times of all kinds of calls of one object.
-
-    Args:
-        spent: of the object.
-    """
-
-    def __init__(self, spent: TimeSpent) -> None:
-        self._spent = spent
-        # By the hash of a kind: a kind itself holds every plain value of its batch.
-        self._times: dict[int, CallTimes] = {}
-
-    def of(self, kind: Hashable) -> CallTimes:
-        """Return those of one kind; beyond many kinds all others are one."""
-        times = self._times.get(hash(kind))
-        if times is None:
-            number = hash(kind) if len(self._times) < _MAX_KINDS else _OTHERS
-            times = self._times.setdefault(number, CallTimes(self._spent))
-        return times
 
 
 @dataclass

@@ -28,10 +28,9 @@ from gapless.graphs.interludes import Interludes, note_interludes_for
 
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from gapless.graphs.account import Account, CallTimes, What
     from gapless.graphs.capture_report import CaptureReport
+    from gapless.graphs.entry import Entry
     from gapless.graphs.proof.same_results import AnyVerdict
 
 
@@ -69,13 +68,13 @@ class OpenAudit:
     """An audit whose verdict has not arrived.
 
     Attributes:
-        kind: of the call.
+        entry: the kind of the call; None of updates, which have none.
         graph: that was audited.
         verdict: on it.
         number: of the call among those of its object.
     """
 
-    kind: Hashable
+    entry: Entry | None
     graph: object
     verdict: AnyVerdict
     number: int
@@ -182,9 +181,9 @@ class Audits:
             self._may_count_from = self._num_own_calls + FIRST_BLOCK
             self.num_interludes += 1
 
-    def begin(self, kind: Hashable, graph: object, verdict: AnyVerdict) -> None:
+    def begin(self, entry: Entry | None, graph: object, verdict: AnyVerdict) -> None:
         """Wait for the verdict of an audit."""
-        self.open = OpenAudit(kind, graph, verdict, self._report.num_steps)
+        self.open = OpenAudit(entry, graph, verdict, self._report.num_steps)
         self.turn_of(graph).is_owed = False
         self._report.audits.num += 1
 

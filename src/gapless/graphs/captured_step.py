@@ -25,11 +25,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from gapless.errors import BatchError
-from gapless.graphs.account import KindTimes, account_of
+from gapless.graphs.account import account_of
 from gapless.graphs.audit import Audits
 from gapless.graphs.capture_report import CaptureReport
-from gapless.graphs.graph_cache import GraphCache
+from gapless.graphs.entries import Entries
+from gapless.graphs.entry import Pending, Variant
 from gapless.graphs.graph_limits import GraphLimits
+from gapless.graphs.graph_pool import GraphPool
 from gapless.graphs.interludes import note_interlude
 from gapless.graphs.passing_kinds import PassingKinds
 from gapless.graphs.pay_off import PayOff
@@ -61,7 +63,6 @@ from gapless.graphs.replay.gradient_graph import is_used_up, used_up
 from gapless.graphs.replay.step_graph import StepGraph
 from gapless.graphs.step_call import work_of_batch
 from gapless.graphs.updates.update_outside import Updates
-from gapless.graphs.variants import Pending, Variant, Variants
 from gapless.graphs.warm_ups import WarmUps
 from gapless.pipeline.tree.flatten import OF_SHAPE, flatten
 from gapless.ranks import drop_before_groups_end
@@ -72,7 +73,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from gapless.device.base import Device
-    from gapless.graphs.account import CallTimes, What
+    from gapless.graphs.account import What
+    from gapless.graphs.entry import Entry
     from gapless.graphs.modules.module_trial import ModuleTrial
     from gapless.graphs.proof.consent import Consent
     from gapless.graphs.proof.snapshot import Snapshot
@@ -82,7 +84,7 @@ if TYPE_CHECKING:
     from gapless.graphs.reads.weight_guards import Gradients
     from gapless.graphs.replay.call_graph import CallGraph
     from gapless.graphs.replay.step_guards import Failure
-    from gapless.graphs.warm_ups import Watched
+    from gapless.graphs.watched import Watched
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.step import SplitStep, WholeStep
     from gapless.pipeline.tree.flatten import Tree
@@ -215,7 +217,7 @@ class CapturedStep:
         returns_copies: bool = False,
         gradients_are_given: bool = False,
         report: CaptureReport | None = None,
-        make_trial: Callable[[GraphCache, HostWatch], ModuleTrial] | None = None,
+        make_trial: Callable[[GraphPool, HostWatch], ModuleTrial] | None = None,
         objection: Callable[[Tree], Refusal | None] | None = None,
         as_written: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
         consent: Consent | None = None,
@@ -259,16 +261,18 @@ class CapturedStep:
         )
         self._limits = GraphLimits(device) if limits is None else limits
         self._limits.count(self)
-        self._graphs = GraphCache(self._limits)
+        pool = GraphPool(self._limits)
+        self._entries = Entries(self.report.spent, pool)
+        self._takes_only_expected = False
         self._objection = objection
         self._trial: Trial | ModuleTrial = (
-            make_trial(self._graphs, self._host_watch)
+            make_trial(pool, self._host_watch)
             if make_trial is not None
             else Trial(
                 self._work,
                 device=device,
                 host_waits=host_waits,
-                graphs=self._graphs,
+                graphs=pool,
                 weights=self._weights,
                 optimizers=self._optimizers,
                 updates=self._updates,
@@ -280,11 +284,6 @@ class CapturedStep:
         self._passing = PassingKinds()
         self._former: Tree | None = None
         self._num_not_taken = 0
-        self._variants = Variants()
-        # By the hash of a kind: a kind itself holds every plain value of its batch. Whether
-        # that is final.
-        self._refused: dict[int, bool] = {}
-        self._num_differences: Counter[int] = Counter()
         self._num_changes = 0
         self._newest_changes: deque[Failure] = deque(maxlen=_NUM_NEWEST)
         self._agreed = AgreedKinds(num_warmup)
@@ -292,7 +291,6 @@ class CapturedStep:
         self._num_warmup = num_warmup
         self._pay_off = None if as_written is None else self._compare_with(as_written)
         self._account = account_of(device)
-        self._times = KindTimes(self.report.spent)
         self._audits = Audits(self.report, every=audit_every, account=self._account)
 
     def run(self, tree: Tree) -> StepRun:
@@ -303,46 +301,46 @@ class CapturedStep:
         """
         self._audits.begin_call()
         try:
-            kind = self._kind_of(tree)
-            times = self._times.of(kind)
-            done = self._run(kind, times, tree)
+            entry = self._entry_of(tree)
+            done = self._run(entry, tree)
         except BaseException:
             self._audits.forget_call()
             raise
         # Ranks decide together, and by no clock.
-        self._audits.end_call(times, "plain" if self._consent.asks else done.what)
+        self._audits.end_call(entry.times, "plain" if self._consent.asks else done.what)
         return done
 
-    def _run(self, kind: Hashable, times: CallTimes, tree: Tree) -> StepRun:
-        self._note_kind(kind, tree)
-        graph = self._graphs.find(kind) if self._may_replay(kind) else None
+    def _run(self, entry: Entry, tree: Tree) -> StepRun:
+        self._note_kind(entry, tree)
+        variant = entry.find() if self._may_replay(entry) else None
+        graph = None if variant is None else variant.graph
         why_not = None if graph is None else graph.why_not(tree)
         if why_not is not None:
             self._note_not_taken(why_not)
-            graph = None
+            variant = graph = None
         if self._calls is not None and self._calls.asks and not self._calls.is_over:
-            return self._run_at_call(self._calls, kind, tree, graph)
-        if self._of_ranks is not None and self._is_audit_of_ranks(self._of_ranks, kind, graph):
-            return self._audit_with_others(self._of_ranks, kind, tree, graph)
-        if self._pay_off is not None and self._pay_off.is_as_written(kind, graph):
-            return StepRun(self._run_as_written(self._pay_off, kind, tree), "eager", kind)
-        if graph is not None and not self._may_not_replay(graph):
-            self._try_first(graph, tree, times)
-            return StepRun(self._replay(graph, tree), "replay", kind)
+            return self._run_at_call(self._calls, entry, tree, variant)
+        if self._of_ranks is not None and self._is_audit_of_ranks(self._of_ranks, variant):
+            return self._audit_with_others(self._of_ranks, entry, tree, variant)
+        if self._pay_off is not None and self._pay_off.is_as_written(tree.key(), graph):
+            return StepRun(self._run_as_written(self._pay_off, tree), "eager", tree.key())
+        if variant is not None and not self._may_not_replay(entry, variant):
+            self._try_first(entry, variant, tree)
+            return self._replay(variant, tree)
         self._try_none_first()
-        if graph is not None:
+        if variant is not None:
             if self._pay_off is not None:
                 self._pay_off.forget_call()
             with self._on_side_stream():
-                return self._audit_or_wait(kind, graph, tree, times)
+                return self._audit_or_wait(entry, variant, tree)
         objection = self._objection_to(tree)
         asks = self._consent.asks and self._calls is None
         if objection is not None and not asks:
             return StepRun(self.run_refused(tree.value, objection), "eager", None)
         with self._on_side_stream():
             if asks:
-                return self._run_with_others(kind, tree, objection)
-            return self._run_without_graph(kind, tree, times)
+                return self._run_with_others(entry, tree, objection)
+            return self._run_without_graph(entry, tree)
 
     def run_eagerly(self, tree: Tree, *, may_come_again: bool = True) -> StepRun:
         """Train on a batch by the step itself.
@@ -356,11 +354,11 @@ class CapturedStep:
         objection = self._objection_to(tree)
         if objection is not None:
             return StepRun(self.run_refused(tree.value, objection), "eager", None)
-        kind = self._kind_of(tree)
+        entry = self._entry_of(tree)
         # A watched run takes longer than others.
-        is_watched = may_come_again and not self._warm_ups.are_done(kind)
-        out = self._run_eagerly(kind if may_come_again else None, tree)
-        return StepRun(out, "capture" if is_watched else "eager", kind)
+        is_watched = may_come_again and not self._warm_ups.are_done(entry)
+        out = self._run_eagerly(entry if may_come_again else None, tree)
+        return StepRun(out, "capture" if is_watched else "eager", tree.key())
 
     def run_refused(self, batch: Any, refusal: Refusal) -> Any:
         """Train eagerly on a batch that no graph can take; return what the step returns.
@@ -375,8 +373,7 @@ class CapturedStep:
     @property
     def num_graphs(self) -> int:
         """How many graphs there are now, those that wait for the verdict on them included."""
-        num_waiting = sum(variant.pending is not None for variant in self._variants)
-        return len(self._graphs) + num_waiting
+        return self._entries.num_graphs
 
     @property
     def has_graphs(self) -> bool:
@@ -386,8 +383,8 @@ class CapturedStep:
     @property
     def is_refused(self) -> bool:
         """Whether calls were refused for good, and there are no graphs."""
-        is_final = self.report.forbids_all_for_good or any(self._refused.values())
-        return is_final and not self.has_graphs
+        are_final = (one.is_refused_for_good for one in self._entries.refused())
+        return (self.report.forbids_all_for_good or any(are_final)) and not self.has_graphs
 
     def drop_graphs(self) -> None:
         """Let go of all graphs and their memory; kinds that had their warm-up need no other.
@@ -395,8 +392,7 @@ class CapturedStep:
         Sync: Does not block the host.
         """
         self._try_none_first()
-        self._graphs.clear()
-        self._variants.drop_graphs()
+        self._entries.drop_graphs()
 
     def forget(self) -> None:
         """Let go of all graphs, and of all that is known of calls.
@@ -404,13 +400,14 @@ class CapturedStep:
         Sync: Does not block the host.
         """
         self.drop_graphs()
-        self._variants.forget_all()
+        self._entries.forget_all()
         self._host_watch.forget()
 
     def lift_refusal(self) -> None:
         """Try again what was refused, if the reason may be gone."""
         self.report.lift_refusals()
-        self._refused = {number: True for number, is_final in self._refused.items() if is_final}
+        for entry in self._entries.refused():
+            entry.is_refused = entry.is_refused_for_good
 
     def begin_epoch(self) -> None:
         """Let graphs be audited, and ranks ask each other again about what one of them cannot replay.
@@ -425,9 +422,8 @@ class CapturedStep:
             return
         self._of_ranks.begin_epoch()
         places = self._of_ranks.any_of(self._to_be_asked_again())
-        for number in self._agreed.open_again(places):
-            if not self._refused.get(number):
-                self._refused.pop(number, None)
+        for entry in self._agreed.open_again(places):
+            entry.is_refused = entry.is_refused_for_good
         if places:
             self.report.withdraw(ON_ANOTHER_RANK)
 
@@ -440,21 +436,21 @@ class CapturedStep:
             return set()
         return {
             place
-            for place, (number, kind) in enumerate(self._agreed)
+            for place, entry in enumerate(self._agreed)
             if (
-                has_rested and number not in self._refused if kind is None else self._is_lost(kind)
+                self._is_lost(entry)
+                if entry.agreed == "captured"
+                else has_rested and not entry.is_refused
             )
         }
 
-    def _is_lost(self, kind: Hashable) -> bool:
+    def _is_lost(self, entry: Entry) -> bool:
         """Return whether there is no graph of a kind, or none for what its calls do now."""
-        return not self._graphs.has(kind) or (
-            self._agreed.is_changed(kind) and self._variants.lost(kind) is not None
-        )
+        return not entry.in_use or (entry.is_changed and entry.lost() is not None)
 
-    def _may_replay(self, kind: Hashable) -> bool:
+    def _may_replay(self, entry: Entry) -> bool:
         # As long as ranks ask each other about a kind, all of them have to.
-        return self._of_ranks is None or kind in self._agreed
+        return self._of_ranks is None or entry.agreed is not None
 
     # --- parts of a run ---
 
@@ -468,29 +464,29 @@ class CapturedStep:
             or objection_to_modes()
         )
 
-    def _kind_of(self, tree: Tree) -> Hashable:
-        """Return the kind of a call; refuse kinds whose batches have too many values.
+    def _entry_of(self, tree: Tree) -> Entry:
+        """Return the record of the kind of a call; refuse kinds whose batches have too many values.
 
         Sync: Blocks the host for each value that belongs to the kind ("batch_value").
         """
-        kind = self._batch_reads.kind_of(tree)
+        kind = tree.known_key = self._batch_reads.kind_of(tree)
         read = self._batch_reads.with_too_many_values(kind)
         if read is None:
-            return kind
+            return self._entries.of(kind)
         base = tree.known_key = without_values(kind)
         self._batch_reads.forget(kind)
-        for one in self._variants.kinds():
-            if without_values(one) == base:
-                self._graphs.drop(one)
-                self._variants.forget(one)
+        for one in self._entries:
+            if without_values(one.kind) == base:
+                self._entries.forget(one)
         self._try_none_first()
-        self._refuse(base, [unlike_values(read.site)])
-        return base
+        entry = self._entries.of(base)
+        self._refuse(entry, [unlike_values(read.site)])
+        return entry
 
-    def _note_kind(self, kind: Hashable, tree: Tree) -> None:
+    def _note_kind(self, entry: Entry, tree: Tree) -> None:
         """Capture nothing for a while if none of the last kinds of calls came again."""
         num_steps, num_graphs = self.report.num_steps, self.report.num_graphs
-        if not self._passing.is_new(hash(kind), num_steps=num_steps, num_graphs=num_graphs):
+        if not self._passing.is_new(entry, num_steps=num_steps, num_graphs=num_graphs):
             return
         former, self._former = self._former, None
         if self.report.forbids_all:
@@ -510,27 +506,28 @@ class CapturedStep:
         if self._num_not_taken == _MANY_NOT_TAKEN and self.report.note is None:
             self.report.note = f"calls ran as written beside their graph: {why}"
 
-    def _try_first(self, graph: CallGraph, tree: Tree, times: CallTimes) -> None:
+    def _try_first(self, entry: Entry, variant: Variant, tree: Tree) -> None:
         """Let the next call try a graph first, if it is the second time in a row."""
+        graph = variant.graph
+        assert graph is not None
         if graph is not self._newest or has_values(tree.key()):
             self._newest, self.quick_call = graph, None
             return
-        known = self._graphs.quick_calls
-        if graph not in known:
-            quick = quick_call(
+        found = variant.quick_call
+        if found is None:
+            found = quick_call(
                 tree,
                 graph,
                 launch=self._launch,
                 report=self.report,
                 begin_call=self._audits.turn_of(graph).begin_call,
-                end=partial(self._audits.end_call, times, "replay"),
+                end=partial(self._audits.end_call, entry.times, "replay"),
             )
             if self._calls is not None and self._calls.asks:
                 # They decide together on audits, which is no turn of this graph alone.
                 self._audits.end_all()
-                quick = self._calls.counted(tree.key(), quick)
-            known[graph] = quick
-        found = known[graph]
+                found = self._calls.counted(tree.key(), found)
+            variant.quick_call = found
         self.quick_call = (
             found if self._pay_off is None else self._pay_off.watched(tree, graph, found)
         )
@@ -538,67 +535,69 @@ class CapturedStep:
     def _try_none_first(self) -> None:
         self._newest = self.quick_call = None
 
-    def _replay(self, graph: CallGraph, tree: Tree) -> Any:
+    def _replay(self, variant: Variant, tree: Tree) -> StepRun:
+        graph = variant.graph
+        assert graph is not None
         out = self._launch(lambda: graph.replay(tree, is_own=self._returns_copies))
         self.report.num_replays += 1
-        return out
+        return StepRun(out, "replay", tree.key())
 
-    def _run_without_graph(self, kind: Hashable, tree: Tree, times: CallTimes) -> StepRun:
+    def _run_without_graph(self, entry: Entry, tree: Tree) -> StepRun:
         if self.report.is_rest_over:
             self.lift_refusal()
-        if hash(kind) in self._refused:
+        if entry.is_refused:
             self.report.num_eager += 1
-            return StepRun(self._work(tree.value), "eager", kind)
-        if kind not in self._variants:
-            return self._run_watched(kind, tree, times)
-        if self._take_verdicts(kind):
-            graph = self._graphs.find(kind)
-            if graph is not None and graph.why_not(tree) is None:
-                if self._may_not_replay(graph):
-                    return self._audit_or_wait(kind, graph, tree, times)
-                return StepRun(self._replay(graph, tree), "replay", kind)
+            return StepRun(self._work(tree.value), "eager", tree.key())
+        if not entry.variants:
+            return self._run_watched(entry, tree)
+        if self._take_verdicts(entry):
+            variant = entry.find()
+            if variant is not None and variant.graph and variant.graph.why_not(tree) is None:
+                if self._may_not_replay(entry, variant):
+                    return self._audit_or_wait(entry, variant, tree)
+                return self._replay(variant, tree)
         if self.report.forbids_all:
-            return self._run_plain(kind, tree)
-        return self._run_and_learn(kind, tree, times)
+            return self._run_plain(tree)
+        return self._run_and_learn(entry, tree)
 
-    def _run_and_learn(self, kind: Hashable, tree: Tree, times: CallTimes) -> StepRun:
+    def _run_and_learn(self, entry: Entry, tree: Tree) -> StepRun:
         """Capture a call whose kind was watched, or watch it again if the step reads other values."""
         # Where nothing is waited for and there is no room, what the step reads is not compared.
-        if any(one.pending is not None for one in self._variants.of(kind)):
-            variant = self._variant_now(kind)
+        if any(one.pending is not None for one in entry.variants):
+            variant = self._variant_now(entry)
             if variant is not None and variant.pending is not None:
-                return self._run_plain(kind, tree)
-        if not self._account.has_room_for(times, "capture"):
-            return self._run_plain(kind, tree)
-        variant = self._variant_now(kind)
-        if variant is None or variant.graph is not None or not self._may_capture(kind):
-            return self._run_watched(kind, tree, times)
+                return self._run_plain(tree)
+        if not self._account.has_room_for(entry.times, "capture"):
+            return self._run_plain(tree)
+        variant = self._variant_now(entry)
+        if variant is None or variant.graph is not None or not self._may_capture(entry):
+            return self._run_watched(entry, tree)
         self.report.num_eager += 1
-        return StepRun(self._try(kind, variant, tree), "capture", kind, "capture")
+        return StepRun(self._try(entry, variant, tree), "capture", tree.key(), "capture")
 
-    def _run_plain(self, kind: Hashable, tree: Tree) -> StepRun:
-        return StepRun(self._run_eagerly(None, tree), "eager", kind)
+    def _run_plain(self, tree: Tree) -> StepRun:
+        return StepRun(self._run_eagerly(None, tree), "eager", tree.key())
 
-    def _run_watched(self, kind: Hashable, tree: Tree, times: CallTimes) -> StepRun:
+    def _run_watched(self, entry: Entry, tree: Tree) -> StepRun:
         """Run a call as written, and watch it if there is something to see and room for that."""
-        if self._warm_ups.are_done(kind) or self.report.forbids_all:
-            return StepRun(self._run_eagerly(kind, tree), "eager", kind)
-        has_begun = self._warm_ups.have_begun(kind)
-        if times.is_new or not self._account.may_learn(times, has_begun=has_begun):
-            return self._run_plain(kind, tree)
-        return StepRun(self._run_eagerly(kind, tree), "eager", kind, "watch")
+        if self._warm_ups.are_done(entry) or self.report.forbids_all:
+            return StepRun(self._run_eagerly(entry, tree), "eager", tree.key())
+        has_begun = entry.num_watched > 0
+        if entry.times.is_new or not self._account.may_learn(entry.times, has_begun=has_begun):
+            return self._run_plain(tree)
+        return StepRun(self._run_eagerly(entry, tree), "eager", tree.key(), "watch")
 
     # --- audits ---
 
-    def _may_not_replay(self, graph: CallGraph) -> bool:
+    def _may_not_replay(self, entry: Entry, variant: Variant) -> bool:
         """Return whether a call that a graph could take is an audit, or waits for the verdict of one."""
         if self._consent.asks:
             return False
-        if self._graphs.has_switched:
-            self._graphs.has_switched = False
+        if entry.has_switched:
+            entry.has_switched = False
             self._audits.begin_interlude()
         self._take_audit()
-        return self._audits.open is not None or self._audits.turn_of(graph).is_due()
+        return self._audits.open is not None or self._audits.turn_of(variant.graph).is_due()
 
     def _take_audit(self) -> None:
         """Do what the verdict of an audit asks for, if it has arrived.
@@ -611,22 +610,22 @@ class CapturedStep:
         if audit.verdict.holds:
             self._audits.end_good(audit, is_whole=audit.verdict.is_whole)
             return
-        variant = self._variant_of(audit.kind, audit.graph)
+        entry = audit.entry
+        assert entry is not None
+        variant = next((one for one in entry.in_use if one.graph is audit.graph), None)
         if variant is None or variant.exactness.repeats_bits:
-            self._note_difference(audit.kind, self._audits.end_bad(audit))
+            self._note_difference(entry, self._audits.end_bad(audit))
         else:
             # It may differ by chance: a new graph is proved against two runs as written.
             self._audits.open = None
-            self._let_go_of(audit.kind, variant)
+            self._let_go_of(entry, variant)
 
-    def _audit_or_wait(
-        self, kind: Hashable, graph: CallGraph, tree: Tree, times: CallTimes
-    ) -> StepRun:
-        variant = self._variant_of(kind, graph)
-        if self._audits.open is not None or variant is None:
-            return self._run_plain(kind, tree)
-        if not self._account.has_room_for(times, "audit"):
-            return self._run_plain(kind, tree)
+    def _audit_or_wait(self, entry: Entry, variant: Variant, tree: Tree) -> StepRun:
+        graph = variant.graph
+        if self._audits.open is not None or graph is None:
+            return self._run_plain(tree)
+        if not self._account.has_room_for(entry.times, "audit"):
+            return self._run_plain(tree)
         self.report.num_eager += 1
         tried = self._trial.audit(tree, graph, variant.watched, variant.exactness)
         if tried.not_proved is not None:
@@ -634,127 +633,115 @@ class CapturedStep:
             self.report.note = f"no further audits: {tried.not_proved}"
         elif tried.audited is None or tried.refusals:
             # A new graph is proved, and refused if it cannot be.
-            self._let_go_of(kind, variant)
+            self._let_go_of(entry, variant)
         else:
-            self._audits.begin(kind, graph, tried.audited)
-        return StepRun(self._result(tried.out, tree), "capture", kind, "audit")
+            self._audits.begin(entry, graph, tried.audited)
+        return StepRun(self._result(tried.out, tree), "capture", tree.key(), "audit")
 
-    def _variant_of(self, kind: Hashable, graph: object) -> Variant | None:
-        return next((one for one in self._variants.of(kind) if one.graph is graph), None)
-
-    def _let_go_of(self, kind: Hashable, variant: Variant) -> None:
-        if variant.graph is not None:
-            self._graphs.remove(kind, variant.graph)
-        variant.graph = None
+    def _let_go_of(self, entry: Entry, variant: Variant) -> None:
+        self._entries.drop_graph(entry, variant)
         self._try_none_first()
 
-    def _note_difference(self, kind: Hashable, text: str) -> None:
+    def _note_difference(self, entry: Entry, text: str) -> None:
         """Drop all graphs; a second difference refuses the calls of this kind."""
         self.drop_graphs()
-        self._num_differences[hash(kind)] += 1
-        if self._num_differences[hash(kind)] > 1:
-            self._refuse(kind, [_proved_wrong(text)])
+        entry.num_differences += 1
+        if entry.num_differences > 1:
+            self._refuse(entry, [_proved_wrong(text)])
 
     # --- on several ranks ---
 
-    def _run_with_others(self, kind: Hashable, tree: Tree, objection: Refusal | None) -> StepRun:
+    def _run_with_others(self, entry: Entry, tree: Tree, objection: Refusal | None) -> StepRun:
         """Run a call without a graph, or capture it, as all ranks do at this call."""
-        num_asked = self._agreed.num_asked(kind)
-        if kind in self._agreed:
+        num_asked = self._agreed.num_asked(entry)
+        if entry.agreed is not None:
             if objection is None:
-                self._note_lost(kind)
+                self._note_lost(entry)
         elif num_asked > 0:
             # What speaks against this call may not speak against the next.
-            own = self._readiness(kind) if objection is None else Readiness.NOT_YET
+            own = self._readiness(entry) if objection is None else Readiness.NOT_YET
             readiness = self._consent.least(own)
             if readiness is Readiness.READY:
                 self.report.num_eager += 1
-                return StepRun(self._try_with_others(kind, tree), "capture", kind)
+                return StepRun(self._try_with_others(entry, tree), "capture", tree.key())
             if readiness is Readiness.NEVER or num_asked >= _MAX_ASKED:
-                self._settle_without(kind, objection)
+                self._settle_without(entry, objection)
         if objection is not None:
             self.report.refuse(objection)
-        is_open = kind not in self._agreed and hash(kind) not in self._refused
+        is_open = entry.agreed is None and not entry.is_refused
         is_watched = is_open and objection is None
-        out = self._run_eagerly(kind if is_watched else None, tree)
-        return StepRun(out, "eager", kind)
+        out = self._run_eagerly(entry if is_watched else None, tree)
+        return StepRun(out, "eager", tree.key())
 
-    def _note_lost(self, kind: Hashable) -> None:
+    def _note_lost(self, entry: Entry) -> None:
         """Note what has changed, once, if the graphs of a kind do not do what the step does now."""
-        if self._agreed.is_changed(kind):
+        if entry.is_changed:
             return
-        variant = self._variants.lost(kind)
+        variant = entry.lost()
         if variant is not None:
-            self._agreed.note_change(kind)
+            entry.is_changed = True
             self._note_change(variant)
 
-    def _readiness(self, kind: Hashable) -> Readiness:
-        if hash(kind) in self._refused or self.report.forbids_all:
+    def _readiness(self, entry: Entry) -> Readiness:
+        if entry.is_refused or self.report.forbids_all:
             return Readiness.NEVER
-        variant = self._variant_now(kind)
+        variant = self._variant_now(entry)
         if variant is None:
             return Readiness.NOT_YET
         if variant.graph is not None:
             # Another rank has lost its graph; all capture together.
-            self._graphs.remove(kind, variant.graph)
-            variant.graph = None
+            self._entries.drop_graph(entry, variant)
             self._device.release_cached_memory()
-        return Readiness.READY if self._may_capture(kind) else Readiness.NEVER
+        return Readiness.READY if self._may_capture(entry) else Readiness.NEVER
 
-    def _try_with_others(self, kind: Hashable, tree: Tree) -> Any:
+    def _try_with_others(self, entry: Entry, tree: Tree) -> Any:
         """Capture and prove a kind that all ranks are ready for; keep the graph if all can.
 
         Sync: Blocks the host ("capture", "agreement").
         """
-        self._agreed.settle(kind, is_captured=False)
-        variant = self._variant_now(kind) or self._variants.of(kind)[0]
+        self._agreed.settle(entry, is_captured=False)
+        variant = self._variant_now(entry) or entry.variants[0]
         with self._consent.capturing():
-            out = self._try(kind, variant, tree)
+            out = self._try(entry, variant, tree)
             if variant.pending is not None:
                 self._host_waits.wait_stream(self._device.current_stream(), reason="capture")
-                self._take_verdict(kind, variant)
+                self._take_verdict(entry, variant)
         has_graph = variant.graph is not None
         readiness = Readiness.READY if has_graph else Readiness.NEVER
         if self._consent.least(readiness) is not Readiness.READY:
-            self._graphs.drop(kind)
-            variant.pending = variant.graph = None
+            self._entries.drop_graphs_in_use(entry)
+            variant.drop_graph()
             if has_graph:
-                self._refuse_for_others(kind)
+                self._refuse_for_others(entry)
         else:
-            self._agreed.settle(kind, is_captured=True)
+            self._agreed.settle(entry, is_captured=True)
             ranks = self._of_ranks or self._calls
             assert ranks is not None
             ranks.note_captured()
         return out
 
-    def _can_audit(self, kind: Hashable, graph: CallGraph | None) -> bool:
-        return (
-            isinstance(self._trial, Trial)
-            and graph is not None
-            and self._variant_of(kind, graph) is not None
-        )
+    def _can_audit(self, variant: Variant | None) -> bool:
+        return isinstance(self._trial, Trial) and variant is not None
 
-    def _is_audit_of_ranks(
-        self, ranks: ConsentOfRanks, kind: Hashable, graph: CallGraph | None
-    ) -> bool:
-        can_audit = self._can_audit(kind, graph)
+    def _is_audit_of_ranks(self, ranks: ConsentOfRanks, variant: Variant | None) -> bool:
+        can_audit = self._can_audit(variant)
         return ranks.is_audit(Readiness.READY if can_audit else Readiness.NOT_YET)
 
     def _audit_with_others(
         self,
         ranks: ConsentOfRanks | CallsOfRanks,
-        kind: Hashable,
+        entry: Entry,
         tree: Tree,
-        graph: CallGraph | None,
+        variant: Variant | None,
     ) -> StepRun:
         """Audit a graph at a call at which all ranks do, and act with them on what any has found.
 
         Sync: Blocks the host until the audit is done, and all have told ("capture", "agreement").
         """
+        assert variant is not None
+        graph = variant.graph
         assert isinstance(graph, StepGraph)
         assert isinstance(self._trial, Trial)
-        variant = self._variant_of(kind, graph)
-        assert variant is not None
         self._try_none_first()
         self.report.num_eager += 1
         with self._on_side_stream(), ranks.capturing():
@@ -766,14 +753,14 @@ class CapturedStep:
             ranks.audits.cannot, found = True, Readiness.READY
             self.report.note = f"no further audits: {tried.not_proved}"
         elif tried.verdict is not None and not tried.refusals:
-            self._audits.begin(kind, graph, tried.verdict)
+            self._audits.begin(entry, graph, tried.verdict)
             tried.verdict.arrived()
             if tried.verdict.holds:
                 found = Readiness.READY
             elif variant.exactness.repeats_bits:
                 found = Readiness.NEVER
         self._end_audit_with_others(ranks.end_audit(found), found, ranks.audits)
-        return StepRun(self._result(tried.out, tree), "capture", kind)
+        return StepRun(self._result(tried.out, tree), "capture", tree.key())
 
     def _end_audit_with_others(
         self, of_all: Readiness, own: Readiness, audits: AuditsOfRanks
@@ -796,43 +783,45 @@ class CapturedStep:
             self.report.refuse(_proved_wrong(text))
 
     def _run_at_call(
-        self, calls: CallsOfRanks, kind: Hashable, tree: Tree, graph: CallGraph | None
+        self, calls: CallsOfRanks, entry: Entry, tree: Tree, variant: Variant | None
     ) -> StepRun:
         """Run a call of a step that talks to the ranks of a user, or capture it with them."""
-        least = self._tell_others(calls, kind, tree, graph)
+        least = self._tell_others(calls, entry, tree, variant)
         if calls.refusal is not None:
             self._end_calls(calls, calls.refusal)
-        elif graph is not None and calls.is_audit:
-            return self._audit_with_others(calls, kind, tree, graph)
-        elif graph is not None:
-            self._try_first(graph, tree, self._times.of(kind))
-            return StepRun(self._replay(graph, tree), "replay", kind)
+        elif variant is not None and calls.is_audit:
+            return self._audit_with_others(calls, entry, tree, variant)
+        elif variant is not None:
+            self._try_first(entry, variant, tree)
+            return self._replay(variant, tree)
         self._try_none_first()
         with self._on_side_stream():
             if least is Readiness.READY:
                 self.report.num_eager += 1
-                return StepRun(self._try_with_others(kind, tree), "capture", kind)
+                return StepRun(self._try_with_others(entry, tree), "capture", tree.key())
             if least is Readiness.NEVER:
-                self._settle_without(kind)
-            is_watched = hash(kind) not in self._refused
-            return StepRun(self._run_eagerly(kind if is_watched else None, tree), "eager", kind)
+                self._settle_without(entry)
+            is_watched = not entry.is_refused
+            return StepRun(
+                self._run_eagerly(entry if is_watched else None, tree), "eager", tree.key()
+            )
 
     def _tell_others(
-        self, calls: CallsOfRanks, kind: Hashable, tree: Tree, graph: CallGraph | None
+        self, calls: CallsOfRanks, entry: Entry, tree: Tree, variant: Variant | None
     ) -> Readiness | None:
         if calls.refusal is not None:
             return None
-        if graph is None:
+        if variant is None:
             objection = self._objection_to(tree)
             if objection is not None:
-                self._refuse(kind, [objection])
-        readiness = self._readiness_at_call(kind, graph)
+                self._refuse(entry, [objection])
+        readiness = self._readiness_at_call(entry, variant)
         return calls.at_call(
-            kind,
+            tree.key(),
             readiness,
-            is_replay=graph is not None,
-            can_audit=self._can_audit(kind, graph),
-            is_open=graph is None and readiness is not Readiness.NEVER,
+            is_replay=variant is not None,
+            can_audit=self._can_audit(variant),
+            is_open=variant is None and readiness is not Readiness.NEVER,
             gives_up=self.report.forbids_all_for_good,
         )
 
@@ -843,91 +832,102 @@ class CapturedStep:
             self.report.refuse(refusal)
         self.drop_graphs()
 
-    def _readiness_at_call(self, kind: Hashable, graph: CallGraph | None) -> Readiness:
-        if graph is not None:
+    def _readiness_at_call(self, entry: Entry, variant: Variant | None) -> Readiness:
+        if variant is not None:
             return Readiness.READY
         if self.report.is_rest_over:
             self.lift_refusal()
         if self.report.forbids_all and not self.report.forbids_all_for_good:
             return Readiness.NOT_YET
         # There is a graph, which does not take this call.
-        if any(one.graph is not None and one.failure() is None for one in self._variants.of(kind)):
+        if any(one.graph is not None and one.failure() is None for one in entry.variants):
             return Readiness.NOT_YET
-        return self._readiness(kind)
+        return self._readiness(entry)
 
-    def _settle_without(self, kind: Hashable, objection: Refusal | None = None) -> None:
-        self._agreed.settle(kind, is_captured=False)
+    def _settle_without(self, entry: Entry, objection: Refusal | None = None) -> None:
+        self._agreed.settle(entry, is_captured=False)
         if objection is not None:
-            self._refuse(kind, [objection])
-        elif hash(kind) not in self._refused and not self.report.forbids_all:
-            self._refuse_for_others(kind)
+            self._refuse(entry, [objection])
+        elif not entry.is_refused and not self.report.forbids_all:
+            self._refuse_for_others(entry)
 
-    def _refuse_for_others(self, kind: Hashable) -> None:
-        self._refuse(kind, [ON_ANOTHER_RANK])
+    def _refuse_for_others(self, entry: Entry) -> None:
+        self._refuse(entry, [ON_ANOTHER_RANK])
         if self._of_ranks is not None:
             # The other rank may be able to later, and says so at the begin of an epoch.
-            self._refused[hash(kind)] = False
+            entry.is_refused_for_good = False
 
-    def _capture_one_ahead_with_others(self, kind: Hashable, tree: Tree) -> None:
-        if kind in self._agreed:
+    def _capture_one_ahead_with_others(self, entry: Entry, tree: Tree) -> None:
+        if entry.agreed is not None:
             return
-        self._graphs.expected.add(kind)
-        readiness = self._consent.least(self._readiness(kind))
+        entry.is_expected = True
+        readiness = self._consent.least(self._readiness(entry))
         for _ in range(self._num_warmup + _MAX_ASKED):
             if readiness is not Readiness.NOT_YET:
                 break
             with self._watching_ahead():
-                if hash(kind) in self._refused or self.report.forbids_all:
+                if entry.is_refused or self.report.forbids_all:
                     self._work(tree.value)
                 else:
-                    self._warm_up(kind, tree)
-            readiness = self._consent.least(self._readiness(kind))
+                    self._warm_up(entry, tree)
+            readiness = self._consent.least(self._readiness(entry))
         if readiness is Readiness.READY:
-            self._try_with_others(kind, tree)
+            self._try_with_others(entry, tree)
         else:
-            self._settle_without(kind)
+            self._settle_without(entry)
 
     # --- refusals ---
 
-    def _refuse(self, kind: Hashable, refusals: list[Refusal]) -> None:
+    def _refuse(self, entry: Entry, refusals: list[Refusal]) -> None:
         """Refuse calls of a kind; all calls, if no kind was captured and some were refused.
 
         What a step does depends on its arguments: it may train on some and validate on others.
         """
         if not refusals:
             return
-        self._refused[hash(kind)] = any(refusal.is_final for refusal in refusals)
-        is_hopeless = not self.report.num_graphs and len(self._refused) >= _MAX_REFUSED
-        is_of_all = is_hopeless or len(self._refused) >= _MOST_REFUSED
+        entry.is_refused = True
+        entry.is_refused_for_good = any(refusal.is_final for refusal in refusals)
+        num_refused = len(self._entries.refused())
+        is_hopeless = not self.report.num_graphs and num_refused >= _MAX_REFUSED
+        is_of_all = is_hopeless or num_refused >= _MOST_REFUSED
         for refusal in refusals:
             self.report.refuse(replace(refusal, is_of_call=not is_of_all))
-        if self._refused[hash(kind)]:
-            self._variants.forget_without_graph(kind)
+        if entry.is_refused_for_good:
+            self._entries.forget_without_graph(entry)
         if self.report.forbids_all_for_good:
-            for one in self._variants.kinds():
-                self._variants.forget_without_graph(one)
+            for one in self._entries:
+                self._entries.forget_without_graph(one)
 
-    def _may_capture(self, kind: Hashable) -> bool:
+    def _may_capture(self, entry: Entry) -> bool:
         # A verdict that has just arrived may have refused it.
-        if hash(kind) in self._refused or self.report.forbids_all:
+        if entry.is_refused or self.report.forbids_all:
             return False
-        if not self._warm_ups.are_done(kind):
+        if not self._warm_ups.are_done(entry):
             return False
-        limit = self._graphs.limit(kind)
+        limit = self._limit(entry)
         if limit is not None:
             self.report.refuse(limit)
         return limit is None
 
-    def _run_eagerly(self, kind: Hashable | None, tree: Tree) -> Any:
+    def _limit(self, entry: Entry) -> Refusal | None:
+        """Return why no graph of this kind may be captured, None if one may."""
+        return self._is_not_expected(entry) or self._limits.reached()
+
+    def _is_not_expected(self, entry: Entry) -> Refusal | None:
+        if entry.is_expected or not self._takes_only_expected:
+            return None
+        return Refusal("not_ahead", "a batch is of the kind of no example input", is_final=False)
+
+    def _run_eagerly(self, entry: Entry | None, tree: Tree) -> Any:
         self.report.num_eager += 1
         if self.report.forbids_all:
             return self._work(tree.value)
         with self._consent.watch():
-            if kind is None:
+            if entry is None:
                 return self._result(self._plain_work(tree.value), tree)
-            if self._warm_ups.are_done(kind):
+            if self._warm_ups.are_done(entry):
                 return self._result(self._work(tree.value), tree)
-            return self._warm_up(kind, tree)
+            return self._warm_up(entry, tree)
 
     def _result(self, out: Any, tree: Tree) -> Any:
         """Return what a run as written returned, without graphs of gradients that are used up.
@@ -945,7 +945,7 @@ class CapturedStep:
         except BatchError:  # a container that cannot be made anew, which refuses the step
             return out
 
-    def _warm_up(self, kind: Hashable, tree: Tree) -> Any:
+    def _warm_up(self, entry: Entry, tree: Tree) -> Any:
         weights = [weight for weight, _ in self._weights.gradients()]
         sharded = refusal_of_weights(weights) or refusal_of_step(self.step)
         objection = sharded or objection_to_profiler()
@@ -954,35 +954,33 @@ class CapturedStep:
             return self._result(self._work(tree.value), tree)
         # Compiled code tells views from tensors of their own, and nothing can be compiled during
         # a capture.
-        if self._warm_ups.use_compiled_code and self._warm_ups.is_last(kind):
+        if self._warm_ups.use_compiled_code and self._warm_ups.is_last(entry):
             copy = tree.map(torch.clone)
             batch = BatchWatch(copy)
-            out, refusals, watched = self._warm_ups.run(kind, copy, self._work)
+            out, refusals, watched = self._warm_ups.run(entry, copy, self._work)
             with suppress(BatchError):  # such a step is refused when it is captured
                 out = batch.done_to(tree, out)
         else:
-            out, refusals, watched = self._warm_ups.run(kind, tree, self._work)
-        self._refuse(kind, refusals)
-        if self._warm_ups.are_done(kind) and not refusals:
+            out, refusals, watched = self._warm_ups.run(entry, tree, self._work)
+        self._refuse(entry, refusals)
+        if self._warm_ups.are_done(entry) and not refusals:
             reads = self._host_watch.guards(carried=watched.kept)
-            self._variants.add(kind, Variant(watched, reads))
+            self._entries.add(entry, tree.key(), Variant(watched, reads))
         return out if refusals else self._result(out, tree)
 
     # --- changes of what graphs bake in ---
 
-    def _variant_now(self, kind: Hashable) -> Variant | None:
+    def _variant_now(self, entry: Entry) -> Variant | None:
         """Return what was seen with the values that the step reads now, None if nothing was.
 
         The kind is then to be watched again.
         """
-        variant = self._variants.fitting(kind)
+        variant = entry.fitting()
         if variant is not None:
-            if variant.graph is not None and variant.graph not in self._graphs:
-                variant.graph = None
             return variant
-        if kind in self._variants and self._warm_ups.are_done(kind):
-            self._note_change(self._variants.of(kind)[0])
-            self._warm_ups.once_more(kind)
+        if entry.variants and self._warm_ups.are_done(entry):
+            self._note_change(entry.variants[0])
+            self._warm_ups.once_more(entry)
         return None
 
     def _note_change(self, variant: Variant) -> None:
@@ -995,8 +993,7 @@ class CapturedStep:
         if failure.optimizer is not None and self.report.num_steps - variant.num_steps < _OFTEN:
             self._number_changes_often(failure)
         if failure.is_memory:
-            self._graphs.drop_dead()
-            self._variants.drop_dead()
+            self._entries.drop_dead()
         at_least = _MAX_CHANGES if failure.optimizer is None else _MAX_NUMBER_CHANGES
         if self._num_changes > max(at_least, self.report.num_steps / _MIN_STEPS_PER_CHANGE):
             often = Counter(each.what for each in self._newest_changes)
@@ -1027,7 +1024,7 @@ class CapturedStep:
             try:
                 return as_written(args, kwargs)
             finally:
-                self._audits.end_call(self._times.of(None), "plain")
+                self._audits.end_call(self._entries.of(None).times, "plain")
 
         return PayOff(
             self._device,
@@ -1037,19 +1034,18 @@ class CapturedStep:
             settle=self._try_none_first,
         )
 
-    def _run_as_written(self, pay_off: PayOff, kind: Hashable, tree: Tree) -> Any:
-        if pay_off.is_given_up(kind):
-            self._newest, self.quick_call = None, pay_off.quick_as_written(kind, tree)
+    def _run_as_written(self, pay_off: PayOff, tree: Tree) -> Any:
+        if pay_off.is_given_up(tree.key()):
+            self._newest, self.quick_call = None, pay_off.quick_as_written(tree.key(), tree)
         return pay_off.as_written(tree.value.args, tree.value.kwargs)
 
     def _give_up_replays(self, kind: Hashable, refusal: Refusal) -> None:
-        self._graphs.drop(kind)
-        self._variants.forget(kind)
+        self._entries.forget(self._entries.of(kind))
         self.report.refuse(refusal)
 
     # --- captures ---
 
-    def _try(self, kind: Hashable, variant: Variant, tree: Tree) -> Any:
+    def _try(self, entry: Entry, variant: Variant, tree: Tree) -> Any:
         start, num_bytes = self._device.now_ms(), self._limits.captured_bytes
         try:
             tried = self._trial.run(tree, variant.reads, variant.watched)
@@ -1057,9 +1053,9 @@ class CapturedStep:
             self.report.seconds += (self._device.now_ms() - start) / 1000.0
             self.report.captured_bytes += self._limits.captured_bytes - num_bytes
         self.report.proof_seconds += tried.proof_seconds
-        if tried.graph is not None and not self._knows_reads_of(kind, variant.watched, tried):
+        if tried.graph is not None and not self._knows_reads_of(tree, variant.watched, tried):
             tried.graph = None
-        self._refuse(kind, tried.refusals)
+        self._refuse(entry, tried.refusals)
         if tried.graph is not None:
             self.report.num_graphs += 1
             variant.pending = Pending(tried.graph, tried.verdict)
@@ -1073,7 +1069,7 @@ class CapturedStep:
                 self.report.note = f"not proved: {tried.not_proved}"
         return tried.out if tried.refusals else self._result(tried.out, tree)
 
-    def _knows_reads_of(self, kind: Hashable, watched: Watched, tried: Tried) -> bool:
+    def _knows_reads_of(self, tree: Tree, watched: Watched, tried: Tried) -> bool:
         """Return whether the kind of a call says all that the step reads, unlike its capture.
 
         If not, the step is refused, or values of its batches are part of their kinds from now on.
@@ -1084,25 +1080,25 @@ class CapturedStep:
         if self._of_ranks is not None and watched.batch_reads:
             tried.refusals += [value_of_one_rank(read.site) for read in watched.batch_reads]
             return False
-        if not self._batch_reads.add(kind, watched.batch_reads):
+        if not self._batch_reads.add(tree.key(), watched.batch_reads):
             return True
         self.report.note_batch_reads(read.site for read in watched.batch_reads)
         self._try_none_first()
         return False
 
-    def _take_verdicts(self, kind: Hashable) -> bool:
+    def _take_verdicts(self, entry: Entry) -> bool:
         """Use graphs whose verdict has arrived and is good; return whether there are any.
 
         Sync: Does not block the host.
         """
         taken = [
-            self._take_verdict(kind, variant)
-            for variant in self._variants.of(kind)
+            self._take_verdict(entry, variant)
+            for variant in list(entry.variants)
             if variant.pending is not None
         ]
         return any(taken)
 
-    def _take_verdict(self, kind: Hashable, variant: Variant) -> bool:
+    def _take_verdict(self, entry: Entry, variant: Variant) -> bool:
         assert variant.pending is not None
         graph, verdict = variant.pending.graph, variant.pending.verdict
         if verdict is not None:
@@ -1113,18 +1109,17 @@ class CapturedStep:
                 variant.num_failed += 1
                 # What does not repeat itself may be out of bounds by chance.
                 if verdict.repeats or variant.num_failed >= _MAX_PROOFS:
-                    self._refuse(kind, [_proved_wrong(verdict.text)])
+                    self._refuse(entry, [_proved_wrong(verdict.text)])
                 return False
             self.report.proved += 1
             if not verdict.repeats:
                 self.report.note = verdict.text
             elif self._pay_off is not None:
                 self._pay_off.add(graph)
-        variant.pending, variant.graph = None, graph
         if verdict is not None:
             repeats = verdict.repeats and not verdict.is_nondeterministic
             variant.exactness = Exactness(repeats, verdict.distances)
-        self._graphs.add(kind, graph)
+        self._entries.use(entry, variant, graph)
         return True
 
     # --- ahead of a run ---
@@ -1168,11 +1163,11 @@ class CapturedStep:
             self._ahead = None
             snapshot.restore(self._gradients_added_to())
         self._host_waits.wait_stream(self._device.current_stream(), reason="capture")
-        for kind in self._variants.kinds():
-            self._take_verdicts(kind)
+        for entry in self._entries:
+            self._take_verdicts(entry)
         if not self._consent.asks:
             self._forget_what_was_put_back()
-        self._graphs.only_expected = only_these
+        self._takes_only_expected = only_these
 
     def _objection_ahead(self, snapshot: Snapshot) -> Refusal | None:
         """Return why the step cannot run ahead, here or on another rank; None if it can."""
@@ -1188,7 +1183,9 @@ class CapturedStep:
     def _gradients_added_to(self) -> Gradients:
         """Return weights with the gradients that graphs add to, and so have to find."""
         pending = [
-            one.graph if one.pending is None else one.pending.graph for one in self._variants
+            one.graph if one.pending is None else one.pending.graph
+            for entry in self._entries
+            for one in entry.variants
         ]
         return [
             (weight, gradient)
@@ -1201,11 +1198,10 @@ class CapturedStep:
 
     def _forget_what_was_put_back(self) -> None:
         """Let go of graphs that read what the first call makes: each kind is captured when it comes."""
-        for kind in self._variants.kinds():
-            if all(one.failure() is not None for one in self._variants.of(kind)):
-                self._graphs.drop(kind)
-                self._variants.forget(kind)
-                self._warm_ups.once_more(kind)
+        for entry in self._entries:
+            if all(one.failure() is not None for one in entry.variants):
+                self._entries.forget(entry)
+                self._warm_ups.once_more(entry)
                 self.report.note = _MADE_BY_THE_FIRST
 
     def _watching_ahead(self) -> AbstractContextManager[object]:
@@ -1213,23 +1209,25 @@ class CapturedStep:
 
     def _capture_one_ahead(self, tree: Tree) -> None:
         tree = tree.map(torch.clone)
-        kind = self._kind_of(tree)
+        entry = self._entry_of(tree)
         if self._calls is not None and self._calls.is_unknown:
             # Does it talk to other ranks?
             with self._calls.watch(), self._watching_ahead():
                 self._work(tree.value)
         if self._consent.asks:
-            self._capture_one_ahead_with_others(kind, tree)
+            self._capture_one_ahead_with_others(entry, tree)
             return
-        if kind in self._variants or self.report.forbids_all:
+        if entry.variants or self.report.forbids_all:
             return
-        self._graphs.expected.add(kind)
-        while not self._warm_ups.are_done(kind) and not self.report.forbids_all:
+        entry.is_expected = True
+        while not self._warm_ups.are_done(entry) and not self.report.forbids_all:
             with self._watching_ahead():
-                self._warm_up(kind, tree)
-        if self._may_capture(kind):
-            self._try(kind, self._variants.of(kind)[0], tree)
-        if self._kind_of(tree.map(torch.clone)) != kind:  # values of it belong to its kind by now
+                self._warm_up(entry, tree)
+        if self._may_capture(entry):
+            self._try(entry, entry.variants[0], tree)
+        if (
+            self._entry_of(tree.map(torch.clone)) is not entry
+        ):  # values of it belong to its kind by now
             self._capture_one_ahead(tree)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gapless.device.torch_private import load_compiler
@@ -25,19 +23,18 @@ from gapless.graphs.refusal import (
     objections_to,
 )
 from gapless.graphs.replay.written_memory import bytes_of
+from gapless.graphs.watched import Watched
 from gapless.pipeline.step import Call
 from gapless.pipeline.tree.tensor_layout import has_address
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    import torch
-
     from gapless.device.base import Device
-    from gapless.graphs.reads.batch_reads import BatchRead
-    from gapless.graphs.reads.host_watch import HostWatch, KeptPath
+    from gapless.graphs.entry import Entry
+    from gapless.graphs.reads.host_watch import HostWatch
     from gapless.graphs.reads.observation import Observation, Observer
     from gapless.graphs.reads.weight_guards import KnownWeights
     from gapless.graphs.updates.update_outside import Updates
@@ -56,45 +53,6 @@ _MAX_NEW_CODE = 10
 
 # From here on the first run of a kind is not looked at, and does not count.
 _NUM_LOOKED_AT_ONCE = 50
-
-
-@dataclass(slots=True)
-class Watched:
-    """What the last run as written of a kind showed.
-
-    Attributes:
-        kept: places that keep tensors from call to call.
-        host_reads: file:line of every read of a value of the device.
-        batch_reads: of values that are computed from the batch, in order.
-        other_reads: file:line of the other reads, but for those of updates.
-        touched: tensors of the device that the step used and that were there before; None if
-            that is not known, as with compiled code.
-        ran_backward: whether a backward pass ran.
-        known: addresses of gradients and of the batch in that run, which are others in each.
-        batch: where each tensor of the batch lay in that run: the addresses of its parts' bytes.
-        unused: ids of weights whose gradients were there before that run, which did not use them.
-    """
-
-    kept: list[KeptPath]
-    host_reads: list[str]
-    batch_reads: list[BatchRead]
-    other_reads: list[str]
-    touched: TouchWatch | None
-    ran_backward: bool
-    known: set[int]
-    batch: list[list[tuple[int, int]]]
-    unused: set[int]
-
-    @property
-    def is_nondeterministic(self) -> bool:
-        """Whether operators ran that may give other bits each time."""
-        return self.touched is not None and bool(self.touched.nondeterministic)
-
-    def generators_on(self, device: Device) -> list[torch.Generator]:
-        """Return the generators on a device that were drawn from, beside its default."""
-        kind = device.torch_device.type
-        found = [] if self.touched is None else self.touched.generators
-        return [one for one in found if one.device.type == kind and kind != "cpu"]
 
 
 class WarmUps:
@@ -137,36 +95,28 @@ class WarmUps:
             started_ms = device.now_ms()
             load_compiler()
             account_of(device).charge((device.now_ms() - started_ms) / 1000.0)
-        # By the hash of a kind: a kind itself holds every plain value of its batch.
-        self._num_runs: Counter[int] = Counter()
-        self._num_new_code: Counter[int] = Counter()
-        self._seen: set[int] = set()
+        self._num_kinds = 0
 
-    def are_done(self, kind: Hashable) -> bool:
+    def are_done(self, entry: Entry) -> bool:
         """Return whether a kind had all of its runs."""
-        return self._num_runs[hash(kind)] >= self.num_warmup
+        return entry.num_watched >= self.num_warmup
 
-    def have_begun(self, kind: Hashable) -> bool:
-        """Return whether a kind had one of its runs."""
-        return self._num_runs[hash(kind)] > 0
-
-    def is_last(self, kind: Hashable) -> bool:
+    def is_last(self, entry: Entry) -> bool:
         """Return whether the next run of a kind is its last one."""
-        return self._num_runs[hash(kind)] == self.num_warmup - 1
+        return entry.num_watched == self.num_warmup - 1
 
-    def once_more(self, kind: Hashable) -> None:
+    def once_more(self, entry: Entry) -> None:
         """Ask for another run of a kind, since what the step reads has changed."""
-        self._num_runs[hash(kind)] = self.num_warmup - 1
+        entry.num_watched = self.num_warmup - 1
 
     def run(
-        self, kind: Hashable, tree: Tree, work: Callable[[Any], Any]
+        self, entry: Entry, tree: Tree, work: Callable[[Any], Any]
     ) -> tuple[Any, list[Refusal], Watched]:
         """Run a step on a batch; return its result, why it cannot be captured, and what it did.
 
         Sync: Does not block the host, unless the step does.
         """
-        number = hash(kind)
-        is_first, is_last = self._num_runs[number] == 0, self.is_last(kind)
+        is_first, is_last = entry.num_watched == 0, self.is_last(entry)
         reads = ReadWatch(
             tree.leaves,
             needs_copy=self._device.needs_copy,
@@ -178,8 +128,9 @@ class WarmUps:
             may_wait = self._host_watch.may_wait
             touched = TouchWatch(self._device, reads=reads, may_wait=may_wait)
         # Where no two batches are alike, to look would slow all runs that there are.
-        looks = number in self._seen or len(self._seen) < _NUM_LOOKED_AT_ONCE
-        self._seen.add(number)
+        looks = entry.is_looked_at or self._num_kinds < _NUM_LOOKED_AT_ONCE
+        self._num_kinds += not entry.is_looked_at
+        entry.is_looked_at = True
         gradients = self._weights.gradients()
         known = {address_of(grad) for _, grad in gradients if grad is not None}
         storages = {
@@ -195,7 +146,7 @@ class WarmUps:
             ONE_AT_A_TIME,
             self._observer.watch(is_first=is_first, is_last=is_last) as seen,
             self._updates.watch(),
-            self._watch_host(tree, number) if looks else nullcontext(HostRun()) as host,
+            self._watch_host(tree, entry.number) if looks else nullcontext(HostRun()) as host,
             nullcontext() if touched is None else touched,
         ):
             out = work(tree.value)
@@ -210,11 +161,11 @@ class WarmUps:
         # a function gets as arguments shows in two runs.
         has_new_code = is_last and host.found_code
         if looks and host.is_complete and not has_new_code:
-            self._num_runs[number] += 1
-        self._num_new_code[number] = self._num_new_code[number] + 1 if has_new_code else 0
-        if self._num_new_code[number] >= _MAX_NEW_CODE:
+            entry.num_watched += 1
+        entry.num_new_code = entry.num_new_code + 1 if has_new_code else 0
+        if entry.num_new_code >= _MAX_NEW_CODE:
             refusals.append(new_code())
-        if refusals or not self.are_done(kind):
+        if refusals or not self.are_done(entry):
             self._host_watch.let_go()
         unused = {
             weight
@@ -260,7 +211,7 @@ class WarmUps:
         return self._host_watch.watch((call,), {}, key=number)
 
     def _too_many_kinds(self) -> Refusal | None:
-        if len(self._seen) <= _MAX_KINDS:
+        if self._num_kinds <= _MAX_KINDS:
             return None
         return Refusal(
             "too_many_keys",

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from gapless.graphs.capture_settings import CaptureSettings
     from gapless.graphs.captured_step import CapturedStep
-    from gapless.graphs.graph_cache import GraphCache
+    from gapless.graphs.graph_pool import GraphPool
     from gapless.graphs.reads.host_watch import HostWatch
     from gapless.pipeline.step import Call
     from gapless.pipeline.tree.flatten import Tree
@@ -327,7 +327,7 @@ class ModuleInPlace:
         step = self._trained.get(key)
         if step is None:
 
-            def make_trial(graphs: GraphCache, watch: HostWatch) -> ModuleTrial:
+            def make_trial(graphs: GraphPool, watch: HostWatch) -> ModuleTrial:
                 self._trials[key] = ModuleTrial(
                     self.target,
                     self._as_written,

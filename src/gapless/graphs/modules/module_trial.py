@@ -60,14 +60,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gapless.device.base import Cut, Device, Stream
-    from gapless.graphs.graph_cache import GraphCache
+    from gapless.graphs.graph_pool import GraphPool
     from gapless.graphs.modules.module_graph import Runs
     from gapless.graphs.proof.trial import Exactness
     from gapless.graphs.reads.host_watch import HostWatch
     from gapless.graphs.reads.read_guards import ReadGuards
     from gapless.graphs.refusal import Refusal
     from gapless.graphs.replay.call_graph import CallGraph
-    from gapless.graphs.warm_ups import Watched
+    from gapless.graphs.watched import Watched
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.step import Call
     from gapless.pipeline.tree.flatten import Tree
@@ -116,7 +116,7 @@ class ModuleTrial:
         *,
         device: Device,
         host_waits: HostWaits,
-        graphs: GraphCache,
+        graphs: GraphPool,
         runs: Runs,
         watch: HostWatch,
         needs_grad: tuple[bool, ...],

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from gapless.device.base import Cut, Device, Graph
-    from gapless.graphs.graph_cache import GraphCache
+    from gapless.graphs.graph_pool import GraphPool
     from gapless.graphs.proof.consent import Consent
     from gapless.graphs.proof.same_results import AnyVerdict, Distances, Verdict
     from gapless.graphs.reads.guards import Guard
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from gapless.graphs.reads.weight_guards import Gradients, KnownWeights
     from gapless.graphs.replay.call_graph import CallGraph
     from gapless.graphs.updates.update_outside import CapturedUpdates, Updates
-    from gapless.graphs.warm_ups import Watched
+    from gapless.graphs.watched import Watched
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.tree.flatten import Tree
 
@@ -126,7 +126,7 @@ class Trial:
         *,
         device: Device,
         host_waits: HostWaits,
-        graphs: GraphCache,
+        graphs: GraphPool,
         weights: KnownWeights,
         optimizers: KnownOptimizers,
         updates: Updates,

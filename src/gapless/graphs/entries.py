@@ -1,0 +1,171 @@
+"""All kinds of calls of one captured object."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gapless.graphs.account import CallTimes
+from gapless.graphs.entry import MAX_VARIANTS, Entry
+
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
+
+    from gapless.graphs.account import TimeSpent
+    from gapless.graphs.entry import Variant
+    from gapless.graphs.graph_pool import GraphPool
+    from gapless.graphs.replay.call_graph import CallGraph
+
+
+# Beyond so many, kinds of which nothing is known but their times are forgotten.
+_MAX_PLAIN = 10_000
+
+
+class Entries:
+    """The record of each kind of call.
+
+    Args:
+        spent: of the object.
+        pool: of the graphs.
+    """
+
+    def __init__(self, spent: TimeSpent, pool: GraphPool) -> None:
+        self._spent = spent
+        self._pool = pool
+        self._by_kind: dict[Hashable, Entry] = {}
+        # Those without variants, by the hash of their kinds: a kind holds every plain value of its batch.
+        self._by_number: dict[int, Entry] = {}
+        self._most_plain = _MAX_PLAIN
+
+    def of(self, kind: Hashable) -> Entry:
+        """Return the record of a kind, which is made at its first call."""
+        entry = self._by_kind.get(kind)
+        if entry is None:
+            number = hash(kind)
+            entry = self._by_number.get(number)
+            if entry is None:
+                entry = self._by_number[number] = Entry(number, CallTimes(self._spent))
+                if len(self._by_number) > self._most_plain:
+                    self._forget_plain(but=entry)
+        return entry
+
+    def _forget_plain(self, *, but: Entry) -> None:
+        self._by_number = {
+            number: one
+            for number, one in self._by_number.items()
+            if one is but or not one.is_plain
+        }
+        self._most_plain = len(self._by_number) + _MAX_PLAIN
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Yield those that have variants."""
+        yield from list(self._by_kind.values())
+
+    def refused(self) -> list[Entry]:
+        """Return those whose calls are refused."""
+        both = (*self._by_kind.values(), *self._by_number.values())
+        return [one for one in both if one.is_refused]
+
+    def graphs(self) -> list[CallGraph]:
+        """Return the graphs in use."""
+        return [one.graph for entry in self for one in entry.in_use if one.graph is not None]
+
+    @property
+    def num_graphs(self) -> int:
+        """How many graphs there are, those that wait for the verdict on them included."""
+        return sum(
+            len(entry.in_use) + sum(one.pending is not None for one in entry.variants)
+            for entry in self._by_kind.values()
+        )
+
+    # --- what is known by watching and capturing ---
+
+    def add(self, entry: Entry, kind: Hashable, variant: Variant) -> None:
+        """Add the newest variant of a kind; the oldest of too many goes."""
+        if entry.kind is None:
+            self._by_number.pop(entry.number, None)
+            self._by_kind[kind], entry.kind = entry, kind
+        entry.variants.insert(0, variant)
+        del entry.variants[MAX_VARIANTS:]
+
+    def use(self, entry: Entry, variant: Variant, graph: CallGraph) -> None:
+        """Let the graph of a variant be replayed; the one that was not used for longest may go for it."""
+        variant.pending, variant.graph = None, graph
+        entry.in_use.insert(0, variant)
+        for one in entry.in_use[MAX_VARIANTS:]:
+            self._drop(entry, one)
+        self._forget_quick_calls()
+
+    def drop_graph(self, entry: Entry, variant: Variant) -> None:
+        """Let go of the graph of one variant; what it was captured by stays."""
+        self._drop(entry, variant)
+        self._forget_quick_calls()
+        self._leave_memory_if_unused()
+
+    def drop_graphs_in_use(self, entry: Entry) -> None:
+        """Let go of the graphs of one kind."""
+        for variant in list(entry.in_use):
+            self._drop(entry, variant)
+        self._forget_quick_calls()
+        self._leave_memory_if_unused()
+
+    def drop_graphs(self) -> None:
+        """Let go of all graphs and their memory; what they were captured by stays.
+
+        Sync: Does not block the host.
+        """
+        for entry in self:
+            for variant in (*entry.variants, *entry.in_use):
+                variant.drop_graph()
+            entry.in_use = []
+        self._pool.leave_memory()
+
+    def drop_dead(self) -> None:
+        """Let go of variants that read memory which is not used any more; one of each kind stays."""
+        for entry in self:
+            dead = [one for one in (*entry.variants, *entry.in_use) if one.is_dead()]
+            alive = [one for one in entry.variants if one not in dead]
+            captured = [one for one in entry.variants if one.graph is not None]
+            # One stays, to be compared with.
+            entry.variants = alive or (captured or entry.variants)[:1]
+            for variant in dead:
+                if variant in entry.in_use:
+                    self._drop(entry, variant)
+        self._forget_quick_calls()
+        self._leave_memory_if_unused()
+
+    def forget(self, entry: Entry) -> None:
+        """Let go of all that was watched and captured of a kind."""
+        self.drop_graphs_in_use(entry)
+        entry.variants = []
+        self._let_kind_go(entry)
+
+    def forget_all(self) -> None:
+        """Let go of all that was watched and captured."""
+        for entry in self:
+            self.forget(entry)
+
+    def forget_without_graph(self, entry: Entry) -> None:
+        """Let go of what is known of a kind that is not captured any more: it holds its batches."""
+        entry.variants = [one for one in entry.variants if one.has_graph]
+        if not entry.variants:
+            self._let_kind_go(entry)
+
+    def _drop(self, entry: Entry, variant: Variant) -> None:
+        variant.drop_graph()
+        entry.in_use = [one for one in entry.in_use if one is not variant]
+
+    def _let_kind_go(self, entry: Entry) -> None:
+        if entry.kind is not None and not entry.in_use:
+            del self._by_kind[entry.kind]
+            self._by_number[entry.number], entry.kind = entry, None
+
+    def _forget_quick_calls(self) -> None:
+        """Let quick calls be made anew: they hold on to graphs."""
+        for entry in self._by_kind.values():
+            for variant in entry.in_use:
+                variant.quick_call = None
+
+    def _leave_memory_if_unused(self) -> None:
+        if not any(entry.in_use for entry in self._by_kind.values()):
+            self._pool.leave_memory()

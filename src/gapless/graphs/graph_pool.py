@@ -1,0 +1,34 @@
+"""What the graphs of one captured object share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gapless.graphs.replay.graph_gradients import PoolGradients
+
+
+if TYPE_CHECKING:
+    from gapless.device.base import Graph
+    from gapless.graphs.graph_limits import GraphLimits
+
+
+class GraphPool:
+    """The memory of graphs, which they share: they never run at the same time.
+
+    Args:
+        limits: for these graphs and others of the same object.
+
+    Attributes:
+        newest: the graph whose memory the next one shares, None before the first.
+        gradients: that these graphs have handed out.
+        limits: as given.
+    """
+
+    def __init__(self, limits: GraphLimits) -> None:
+        self.newest: Graph | None = None
+        self.limits = limits
+        self.gradients = PoolGradients()
+
+    def leave_memory(self) -> None:
+        """Let the next graph begin a pool: no other is left."""
+        self.newest, self.gradients = None, PoolGradients()
