@@ -597,7 +597,10 @@ class CapturedStep:
             entry.has_switched = False
             self._audits.begin_interlude()
         self._take_audit()
-        return self._audits.open is not None or self._audits.turn_of(variant.graph).is_due()
+        # The verdict of an audit may have dropped the graph.
+        if self._audits.open is not None or variant.graph is None:
+            return True
+        return self._audits.turn_of(variant.graph).is_due()
 
     def _take_audit(self) -> None:
         """Do what the verdict of an audit asks for, if it has arrived.
