@@ -30,7 +30,7 @@ from graphs.audits.footguns import (
     REFUSED,
     Footgun,
 )
-from graphs.audits.harness import batch
+from graphs.audits.harness import batch, values
 
 
 if TYPE_CHECKING:
@@ -86,6 +86,24 @@ def counted(net, x):
 def counted_in_a_dict(net, x):
     net.names["scale"] = net.names["scale"] + 1.0
     return net.layer(x) * net.names["scale"]
+
+
+class Bent(torch.autograd.Function):
+    """The identity, whose backward pass scales by a function of a library."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * math.cos(1.0)
+
+
+def carried_on(net, x):
+    out = net.layer(x) + net.state.sum()
+    net.state = net.state * 0.5 + out.detach()
+    return out
 
 
 def averaged(net, x):
@@ -222,8 +240,56 @@ def with_a_hidden_state(training):
     training.net.state = training.place.on([[0.0]])
 
 
-def with_a_function_of_its_own(training):
-    training.net.double = functools.partial(torch.mul, other=2.0)
+def with_a_set(training):
+    training.net.kinds = {"bias"}
+
+
+def with_a_long_list(training):
+    training.net.steps = [float(number) for number in range(20)]
+
+
+def with_a_list_of_tensors(training):
+    training.net.tensors = [training.place.on([1.0])]
+
+
+def with_an_array_of_objects(training):
+    training.net.objects = np.array([1.0, "text"], dtype=object)
+
+
+def with_a_cache(training):
+    training.net.cached = functools.cache(lambda: training.net.scale)
+
+
+def with_a_hook(training):
+    training.hook = training.net.layer.register_forward_hook(lambda module, args, out: out * 2.0)
+
+
+def that_adds_gradients_up(training):
+    training.zeroes = False
+
+
+def that_forgets_gradients_at_the_end(training):
+    training.zeroes, training.forgets = False, True
+
+
+class Averaging(torch.optim.Optimizer):
+    """An optimizer of a project, whose state is a new tensor after each step."""
+
+    def __init__(self, weights):
+        super().__init__(weights, {})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    state = self.state[weight]
+                    state["average"] = state.get("average", 0.0 * weight) * 0.5 + weight.grad
+                    weight.sub_(state["average"] * 0.01)
+
+
+def with_an_optimizer_of_the_project(training):
+    training.optimizer = Averaging(training.net.parameters())
 
 
 # ----------------------------------------------------------------------- changes
@@ -254,6 +320,27 @@ def clipped(training, number):
     training.net.layer.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
 
 
+def hooked_anew(training, number):
+    training.hook.remove()
+    training.net.layer.register_forward_hook(lambda module, args, out: out * 3.0)
+
+
+def hooked_at_the_optimizer(training, number):
+    def halve(optimizer, args, kwargs):
+        for weight in optimizer.param_groups[0]["params"]:
+            if weight.grad is not None:
+                weight.grad.mul_(0.5)
+
+    training.optimizer.register_step_pre_hook(halve)
+
+
+class Tripled(torch.nn.Linear):
+    """A layer with a forward pass of its own."""
+
+    def forward(self, x):
+        return super().forward(x) * 3.0
+
+
 def replaced_weight(training, number):
     weight = training.net.layer.weight
     weight.data = weight.data * 0.5
@@ -280,6 +367,24 @@ def new_optimizer_state(training, number):
     training.optimizer.load_state_dict(state)
 
 
+def moved_optimizer_state(training, number):
+    for state in training.optimizer.state.values():
+        state["momentum_buffer"].data = state["momentum_buffer"].data * 2.0
+
+
+def looked_at_gradients(training, number):
+    # Those of the last call, and those of the call before, which the loop has held.
+    held = getattr(training, "held", None)
+    weight = training.net.layer.weight
+    training.net.log.append(values([one for one in (held, weight.grad) if one is not None]))
+    training.held = weight.grad
+
+
+def cleared_cache(training, number):
+    training.net.scale = 2.0
+    training.net.cached.cache_clear()
+
+
 def replaced_forward(training, number):
     layer = training.net.layer
     layer.forward = lambda x: (x @ layer.weight.T) * 3.0
@@ -289,12 +394,32 @@ def replaced_layer(training, number):
     training.net.layer = training.place.linear()
 
 
+def replaced_part(training, number):
+    layer = training.place.linear()
+    with torch.no_grad():
+        layer.weight.fill_(2.0)
+    training.net.stack[1] = layer
+
+
+def replaced_gradient(training, number):
+    weight = training.net.layer.weight
+    weight.grad = weight.grad * 0.5
+
+
+def given_gradient(training, number):
+    training.net.layer.weight.grad = training.place.on([[1.0, 1.0, 1.0]])
+
+
 def another_layer(training, number):
     training.net.stack.append(torch.nn.Tanh())
 
 
 def replaced_mean(training, number):
     training.net.mean = training.place.on([1.0])
+
+
+def moved_mean(training, number):
+    training.net.mean.data = training.place.on([1.0])
 
 
 def mean_in_place(training, number):
@@ -385,13 +510,18 @@ class FootgunClass:
         name: of the class.
         expect: the verdict of its rows.
         rows: its cases.
-        words: what gapless does, or what to do instead; empty if the verdict says it.
+        words: what to do instead, if anything is to be done.
     """
 
     name: str
     expect: str
     rows: Sequence[Footgun]
     words: str = ""
+
+    @property
+    def key(self):
+        """The name as one word, with which tests of its rows begin."""
+        return self.name.replace(",", "").replace(" ", "_")
 
 
 IN_PLACE_EITHER = {"in_place": EITHER}
@@ -448,6 +578,35 @@ CLASSES = [
         ],
     ),
     FootgunClass(
+        "sets, and lists as a whole",
+        GUARDED,
+        [
+            Footgun(
+                "list that grows outside",
+                scaled(lambda net: sum(net.terms)),
+                on_net(lambda net: net.terms.append(3.0)),
+            ),
+            Footgun(
+                "set of names",
+                scaled(lambda net: 2.0 if "weight" in net.kinds else 1.0),
+                on_net(lambda net: net.kinds.add("weight")),
+                set_up=with_a_set,
+            ),
+            Footgun(
+                "long list of numbers",
+                scaled(lambda net: max(net.steps)),
+                on_net(lambda net: net.steps.__setitem__(3, 40.0)),
+                set_up=with_a_long_list,
+            ),
+            Footgun(
+                "tensor in a list",
+                lambda net, x: net.layer(x) * sum(net.tensors),
+                lambda t, n: t.net.tensors.__setitem__(0, t.place.on([2.0])),
+                set_up=with_a_list_of_tensors,
+            ),
+        ],
+    ),
+    FootgunClass(
         "names that are computed",
         GUARDED,
         [
@@ -471,6 +630,12 @@ CLASSES = [
                 "default argument",
                 plain,
                 on_net(lambda net: net.row_forward.__defaults__[0].__setitem__(0, 2.0)),
+                set_up=with_a_default,
+            ),
+            Footgun(
+                "default argument replaced",
+                plain,
+                on_net(lambda net: setattr(net.row_forward, "__defaults__", ([2.0],))),
                 set_up=with_a_default,
             ),
         ],
@@ -497,6 +662,13 @@ CLASSES = [
         GUARDED,
         [
             Footgun("hook of a part", plain, hooked),
+            Footgun(
+                "hook replaced",
+                plain,
+                hooked_anew,
+                set_up=with_a_hook,
+                expect_of={"in_place": REFUSED},
+            ),
             Footgun("hook of all modules", plain, hooked_everywhere),
         ],
     ),
@@ -507,9 +679,20 @@ CLASSES = [
         [
             Footgun("layer replaced", plain, replaced_layer),
             Footgun(
+                "class of a part",
+                plain,
+                on_net(lambda net: setattr(net.layer, "__class__", Tripled)),
+            ),
+            Footgun(
                 "layer appended",
                 lambda net, x: net.stack(net.layer(x) * x),
                 another_layer,
+                set_up=with_a_list_of_layers,
+            ),
+            Footgun(
+                "layer of a sequence replaced",
+                lambda net, x: net.stack(net.layer(x) * x),
+                replaced_part,
                 set_up=with_a_list_of_layers,
             ),
         ],
@@ -521,7 +704,6 @@ CLASSES = [
             Footgun("memory of a weight replaced", plain, replaced_weight),
             Footgun("weight replaced", plain, assigned_weight),
         ],
-        "Write into the tensor instead: `copy_()`.",
     ),
     FootgunClass(
         "frozen weights",
@@ -543,18 +725,26 @@ CLASSES = [
         [Footgun("weight taken out", lambda net, x: net.layer(x) * net.gain, another_group)],
     ),
     FootgunClass(
+        "hooks of optimizers",
+        GUARDED,
+        [Footgun("hook of the optimizer", plain, hooked_at_the_optimizer)],
+    ),
+    FootgunClass(
         "state of optimizers",
         GUARDED,
         [
             Footgun("optimizer state loaded", plain, new_optimizer_state),
             Footgun("optimizer state cleared", plain, lambda t, n: t.optimizer.state.clear()),
+            Footgun("memory of the state replaced", plain, moved_optimizer_state),
         ],
     ),
     FootgunClass(
         "buffers",
         GUARDED,
-        [Footgun("buffer replaced", shifted, replaced_mean)],
-        "Write into the buffer instead.",
+        [
+            Footgun("buffer replaced", shifted, replaced_mean),
+            Footgun("memory of a buffer replaced", shifted, moved_mean),
+        ],
     ),
     FootgunClass(
         "settings of torch",
@@ -593,12 +783,35 @@ CLASSES = [
                 on_net(lambda net: net.on_host.fill_(2.0)),
             ),
             Footgun(
+                "tensor on the host, past its version",
+                scaled(lambda net: net.on_host),
+                on_net(lambda net: net.on_host.data.fill_(2.0)),
+            ),
+            Footgun(
                 "numpy array",
                 scaled(lambda net: float(net.array[0])),
                 on_net(lambda net: net.array.fill(2.0)),
             ),
+            Footgun(
+                "numpy array of objects",
+                scaled(lambda net: net.objects[0]),
+                on_net(lambda net: net.objects.__setitem__(0, 2.0)),
+                set_up=with_an_array_of_objects,
+            ),
         ],
         "Keep them on the device.",
+    ),
+    FootgunClass(
+        "caches",
+        EITHER,
+        [
+            Footgun(
+                "cache that is cleared",
+                scaled(lambda net: net.cached()),
+                cleared_cache,
+                set_up=with_a_cache,
+            )
+        ],
     ),
     FootgunClass(
         "weights and buffers in place",
@@ -620,6 +833,13 @@ CLASSES = [
                     cached,
                     on_net(lambda net: net.table.fill_(1.0)),
                 ),
+            ),
+            Footgun(
+                "kept tensor of another shape",
+                carried_on,
+                lambda t, n: setattr(t.net, "state", t.place.on([[0.0], [1.0]])),
+                set_up=with_a_hidden_state,
+                expect=EITHER,
             ),
         ],
     ),
@@ -648,21 +868,55 @@ CLASSES = [
     FootgunClass(
         "gradients between calls",
         CAPTURED,
-        carried(
-            (
-                "gradients forgotten outside",
+        [
+            *carried(
+                (
+                    "gradients forgotten outside",
+                    plain,
+                    lambda t, n: t.optimizer.zero_grad(),
+                    "every fourth",
+                ),
+                (
+                    "gradients zeroed outside",
+                    plain,
+                    lambda t, n: t.optimizer.zero_grad(set_to_none=False),
+                    "every fourth",
+                ),
+                ("gradients looked at", plain, looked_at_gradients, "each call"),
+                shows=False,
+            ),
+            Footgun(
+                "gradients that add up, and are forgotten",
                 plain,
                 lambda t, n: t.optimizer.zero_grad(),
-                "every fourth",
+                "each call",
+                set_up=that_adds_gradients_up,
+                expect=EITHER,
             ),
-            (
-                "gradients zeroed outside",
+            Footgun(
+                "gradients that add up, and are zeroed",
                 plain,
                 lambda t, n: t.optimizer.zero_grad(set_to_none=False),
                 "every fourth",
+                set_up=that_adds_gradients_up,
+                expect=EITHER,
             ),
-            shows=False,
-        ),
+            Footgun(
+                "gradients that add up, and are replaced",
+                plain,
+                replaced_gradient,
+                "every fourth",
+                set_up=that_adds_gradients_up,
+                expect=EITHER,
+            ),
+            Footgun(
+                "gradient given by the loop",
+                plain,
+                given_gradient,
+                set_up=that_forgets_gradients_at_the_end,
+                expect=EITHER,
+            ),
+        ],
     ),
     FootgunClass(
         "counts on the host",
@@ -726,10 +980,22 @@ CLASSES = [
         "Take it outside, and pass it.",
     ),
     FootgunClass(
+        "optimizers of projects",
+        EITHER,
+        [
+            Footgun(
+                "state replaced in each update",
+                plain,
+                in_place_weight,
+                set_up=with_an_optimizer_of_the_project,
+            )
+        ],
+    ),
+    FootgunClass(
         "rates in each call",
         EITHER,
         [Footgun("rate, each call", plain, deeper_rate, "each call")],
-        "The update is called as written.",
+        "Nothing: the update is called eagerly.",
     ),
     FootgunClass(
         "odd ways to read",
@@ -780,6 +1046,11 @@ CLASSES = [
                     scaled(lambda net: abs(-1.0)),
                     patched(builtins, "abs", lambda number: 2.0),
                 ),
+                (
+                    "function in a backward pass",
+                    lambda net, x: Bent.apply(net.layer(x)),
+                    patched(math, "cos", math.sin),
+                ),
             ]
         ],
     ),
@@ -811,7 +1082,7 @@ CLASSES = [
 ]
 
 FOOTGUNS = [
-    replace(row, expect=row.expect or of_class.expect)
+    replace(row, expect=row.expect or of_class.expect, of=of_class.key)
     for of_class in CLASSES
     for row in of_class.rows
 ]

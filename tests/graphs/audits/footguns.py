@@ -54,6 +54,7 @@ class Footgun:
         shows: whether the losses as written are others without the change.
         expect_of: verdicts of forms that differ.
         set_up: takes the training, before anything is captured.
+        of: the class, as one word.
     """
 
     name: str
@@ -64,9 +65,10 @@ class Footgun:
     shows: bool = True
     expect_of: dict[str, str] = field(default_factory=dict)
     set_up: Callable[[Any], None] = lambda training: None
+    of: str = ""
 
     def __str__(self):
-        return self.name
+        return f"{self.of}-{self.name.replace(' ', '_')}"
 
     def verdict_of(self, form):
         """Return the verdict that one form of it must get."""
@@ -100,13 +102,17 @@ class Training:
         self.row, self.place = row, place
         self.net = Net(row, place)
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.5)
+        self.zeroes, self.forgets = True, False
         row.set_up(self)
 
     def train_step(self, x):
         loss = self.net(x).square().mean()
-        self.optimizer.zero_grad()
+        if self.zeroes:
+            self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
+        if self.forgets:
+            self.optimizer.zero_grad()
         return loss.detach()
 
     def prepared(self, form, options):

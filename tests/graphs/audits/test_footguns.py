@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from graphs.audits.footgun_classes import CLASSES, FOOTGUNS
@@ -18,6 +20,7 @@ from graphs.audits.footguns import (
     judged,
     trained,
 )
+from graphs.audits.footguns_page import page
 from graphs.audits.harness import needs_audits
 
 
@@ -29,9 +32,16 @@ def test_there_are_about_forty_classes():
     """Each case and class has a name of its own, and every verdict occurs."""
     assert len({footgun.name for footgun in FOOTGUNS}) == len(FOOTGUNS) >= 65
     assert len({one.name for one in CLASSES}) == len(CLASSES) >= 35
-    assert all(1 <= len(one.rows) <= 5 for one in CLASSES)
+    assert all(1 <= len(one.rows) <= 7 for one in CLASSES)
     verdicts = {footgun.expect for footgun in FOOTGUNS}
     assert verdicts == {CAPTURED, GUARDED, REFUSED, AUDITED, EITHER, NOT_AUDITED}
+
+
+def test_the_page_is_that_of_the_classes():
+    """docs/footguns.md has a row for each class, under its verdict."""
+    written = Path(__file__).parents[3] / "docs" / "footguns.md"
+
+    assert written.read_text(encoding="utf-8") == page()
 
 
 @pytest.mark.quick_cases(4)

@@ -1,0 +1,357 @@
+"""The guards, the things put back and the verdicts that `guard_mutants.py` takes away, and who notices."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GuardMutant:
+    """A guard, a thing put back, or a verdict, that is taken away.
+
+    Attributes:
+        name: what it guards or puts back.
+        function: qualified name of the function that it is in.
+        code: of a statement or an expression in it, which stands there once.
+        instead: the code in its place.
+        footgun: name of a case that notices.
+        form: of the case.
+    """
+
+    name: str
+    function: str
+    code: str
+    instead: str
+    footgun: str
+    form: str = "step"
+
+    def __str__(self):
+        return self.name
+
+
+def always(name, function, code, footgun, form="step"):
+    """Let a comparison always hold."""
+    return GuardMutant(name, function, code, "True", footgun, form)
+
+
+def never(name, function, code, footgun, form="step"):
+    """Let a question for a change never find one."""
+    return GuardMutant(name, function, code, "False", footgun, form)
+
+
+def without(name, function, code, footgun, form="step"):
+    """Leave a statement out."""
+    is_call = isinstance(ast.parse(code).body[0], ast.Expr)
+    return GuardMutant(name, function, code, "None" if is_call else "pass", footgun, form)
+
+
+GUARDS = [
+    # --- what a step's code reads ---
+    always(
+        "settings of torch",
+        "ReadGuards._add_environment",
+        "list(map(call, ask)) == values",
+        "default dtype",
+    ),
+    always(
+        "equal values",
+        "Check.holds",
+        "now is self.expected or (self.by_value and same(self.expected, now))",
+        "attribute",
+    ),
+    without(
+        "entries of dictionaries",
+        "BulkChecks.add_place",
+        "self._table(owner).add(key, check)",
+        "global",
+    ),
+    without(
+        "entries of classes",
+        "BulkChecks.add_place",
+        "self._table(entries).add(key, check)",
+        "attribute of a class",
+    ),
+    without(
+        "cells of closures",
+        "BulkChecks.add_place",
+        "self._reads.append((getattr, owner, 'cell_contents', check))",
+        "variable of a closure",
+    ),
+    without(
+        "entries of dictionaries of the user's class",
+        "BulkChecks.add_place",
+        "self._reads.append((partial(dict.get, owner), key, MISSING, check))",
+        "settings with attributes",
+    ),
+    without(
+        "items of lists",
+        "BulkChecks.add_place",
+        "self._reads.append((getitem, owner, key, check))",
+        "item of a list",
+    ),
+    without(
+        "lengths",
+        "BulkChecks.add_length",
+        "self._lengths.append((container, number))",
+        "list that grows outside",
+    ),
+    without(
+        "keys of dictionaries",
+        "BulkChecks.add_keys",
+        "self._table(table).keep_keys(keys)",
+        "layer appended",
+    ),
+    without(
+        "attributes of functions",
+        "BulkChecks.add_attribute",
+        "self._reads.append((getattr, owner, name, check))",
+        "default argument replaced",
+    ),
+    without(
+        "classes of objects",
+        "BulkChecks.add_object",
+        "self._objects.append((referent, kind, entries))",
+        "class of an object",
+    ),
+    without(
+        "what is compared by itself",
+        "BulkChecks.add",
+        "self._singly.append(check.holds_now if holds is None else holds)",
+        "tensor on the host, past its version",
+    ),
+    without(
+        "what places hold",
+        "ReadGuards._add_place",
+        "self._checks.add_place(place, check)",
+        "attribute",
+    ),
+    without(
+        "methods of objects",
+        "ReadGuards._add_module",
+        "self._add_place(Place('dict', entries, 'forward', name=f'{name}.forward', site=''))",
+        "method of a part replaced",
+    ),
+    without(
+        "parts of modules",
+        "ReadGuards._add_module",
+        "self._add_place(Place('dict', parts, key, name=shown_name, site='', holder=module))",
+        "layer of a sequence replaced",
+    ),
+    without(
+        "which parts modules have",
+        "ReadGuards._add_module",
+        "self._add_parts(parts, name)",
+        "layer appended",
+    ),
+    without(
+        "functions",
+        "ReadGuards._add_function",
+        "self._checks.add_attribute(function, part, check)",
+        "default argument replaced",
+    ),
+    always("the environment", "ReadGuards._add_container", "data == copy", "environment variable"),
+    always(
+        "members of sets", "ReadGuards._add_container", "bool(value == members)", "set of names"
+    ),
+    always(
+        "long lists of numbers",
+        "ReadGuards._add_sequence",
+        "are_same_items(items, value)",
+        "long list of numbers",
+    ),
+    without(
+        "lists of tensors",
+        "ReadGuards._add_sequence",
+        "self._lists.append(items)",
+        "tensor in a list",
+    ),
+    without(
+        "tensors",
+        "ReadGuards._add_tensor",
+        "self._tensors[id(tensor)] = (tensor, name, site)",
+        "memory of a buffer replaced",
+    ),
+    # --- contents ---
+    always(
+        "bytes of arrays",
+        "ContentChecks.add_bytes",
+        "read() == content",
+        "tensor on the host, past its version",
+    ),
+    always(
+        "arrays of objects",
+        "ContentChecks.add_array",
+        "are_same_items(read(), items)",
+        "numpy array of objects",
+    ),
+    # --- tensors ---
+    always(
+        "addresses of tensors",
+        "TensorForms.hold",
+        "self._lie_there(self._tensors)",
+        "memory of a weight replaced",
+    ),
+    always(
+        "forms of tensors",
+        "TensorForms.hold",
+        "(self._match is not None and self._match(*self._tensors)) or self._forms_hold()",
+        "frozen weight",
+    ),
+    # --- hooks and classes ---
+    never("empty tables of hooks", "HooksAndClasses.hold", "any(self._empty)", "hook of a part"),
+    never(
+        "filled tables of hooks",
+        "HooksAndClasses.hold",
+        "_hooks_in(table) != hooks",
+        "hook replaced",
+    ),
+    never(
+        "hooks of tensors",
+        "HooksAndClasses.hold",
+        "RemovableHandle.next_id != self._next_id",
+        "hook of a weight",
+    ),
+    always(
+        "classes of modules",
+        "HooksAndClasses.hold",
+        "self._have_their_classes()",
+        "class of a part",
+    ),
+    # --- weights, gradients and optimizers ---
+    always(
+        "gradients that are there",
+        "GradientsInPlace.check.check",
+        "lie_there(gradients)",
+        "gradients that add up, and are replaced",
+    ),
+    never(
+        "gradients that are not there",
+        "GradientsInPlace.check.check",
+        "not _have(*others)",
+        "gradient given by the loop",
+    ),
+    never(
+        "hooks of optimizers",
+        "UpdateAsCaptured.change",
+        "has_hooks(self._optimizer)",
+        "hook of the optimizer",
+    ),
+    never(
+        "numbers and weights of optimizers",
+        "UpdateAsCaptured.change",
+        "not are_the_same(self._groups, groups)",
+        "momentum",
+    ),
+    never(
+        "tensors in the state of optimizers",
+        "UpdateAsCaptured.change",
+        "not self._has_its_state()",
+        "optimizer state loaded",
+    ),
+    never(
+        "memory of the state of optimizers",
+        "UpdateAsCaptured.change",
+        "not self._lie_still()",
+        "memory of the state replaced",
+    ),
+    without(
+        "shapes of kept tensors",
+        "StepGuards.__init__",
+        "checks.append(kept.are_alike)",
+        "kept tensor of another shape",
+    ),
+    without(
+        "updates",
+        "StepGuards.__init__",
+        "checks.append(lambda: updates.changed() is None)",
+        "rate",
+    ),
+    always(
+        "identity of tensors in lists", "are_the_same", "bool(before == now)", "weight taken out"
+    ),
+]
+
+PUT_BACK = [
+    GuardMutant(
+        "torch's random numbers",
+        "RandomStates.write",
+        'torch.set_rng_state(left.pop("torch\'s random numbers on the host"))',
+        'left.pop("torch\'s random numbers on the host")',
+        "dropout",
+    ),
+    without("memory", "DeviceState.restore", "chunk.copy_back(copy)", "running mean in place"),
+    without("random numbers", "DeviceState.restore", "self.random.write(self._random)", "dropout"),
+    without(
+        "gradients",
+        "PythonSide.restore",
+        "weight.grad = gradient",
+        "gradients that add up, and are forgotten",
+    ),
+    without(
+        "kept tensors", "PythonSide.restore", "self._kept.reset()", "running mean in a new tensor"
+    ),
+    without("optimizers", "PythonSide.restore", "optimizer.restore()", "rate of AdamW"),
+    without(
+        "counts of optimizers on the host",
+        "_OptimizerObjects.restore",
+        "tensor.detach().copy_(copy)",
+        "rate of AdamW",
+    ),
+    GuardMutant(
+        "Python before each run as written",
+        "Trial._proved",
+        "side.restore",
+        "lambda: None",
+        "running mean in a new tensor",
+    ),
+    without("the spoilt gradients", "Trial._proved", "spoilt.put_back()", "gradients looked at"),
+]
+
+VERDICTS = [
+    always("a proof", "Verdict.holds", "self._known.holds", "patched builtin"),
+    always(
+        "a proof of a module",
+        "VerdictOnCall.holds",
+        "not self._leads_elsewhere and all(one.holds for one in self._verdicts())",
+        "patched method",
+        "in_place",
+    ),
+    GuardMutant(
+        "checksums",
+        "Fingerprints._take_one",
+        "(words * self._weights[:len(words)]).view(chunk.num_rows, -1).sum(dim=1)",
+        "(words * 0).view(chunk.num_rows, -1).sum(dim=1)",
+        "patched builtin",
+    ),
+    GuardMutant(
+        "results", "_Run.of", "state.checksum(chunks)", "state.checksum()", "patched builtin"
+    ),
+    GuardMutant(
+        "the node of a replay",
+        "_Replayed.backward",
+        "(None, *run.graph.backward(run, given))",
+        "(None, *[one if one is None else one * 2 for one in run.graph.backward(run, given)])",
+        "plain",
+        "in_place",
+    ),
+    GuardMutant(
+        "the node of an audit",
+        "_Audited.backward",
+        "(None, given[0])",
+        "(None, None if given[0] is None else given[0] * 2)",
+        "plain",
+        "in_place",
+    ),
+    without(
+        "gradients of an audited module",
+        "_Audited.backward",
+        "ctx.note_given(given[0])",
+        "patched function in a backward pass",
+        "in_place",
+    ),
+    GuardMutant(
+        "dropping graphs", "Audits.end_bad", "self.open = None", "return ''", "patched builtin"
+    ),
+    without("whether an audit is due", "AuditTurn.is_due", "self._left -= 1", "patched builtin"),
+]
