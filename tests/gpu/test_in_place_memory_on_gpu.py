@@ -167,27 +167,3 @@ def test_a_module_that_is_let_go_takes_its_graphs_along():
 
     assert in_use() <= before_in_use
     assert reserved() <= before_reserved + _PIECE
-
-
-def test_replays_that_do_not_pay_give_their_memory_back():
-    """The device is kept busy behind each replay."""
-    device = find_device("cuda")
-    model = make_model()
-    train(model, 64, num=2)
-    before = in_use()
-    gapless.capture(model, device="cuda")
-    report = gapless.capture_report(model)
-    for _ in range(260):
-        num_replays = report.num_replays
-        draw = torch.Generator().manual_seed(64)
-        x = torch.randn(64, _WIDTH, generator=draw).cuda()
-        model.zero_grad()
-        loss = model(x).square().mean()
-        device.delay(device.current_stream(), 4.0 if report.num_replays > num_replays else 2.0)
-        loss.backward()
-        loss.item()
-    del loss, x
-    train(model, 64)
-
-    assert [one.kind for one in report.refusals] == ["does_not_pay"]
-    assert in_use() <= before + (1 << 20)

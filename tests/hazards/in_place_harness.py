@@ -24,7 +24,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import gapless
-from gapless.graphs import pay_off
+from gapless.graphs import account, call_windows
 from hazards import captured_harness
 from hazards.captured_harness import HOLDS, differences, line_of, refusals_of
 from hazards.harness import CPU, GPU, SIMULATED
@@ -260,8 +260,11 @@ def judge(case, kind, **options):
 def judge_in_turns(case, kind, **options):
     """Return what is wrong where replays and calls as written take turns, as in a comparison."""
     place = product_of(kind, **options)
-    settings = {"NUM_BEFORE": 2, "NUM_IN_WINDOW": 2, "judged": lambda pairs: None}
-    with mock.patch.multiple(pay_off, **settings):
+    settings = {"NUM_BEFORE": 2, "NUM_IN_WINDOW": 2}
+    with (
+        mock.patch.multiple(call_windows, **settings),
+        mock.patch.object(account, "judged", return_value=None),
+    ):
         wrong = _wrong_in(case, kind, place)
     return wrong + [f"the reports say: {said_by(place)}"] * bool(wrong)
 

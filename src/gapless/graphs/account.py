@@ -14,6 +14,10 @@ host's clock: the time of the call itself, and that between the two, which is th
 them, such as an evaluation, is none of ours: of that time no more counts than a call as written takes, or
 four times what is usual between calls of this kind.
 
+A host that runs ahead of its device does not see what a replay takes. Where replays may give way to calls as
+written, some of both are timed on the device as well (`gapless.graphs.call_windows`). From then on no replay
+saves more than these have shown, and replays that are slower are given up.
+
 What there is room for is not always worth it: once some kinds have been learnt, a kind has to have come so
 often that replays of its calls so far would have saved what learning it takes.
 
@@ -30,11 +34,14 @@ from statistics import median
 from types import MethodType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from gapless.records.replay_times import judged
+
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gapless.device.base import Device
+    from gapless.records.replay_times import PairTimes
 
 
 # What a call is, as its time goes.
@@ -64,6 +71,9 @@ GREEDY_S = 1.5
 # Of a call as written, saved by a replay, as a guess.
 _SHARE_SAVED = 0.6
 
+# Calls of others, after which a graph whose calls are timed counts as not called any more.
+_MOST_OTHERS = 1_000
+
 
 class CallTimes:
     """The times of one kind of call of one object.
@@ -74,19 +84,23 @@ class CallTimes:
     Attributes:
         as_written_s: what a plain call takes, None as long as none was seen.
         most_of_replay_s: more than this is not counted between the begins of a replay and of the next call.
+        least_of_replay_s: nor is less than this, once replays have been timed on the device.
         num: calls that have ended, those that are not charged included.
+        verdict: whether replays pay, None as long as that was not shown.
     """
 
-    __slots__ = ("_pauses", "_plain", "_unknown", "as_written_s", "most_of_replay_s", "num", "spent", "usual_pause_s")  # fmt: skip
+    __slots__ = ("_pauses", "_plain", "_saving_s", "_unknown", "as_written_s", "least_of_replay_s", "most_of_replay_s", "num", "spent", "usual_pause_s", "verdict")  # fmt: skip
 
     def __init__(self, spent: TimeSpent) -> None:
         self.spent = spent
         self.as_written_s: float | None = None
-        self.usual_pause_s = self.most_of_replay_s = 0.0
+        self.usual_pause_s = self.most_of_replay_s = self.least_of_replay_s = 0.0
         self.num = 0
+        self.verdict: Literal["pays", "does_not_pay"] | None = None
         self._plain: deque[float] = deque(maxlen=_NUM_OF_MEDIAN)
         self._pauses: deque[float] = deque(maxlen=_NUM_OF_MEDIAN)
         self._unknown = 0
+        self._saving_s: float | None = None
 
     @property
     def is_new(self) -> bool:
@@ -110,6 +124,7 @@ class CallTimes:
             self.as_written_s = median(self._plain)
             pauses_s = _TIMES_USUAL_PAUSE * self.usual_pause_s
             self.most_of_replay_s = max(self.as_written_s, pauses_s)
+            self._bound_saving()
         # What was captured ahead of a run may never have run plain.
         is_unknown = what == "replay" and self.as_written_s is None
         if self.num <= NUM_PLAIN or is_unknown:
@@ -123,6 +138,21 @@ class CallTimes:
             return self.as_written_s, known_s
         self.spent.add(what, seconds - self.as_written_s)
         return seconds, known_s
+
+    def compare(self, pairs: Sequence[PairTimes]) -> None:
+        """Take what replays save from times of both ways, and so whether they pay.
+
+        Args:
+            pairs: all that there are by now, at least one.
+        """
+        self.verdict = judged(pairs)
+        saving_ms = median(pair.written_ms - pair.replayed_ms for pair in pairs)
+        self._saving_s = max(saving_ms, 0.0) / 1000.0
+        self._bound_saving()
+
+    def _bound_saving(self) -> None:
+        if self._saving_s is not None and self.as_written_s is not None:
+            self.least_of_replay_s = self.as_written_s - self._saving_s
 
 
 @dataclass
@@ -199,6 +229,9 @@ class Account:
         # The last call that has ended, and what it was.
         self._times: CallTimes | None = None
         self._what: What = "plain"
+        # Whose calls are timed on the device, and how often others have asked since.
+        self._timed: weakref.ref[object] | None = None
+        self._num_asked = 0
 
     @property
     def debt_s(self) -> float:
@@ -223,6 +256,8 @@ class Account:
                 seconds = (now_ms - self._begun_ms) / 1000.0
                 if seconds > times.most_of_replay_s:
                     seconds = times.most_of_replay_s
+                elif seconds < times.least_of_replay_s:
+                    seconds = times.least_of_replay_s
                 times.num += 1
                 times.spent.saved_s += as_written_s - seconds
                 self.time_s += seconds
@@ -255,6 +290,23 @@ class Account:
     def charge(self, seconds: float) -> None:
         """Count time that no call has taken, such as that of loading a library: it leaves that much less."""
         self._charged_s += seconds
+
+    def takes_turn(self, one: object) -> bool:
+        """Return, at each call, whether calls of one graph may be timed: those of no other are.
+
+        A graph that is not called any more gives way.
+
+        Sync: Does not block the host.
+        """
+        holder = None if self._timed is None else self._timed()
+        if holder is one:
+            self._num_asked = 0
+            return True
+        self._num_asked += 1
+        if holder is not None and self._num_asked < _MOST_OTHERS:
+            return False
+        self._timed, self._num_asked = weakref.ref(one), 0
+        return True
 
     def may_learn(self, times: CallTimes, *, has_begun: bool) -> bool:
         """Return whether a kind may be watched: there is room, and it has begun or is likely to be worth it.

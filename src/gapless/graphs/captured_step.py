@@ -27,6 +27,7 @@ import torch
 from gapless.errors import BatchError
 from gapless.graphs.account import account_of
 from gapless.graphs.audit import Audits
+from gapless.graphs.call_windows import CallWindows
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.entries import Entries
 from gapless.graphs.entry import Pending, Variant
@@ -34,7 +35,6 @@ from gapless.graphs.graph_limits import GraphLimits
 from gapless.graphs.graph_pool import GraphPool
 from gapless.graphs.interludes import note_interlude
 from gapless.graphs.passing_kinds import PassingKinds
-from gapless.graphs.pay_off import PayOff
 from gapless.graphs.proof.consent import Alone, Readiness
 from gapless.graphs.proof.trial import Exactness, Trial
 from gapless.graphs.quick_call import quick_call
@@ -66,6 +66,7 @@ from gapless.graphs.updates.update_outside import Updates
 from gapless.graphs.warm_ups import WarmUps
 from gapless.pipeline.tree.flatten import OF_SHAPE, flatten
 from gapless.ranks import drop_before_groups_end
+from gapless.records.replay_times import loss_text
 
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.step import SplitStep, WholeStep
     from gapless.pipeline.tree.flatten import Tree
+    from gapless.records.replay_times import PairTimes
 
 
 DEFAULT_NUM_WARMUP = 2
@@ -187,8 +189,7 @@ class CapturedStep:
         report: to write to; None: a new one.
         make_trial: returns what captures and proves; None: for graphs of the whole step.
         objection: says why no graph can take a batch; None: as for a whole step.
-        as_written: runs a call as written, given its arguments, where replays do not pay; None:
-            they are not compared.
+        compares_replays: whether calls run as written where replays do not pay.
         audit_every: replays of a graph from one audit to the next; None: see `gapless.graphs.audit`.
         consent: of the ranks that run the same steps. With several of them each kind is captured
             once or never, and the host waits for the proof.
@@ -219,7 +220,7 @@ class CapturedStep:
         report: CaptureReport | None = None,
         make_trial: Callable[[GraphPool, HostWatch], ModuleTrial] | None = None,
         objection: Callable[[Tree], Refusal | None] | None = None,
-        as_written: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
+        compares_replays: bool = False,
         consent: Consent | None = None,
         audit_every: int | None = None,
     ) -> None:
@@ -289,8 +290,17 @@ class CapturedStep:
         self._agreed = AgreedKinds(num_warmup)
         self._ahead: Snapshot | None = None
         self._num_warmup = num_warmup
-        self._pay_off = None if as_written is None else self._compare_with(as_written)
         self._account = account_of(device)
+        self._windows = (
+            CallWindows(
+                device,
+                self._account,
+                has_room=self._limits.have_room,
+                give_up=self._give_up_replays,
+            )
+            if compares_replays
+            else None
+        )
         self._audits = Audits(self.report, every=audit_every, account=self._account)
 
     def run(self, tree: Tree) -> StepRun:
@@ -306,6 +316,8 @@ class CapturedStep:
         except BaseException:
             self._audits.forget_call()
             raise
+        if self._windows is not None:
+            self._windows.end_call(entry, done.what)
         # Ranks decide together, and by no clock.
         self._audits.end_call(entry.times, "plain" if self._consent.asks else done.what)
         return done
@@ -322,16 +334,17 @@ class CapturedStep:
             return self._run_at_call(self._calls, entry, tree, variant)
         if self._of_ranks is not None and self._is_audit_of_ranks(self._of_ranks, variant):
             return self._audit_with_others(self._of_ranks, entry, tree, variant)
-        if self._pay_off is not None and self._pay_off.is_as_written(tree.key(), graph):
-            return StepRun(self._run_as_written(self._pay_off, tree), "eager", tree.key())
-        if variant is not None and not self._may_not_replay(entry, variant):
+        has_to_be_plain = (
+            self._windows is not None and self._windows.begin_call(entry, graph) == "plain"
+        )
+        if variant is not None and not (has_to_be_plain or self._may_not_replay(entry, variant)):
             self._try_first(entry, variant, tree)
             return self._replay(variant, tree)
         self._try_none_first()
         if variant is not None:
-            if self._pay_off is not None:
-                self._pay_off.forget_call()
             with self._on_side_stream():
+                if has_to_be_plain:
+                    return self._run_plain(tree)
                 return self._audit_or_wait(entry, variant, tree)
         objection = self._objection_to(tree)
         asks = self._consent.asks and self._calls is None
@@ -510,7 +523,8 @@ class CapturedStep:
         """Let the next call try a graph first, if it is the second time in a row."""
         graph = variant.graph
         assert graph is not None
-        if graph is not self._newest or has_values(tree.key()):
+        is_timed = self._windows is not None and self._windows.are_open(graph)
+        if graph is not self._newest or is_timed or has_values(tree.key()):
             self._newest, self.quick_call = graph, None
             return
         found = variant.quick_call
@@ -528,9 +542,7 @@ class CapturedStep:
                 self._audits.end_all()
                 found = self._calls.counted(tree.key(), found)
             variant.quick_call = found
-        self.quick_call = (
-            found if self._pay_off is None else self._pay_off.watched(tree, graph, found)
-        )
+        self.quick_call = found
 
     def _try_none_first(self) -> None:
         self._newest = self.quick_call = None
@@ -547,7 +559,7 @@ class CapturedStep:
             self.lift_refusal()
         if entry.is_refused:
             self.report.num_eager += 1
-            return StepRun(self._work(tree.value), "eager", tree.key())
+            return StepRun(self._plain_work(tree.value), "eager", tree.key())
         if not entry.variants:
             return self._run_watched(entry, tree)
         if self._take_verdicts(entry):
@@ -1018,33 +1030,10 @@ class CapturedStep:
 
     # --- replays that do not pay ---
 
-    def _compare_with(
-        self, as_written: Callable[[tuple[Any, ...], dict[str, Any]], Any]
-    ) -> PayOff:
-        def counted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            self.report.num_eager += 1
-            self._audits.begin_call()
-            try:
-                return as_written(args, kwargs)
-            finally:
-                self._audits.end_call(self._entries.of(None).times, "plain")
-
-        return PayOff(
-            self._device,
-            as_written=counted,
-            has_room=self._limits.have_room,
-            give_up=self._give_up_replays,
-            settle=self._try_none_first,
-        )
-
-    def _run_as_written(self, pay_off: PayOff, tree: Tree) -> Any:
-        if pay_off.is_given_up(tree.key()):
-            self._newest, self.quick_call = None, pay_off.quick_as_written(tree.key(), tree)
-        return pay_off.as_written(tree.value.args, tree.value.kwargs)
-
-    def _give_up_replays(self, kind: Hashable, refusal: Refusal) -> None:
-        self._entries.forget(self._entries.of(kind))
-        self.report.refuse(refusal)
+    def _give_up_replays(self, entry: Entry, pairs: list[PairTimes]) -> None:
+        self._try_none_first()
+        self._entries.forget(entry)
+        self._refuse(entry, [_does_not_pay(pairs)])
 
     # --- captures ---
 
@@ -1117,8 +1106,8 @@ class CapturedStep:
             self.report.proved += 1
             if not verdict.repeats:
                 self.report.note = verdict.text
-            elif self._pay_off is not None:
-                self._pay_off.add(graph)
+            elif self._windows is not None:
+                self._windows.add(graph, entry)
         if verdict is not None:
             repeats = verdict.repeats and not verdict.is_nondeterministic
             variant.exactness = Exactness(repeats, verdict.distances)
@@ -1292,4 +1281,14 @@ def _rate_changes_often(failure: Failure) -> Refusal:
 def _proved_wrong(text: str) -> Refusal:
     return Refusal(
         "proved_wrong", f"a graph of the step computes something else than the step: {text}"
+    )
+
+
+def _does_not_pay(pairs: list[PairTimes]) -> Refusal:
+    return Refusal(
+        "does_not_pay",
+        f"replays do not pay: from call to call the loop takes {loss_text(pairs)}, so calls of this "
+        "kind run as written",
+        name="replays that do not pay",
+        is_of_call=True,
     )

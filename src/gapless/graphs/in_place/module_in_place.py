@@ -318,7 +318,7 @@ class ModuleInPlace:
                 limits=self._limits,
                 work=work_of(self._as_written),
                 report=self.report,
-                as_written=self._as_written_within if self.settings.compares_replays else None,
+                compares_replays=self.settings.compares_replays,
             )
         return step
 
@@ -360,7 +360,7 @@ class ModuleInPlace:
                 make_trial=make_trial,
                 objection=self._objection,
                 on_side_stream=nullcontext,
-                as_written=self._as_written_within if self.settings.compares_replays else None,
+                compares_replays=self.settings.compares_replays,
             )
         return step
 

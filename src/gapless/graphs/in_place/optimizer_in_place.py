@@ -45,7 +45,6 @@ from gapless.graphs.updates.update_rules import (
     name_of,
     weights_of,
 )
-from gapless.pipeline.step import Call
 from gapless.pipeline.tree.call_tree import CallTrees
 
 
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
 
     from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.capture_settings import CaptureSettings
+    from gapless.pipeline.step import Call
 
 
 _gradient_of = attrgetter("grad")
@@ -105,7 +105,7 @@ class OptimizerInPlace:
             work=self._work,
             may_cut=False,
             gradients_are_given=True,
-            as_written=self._as_written_within if settings.compares_replays else None,
+            compares_replays=settings.compares_replays,
         )
         self.report.rates = settings.rates
         self._is_never_captured = settings.forbid(self.report) or settings.forbid_for(
@@ -314,11 +314,6 @@ class OptimizerInPlace:
         return objection
 
     # --- the work of the captured step ---
-
-    def _as_written_within(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._work(Call(args, kwargs))
-        for weight, gradient in zip(weights_of(self.target), args[0], strict=True):
-            weight.grad = gradient
 
     def _work(self, call: Call) -> None:
         """Update by the gradients of a call."""

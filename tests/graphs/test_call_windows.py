@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import gapless
-from gapless.graphs import pay_off
+from gapless.graphs import account, call_windows
 from gapless.graphs.proof.same_results import Verdict
 from gapless.records.replay_times import NUM_PAIRS
 from gapless.testing import SimulatedDevice
@@ -19,7 +19,7 @@ from gapless.testing import SimulatedDevice
 pytestmark = pytest.mark.quick_tests(8)
 
 # Calls after which all is decided: those before replays, and pairs with a call to read each.
-ENOUGH = 3 + pay_off.NUM_BEFORE + NUM_PAIRS * (2 * pay_off.NUM_IN_WINDOW + 2) + 10
+ENOUGH = 3 + call_windows.NUM_BEFORE + NUM_PAIRS * (2 * call_windows.NUM_IN_WINDOW + 2) + 10
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_one_pair_of_windows_is_enough_for_replays_that_pay(device):
     captor = vars(loop.model)["_gapless_captor"]
     (step,) = captor._trained.values()
 
-    assert loop.num_written == pay_off.NUM_IN_WINDOW
+    assert loop.num_written == call_windows.NUM_IN_WINDOW
     assert step.quick_call in [one.quick_call for entry in step._entries for one in entry.in_use]
 
 
@@ -121,7 +121,7 @@ def test_nothing_is_compared_in_a_short_loop(device):
     """All its calls are replays, whatever they take."""
     loop = Loop(device, model_on(device), on_device=(1.0, 9.0))
 
-    loop.run(3 + pay_off.NUM_BEFORE)
+    loop.run(3 + call_windows.NUM_BEFORE)
 
     assert loop.num_written == 0
 
@@ -185,7 +185,7 @@ def test_one_object_is_compared_at_a_time(device):
 def test_an_object_that_is_let_go_in_the_middle_does_not_keep_others_waiting(device):
     """Nor is it kept alive."""
     first = Loop(device, model_on(device), on_device=(1.0, 1.1))
-    first.run(3 + pay_off.NUM_BEFORE + 12)
+    first.run(3 + call_windows.NUM_BEFORE + 12)
     assert first.num_written
     kept = weakref.ref(first.model)
     del first
@@ -200,9 +200,9 @@ def test_an_object_that_is_let_go_in_the_middle_does_not_keep_others_waiting(dev
 
 def test_an_object_that_is_not_called_any_more_gives_way(device, monkeypatch):
     """After many calls of the one that waits."""
-    monkeypatch.setattr(pay_off, "_MOST_OTHERS", 40)
+    monkeypatch.setattr(account, "_MOST_OTHERS", 40)
     first = Loop(device, model_on(device), on_device=(1.0, 1.1))
-    first.run(3 + pay_off.NUM_BEFORE + 12)
+    first.run(3 + call_windows.NUM_BEFORE + 12)
     second = Loop(device, model_on(device), on_device=(1.0, 1.1))
 
     second.run(ENOUGH + 60)
