@@ -17,10 +17,12 @@ from graphs.allow_list.harness import (
 from graphs.allow_list.not_yet import NOT_YET
 from graphs.allow_list.odd import ODD
 from graphs.allow_list.unread import UNREAD
-from graphs.allow_list.written import WRITTEN
+from graphs.allow_list.written_code import CODE
+from graphs.allow_list.written_state import STATE
+from graphs.allow_list.written_training import TRAINING
 
 
-CASES = [*WRITTEN, *ODD, *UNREAD]
+CASES = [*STATE, *CODE, *TRAINING, *ODD, *UNREAD]
 
 _OF_A_CASE = [
     pytest.param(
