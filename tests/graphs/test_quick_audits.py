@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 import gapless
 from gapless.graphs import audit
 from gapless.graphs.in_place.capture_in_place import capture_report
+from gapless.graphs.in_place.quick_audits import QuickAudits
 from gapless.graphs.proof import same_results
 from gapless.graphs.updates.quick_updates import QuickUpdates
 from gapless.testing.simulated.simulated_device import SimulatedDevice
@@ -239,3 +240,27 @@ def test_no_memory_ends_audits(device, monkeypatch):
     assert loop.report.note == "no further audits: no memory for a copy"
     assert loop.report.num_quick > 4
     assert capture_report(loop.optimizer) is loop.report
+
+
+def test_quick_updates_save_what_an_update_as_written_takes_longer(device, monkeypatch):
+    """The report says as much as a stopwatch would."""
+
+    def taking(ms, call):
+        def timed(*args, **kwargs):
+            device.timeline.pass_until(device.now_ms() + ms, "host")
+            return call(*args, **kwargs)
+
+        return timed
+
+    monkeypatch.setattr(QuickUpdates, "run", taking(100.0, QuickUpdates.run))
+    loop = OptimizerLoop(device, adamw, audit_every=8)
+    run = QuickAudits._run_plain
+    monkeypatch.setattr(
+        QuickAudits, "_run_plain", lambda audits, step: run(audits, taking(900.0, step))
+    )
+    loop.run(20, rate=0.99)
+    before, num = loop.report.spent.saved_s, loop.report.num_quick
+    loop.run(20, rate=0.99)
+
+    saved_s = loop.report.spent.saved_s - before
+    assert saved_s == pytest.approx(0.8 * (loop.report.num_quick - num), rel=0.1)

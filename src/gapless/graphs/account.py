@@ -22,14 +22,15 @@ What there is room for is not always worth it: once some kinds have been learnt,
 often that replays of its calls so far would have saved what learning it takes.
 
 The expected time of an action is that of a plain call times a factor, the largest of the last ones that
-this process has seen, or a guess as long as it has seen none.
+this process has seen, or a guess as long as it has seen none, less for calls that take long. To watch the first kind of an object takes
+longer than to watch those after it, whose code is known by then: it has a factor of its own.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from dataclasses import dataclass
+from collections import Counter, deque
+from dataclasses import dataclass, field
 from statistics import median
 from types import MethodType
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from gapless.records.replay_times import PairTimes
 
 
-# What a call is, as its time goes.
+# What a call is, as its time goes; a quick update of an optimizer is a replay.
 What: TypeAlias = Literal["plain", "watch", "capture", "audit", "replay"]
 
 SHARE = 0.1
@@ -57,8 +58,11 @@ NUM_PLAIN = 2
 _NUM_OF_MEDIAN = 15
 _NUM_ACTIONS = 8
 
-# Guesses for actions that this process has not seen, as many times as long as a plain call.
-_FACTORS: dict[What, float] = {"watch": 10.0, "capture": 20.0, "audit": 5.0}
+# Guesses for actions that this process has not seen, as many times as long as a plain call. Runs as written
+# are a part of that. The rest is work of the host, which does not grow with that of the device.
+_FACTORS = {"first watch": 10.0, "watch": 4.0, "capture": 20.0, "audit": 5.0}
+_NUM_RUNS = {"first watch": 1.0, "watch": 1.0, "capture": 4.0, "audit": 2.0}
+_MOST_OF_HOST_S = 1.0
 
 _TIMES_USUAL_PAUSE = 4.0
 
@@ -163,15 +167,22 @@ class TimeSpent:
         watching_s: more than as written, in calls that were watched.
         capturing_s: likewise, in calls that were captured and proved.
         auditing_s: likewise, in audits.
-        saved_s: less than as written, in replays.
-        num_waiting: calls that ran as written since there was no room for what comes next.
+        saved_s: less than as written, in replays and quick updates.
+        waiting: calls that ran as written since there was no room for what comes next, by what that is.
+        num_captures: calls that were captured and proved.
     """
 
     watching_s: float = 0.0
     capturing_s: float = 0.0
     auditing_s: float = 0.0
     saved_s: float = 0.0
-    num_waiting: int = 0
+    waiting: Counter[What] = field(default_factory=Counter)
+    num_captures: int = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """How many calls ran as written since there was no room for what comes next."""
+        return self.waiting.total()
 
     @property
     def is_worth_a_line(self) -> bool:
@@ -185,6 +196,7 @@ class TimeSpent:
             self.watching_s += more_s
         elif what == "capture":
             self.capturing_s += more_s
+            self.num_captures += 1
         elif what == "audit":
             self.auditing_s += more_s
         elif what == "replay":
@@ -201,11 +213,19 @@ class TimeSpent:
             )
             if seconds >= _WORTH_A_WORD_S
         ]
-        waiting = f"; {self.num_waiting} calls waited for room" if self.num_waiting else ""
-        return f"spent {', '.join(parts) or 'no time'}, saved {self.saved_s:.1f} s{waiting}"
+        return (
+            f"spent {', '.join(parts) or 'no time'}, saved {self.saved_s:.1f} s{self._waiting()}"
+        )
+
+    def _waiting(self) -> str:
+        if not self.waiting:
+            return ""
+        found = ", ".join(f"{num} to be {_DONE[what]}" for what, num in self.waiting.items())
+        return f"; {self.num_waiting} calls waited for room: {found}"
 
 
 _WORTH_A_WORD_S = 0.05
+_DONE: dict[What, str] = {"watch": "watched", "capture": "captured", "audit": "audited"}
 
 
 class Account:
@@ -224,7 +244,7 @@ class Account:
         self.as_written_s = 0.0
         self._charged_s = 0.0
         self._now_ms = now_ms
-        self._factors: dict[What, deque[float]] = {}
+        self._factors: dict[str, deque[float]] = {}
         self._begun_ms = self._ended_ms = 0.0
         # The last call that has ended, and what it was.
         self._times: CallTimes | None = None
@@ -280,11 +300,12 @@ class Account:
         ended_ms = self._begun_ms if self._what == "replay" else self._ended_ms
         own_s = (ended_ms - self._begun_ms) / 1000.0
         pause_s = (now_ms - ended_ms) / 1000.0
+        action = _action(times, self._what)
         seconds, as_written_s = times.add(self._what, own_s, pause_s)
         self.time_s += seconds
         self.as_written_s += as_written_s
-        if self._what in _FACTORS and times.as_written_s:
-            factors = self._factors.setdefault(self._what, deque(maxlen=_NUM_ACTIONS))
+        if action in _FACTORS and times.as_written_s:
+            factors = self._factors.setdefault(action, deque(maxlen=_NUM_ACTIONS))
             factors.append(seconds / times.as_written_s)
 
     def charge(self, seconds: float) -> None:
@@ -322,7 +343,8 @@ class Account:
         is_worth_it = times.num * (times.as_written_s or 0.0) * _SHARE_SAVED >= expected_s
         is_early = self.debt_s <= GREEDY_S
         may = (is_early or is_worth_it) and self._leaves_room(expected_s, "watch")
-        times.spent.num_waiting += not may
+        if not may:
+            times.spent.waiting["watch"] += 1
         return may
 
     def has_room_for(self, times: CallTimes, what: What) -> bool:
@@ -331,7 +353,8 @@ class Account:
         Sync: Does not block the host.
         """
         has_room = self._leaves_room(self._expected_s(times, what), what)
-        times.spent.num_waiting += not has_room
+        if not has_room:
+            times.spent.waiting[what] += 1
         return has_room
 
     def _leaves_room(self, expected_s: float, what: What) -> bool:
@@ -340,9 +363,17 @@ class Account:
 
     def _expected_s(self, times: CallTimes, what: What) -> float:
         """Return how much longer an action is expected to take than a plain call; 0.0 if none was seen."""
-        known = self._factors.get(what)
-        factor = max(known) if known else _FACTORS[what]
-        return (times.as_written_s or 0.0) * max(factor - 1.0, 0.0)
+        action, plain_s = _action(times, what), times.as_written_s or 0.0
+        known = self._factors.get(action)
+        if known:
+            return plain_s * max(max(known) - 1.0, 0.0)
+        of_host_s = min(plain_s * (_FACTORS[action] - _NUM_RUNS[action]), _MOST_OF_HOST_S)
+        return plain_s * (_NUM_RUNS[action] - 1.0) + of_host_s
+
+
+def _action(times: CallTimes, what: What) -> str:
+    """Return what an action is as its factor goes."""
+    return "first watch" if what == "watch" and not times.spent.num_captures else what
 
 
 _ACCOUNTS: weakref.WeakKeyDictionary[Device, Account] = weakref.WeakKeyDictionary()

@@ -1,7 +1,8 @@
 """Audits of quick updates: now and then one is compared with `step()` as written.
 
 Weights, gradients and state are saved, the quick update runs, all is put back, and `step()` runs as
-written. When, and what an interlude is, says `gapless.graphs.audit`. A difference lets go of the lists
+written. When, and what an interlude is, says `gapless.graphs.audit`. Behind an audit one update runs as written alone, unless it is known what that takes:
+quick updates save the rest of it. A difference lets go of the lists
 that were collected; they are collected anew once, and a second one ends quick updates.
 """
 
@@ -85,11 +86,13 @@ class QuickAudits:
                 self._audits.end_good(audit)
             else:
                 self._note_difference(self._audits.end_bad(audit))
+        if self._times.as_written_s is None and self._report.audits.num:
+            return False
         return not self._turn.begin_call()
 
     def end_call(self) -> None:
-        """Note that a quick update is over: what it saves is not counted."""
-        self._audits.end_call(self._times, "plain")
+        """Note that a quick update is over."""
+        self._audits.end_call(self._times, "replay")
 
     def forget_call(self) -> None:
         """Note that an update was not quick after all."""
@@ -103,12 +106,17 @@ class QuickAudits:
 
         Sync: Does not block the host, unless the step does.
         """
-        if self._audits.open is not None or self._quick.is_over:
+        if self._quick.is_over:
+            self._audits.forget_call()
             return step()
+        is_unknown = self._times.as_written_s is None and self._report.audits.num
+        if self._audits.open is not None or is_unknown:
+            return self._run_plain(step)
         if not self._quick.is_ready():
+            self._audits.forget_call()
             return self._quick.run_as_written(step)
         if not self._account.has_room_for(self._times, "audit"):
-            return step()
+            return self._run_plain(step)
         self._audits.begin_call()
         try:
             out = self._audit(step)
@@ -122,6 +130,16 @@ class QuickAudits:
             self._quick.forget_lists()
         self._audits.forget_call()
         return step()
+
+    def _run_plain(self, step: Callable[[], Any]) -> Any:
+        self._audits.begin_call()
+        try:
+            out = step()
+        except BaseException:
+            self._audits.forget_call()
+            raise
+        self._audits.end_call(self._times, "plain")
+        return out
 
     def _audit(self, step: Callable[[], Any]) -> Any:
         optimizer, weights = self._optimizer, weights_of(self._optimizer)
