@@ -22,7 +22,7 @@ from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import Training, read_back
 
 
-pytestmark = pytest.mark.quick_tests(24)
+pytestmark = pytest.mark.quick_tests(16)
 
 
 @pytest.fixture(params=["asap", "lazy"])

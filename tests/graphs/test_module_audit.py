@@ -320,7 +320,7 @@ def check(name, device, *, every):
     return report
 
 
-@pytest.mark.quick_cases(12)
+@pytest.mark.quick_cases(4)
 @pytest.mark.filterwarnings("ignore::gapless.CaptureWarning")
 @pytest.mark.parametrize("name", LOOPS)
 def test_an_audited_call_is_the_call_as_written(device, name):
@@ -330,7 +330,7 @@ def test_an_audited_call_is_the_call_as_written(device, name):
     assert report.num_replays == 0 or name not in WHOLE
 
 
-@pytest.mark.quick_cases(6)
+@pytest.mark.quick_cases(2)
 @pytest.mark.filterwarnings("ignore::gapless.CaptureWarning")
 @pytest.mark.parametrize("device", ["lazy"], indirect=True)
 @pytest.mark.parametrize("name", [name for name in LOOPS if name != "penalty"])

@@ -170,6 +170,7 @@ def ahead(training, device, **settings):
     )
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("writes", WRITES, ids=lambda writes: writes.__name__)
 def test_nothing_is_written(device, writes):
     """Though the step ran several times, as written and in a capture; also where it is refused."""
@@ -184,6 +185,7 @@ def test_nothing_is_written(device, writes):
     assert random.getstate() == state
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("writes", WRITES, ids=lambda writes: writes.__name__)
 def test_the_run_behind_it_is_that_of_the_loop_as_written(writes):
     """All losses, and all that is written."""
@@ -210,6 +212,7 @@ OPTIMIZERS = [
 ]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("kind", "settings"), OPTIMIZERS)
 def test_any_optimizer_is_put_back(kind, settings):
     """Whatever its state begins as; its graphs are replayed in the end."""

@@ -16,7 +16,7 @@ PLAIN = [(one, kind) for one in CASES for kind in (CPU, SIMULATED) if kind in on
 
 
 # Of all cases, one in so many is run by `make test`; `make check` runs the others.
-_ONE_IN = 4
+_ONE_IN = 12
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_on_the_cpu(case):
 
 
 # `make hazards` runs all of them, and a GPU does (`tests/gpu`).
-@pytest.mark.quick_cases(12)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("case", cases_on(SIMULATED))
 def test_on_the_simulated_device(case):
     """The loop gives what it gives as written, and is captured or refused as expected."""

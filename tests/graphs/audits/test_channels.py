@@ -35,7 +35,7 @@ def test_there_are_many_channels():
     assert len({channel.name for channel in CHANNELS}) == len(CHANNELS) >= 75
 
 
-@pytest.mark.quick_cases(16)
+@pytest.mark.quick_cases(8)
 @each_channel
 def test_the_loop_as_written_sees_the_change(channel, tmp_path):
     """It repeats its results, and all of them are others from the change on."""
@@ -47,7 +47,7 @@ def test_the_loop_as_written_sees_the_change(channel, tmp_path):
 
 
 @needs_audits
-@pytest.mark.quick_cases(8)
+@pytest.mark.quick_cases(4)
 @each_channel
 def test_no_change_passes_in_silence(channel, tmp_path):
     """With an audit of every replay each result is as written; what replays miss without, is told."""
@@ -68,7 +68,7 @@ def test_no_change_passes_in_silence(channel, tmp_path):
 
 
 @needs_audits
-@pytest.mark.quick_cases(8)
+@pytest.mark.quick_cases(4)
 @each_channel
 def test_nothing_is_told_where_nothing_changes(channel, tmp_path):
     """No audit takes a step that stays as it is for another."""

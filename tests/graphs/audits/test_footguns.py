@@ -65,7 +65,7 @@ def test_all_forms_train_alike(tmp_path):
 
 
 @needs_audits
-@pytest.mark.quick_cases(6)
+@pytest.mark.quick_cases(4)
 @each_form
 @each_footgun
 def test_each_class_has_its_verdict(footgun, form, tmp_path):
