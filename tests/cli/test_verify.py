@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -238,6 +239,21 @@ def test_a_plan_that_replayed_nothing_is_told_so(verify):
         "captured: nothing was verified: no step ran as a graph: a CPU runs its work itself, "
         "there is nothing to launch"
     )
+
+
+@pytest.mark.slow
+def test_a_second_opinion_adds_a_few_lines(verify):
+    """On a step of a workload of its own, with the exit code as it is without."""
+    outcome = verify("captured", "--steps", "2", "--workload", "w.py:make", "--second-opinion")
+    *_, head, reads, others, writes, stopped = outcome.out.splitlines()
+
+    assert (outcome.code, outcome.err) == (3, "")
+    assert head == "second opinion: TorchDynamo on one step"
+    assert re.match(r"  reads: \d\d named by both, \d+ only by gapless, 0 only by Torch", reads)
+    assert re.search(r"\d+ of optimizers and gradients by themselves, \d+ of libraries", others)
+    # It counts its calls.
+    assert writes == "  writes: gapless saw 1, 0 only by TorchDynamo"
+    assert "backward" in stopped
 
 
 def test_a_difference_counts_more_than_that_nothing_was_replayed(verify):

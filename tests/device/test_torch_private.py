@@ -371,6 +371,14 @@ MISSING = {
     "torch._dynamo.callback.callback_handler": ends_a_pass_without_callbacks,
     "torch._dynamo.config.recompile_limit": lambda module: module.allow_recompiles(64),
     "torch._dynamo.utils.counters": counts_nothing,
+    **{
+        path: refuses(lambda module: module.trace_with_dynamo(int, print))
+        for path in (
+            "torch._dynamo.optimize",
+            "torch._dynamo.reset",
+            "torch._dynamo.symbolic_convert.InstructionTranslator",
+        )
+    },
     "torch._C._dynamo.eval_frame.set_code_exec_strategy": lambda module: module.keep_from_compiler(
         refuses
     ),

@@ -78,6 +78,12 @@ def add_options(parser: Parser) -> None:
         help="largest relative difference of a loss, or of a tensor at the end, that is allowed, "
         "for algorithms that are not deterministic; none: compare bits",
     )
+    runs.add_argument(
+        "--second-opinion",
+        action="store_true",
+        help="say which reads and writes of a step TorchDynamo names, and which of them gapless "
+        "compares; changes no exit code",
+    )
     device = add_device_option(parser)
     device.add_argument(
         "--precision",
@@ -121,6 +127,8 @@ def run(options: Namespace) -> int:
     found = _verified(make, settings)
     for line in [*waits_lines(found), *nothing_lines(found)]:
         print_result(line)
+    if options.second_opinion:
+        _print_second_opinion(make, settings)
     if not found.holds:
         return 1
     return 3 if found.show_nothing else 0
@@ -157,6 +165,17 @@ def _facts(settings: VerifySettings, workload: str | None) -> list[str]:
         f"torch {torch.__version__}, {run.precision}",
         f"steps     {settings.steps}, seed {run.seed}",
     ]
+
+
+def _print_second_opinion(make: WorkloadFunction, settings: VerifySettings) -> None:
+    from gapless.cli.workloads import users_errors
+    from gapless.compare.second_opinion import opinion_on_workload
+    from gapless.report.verification_text import second_opinion_lines
+
+    with users_errors():
+        opinion = opinion_on_workload(make, settings.run)
+    for line in second_opinion_lines(opinion):
+        print_result(line)
 
 
 def _verified(make: WorkloadFunction, settings: VerifySettings) -> Verification:

@@ -13,6 +13,7 @@ object.
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
 from collections import Counter, defaultdict
 from contextlib import nullcontext
@@ -31,6 +32,7 @@ from gapless.python_private import PrivateName
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.process import BaseProcess
+    from types import CellType, CodeType
 
 
 # In the order of this file.
@@ -785,6 +787,84 @@ def compiler_counters() -> Any:
     """Return torch.compile's counters, by their group and their name; all are 0 where it was not used."""
     found = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
     return defaultdict(Counter) if found is None else found
+
+
+_note(
+    "torch._dynamo.optimize",
+    "torch._dynamo.reset",
+    "torch._dynamo.symbolic_convert.InstructionTranslator",
+    why="TorchDynamo says what it reads and writes of Python in a step; a second opinion beside the watched runs.",
+    missing="There is no second opinion, and one line says so.",
+)
+
+
+class DynamoFrame(NamedTuple):
+    """A part of a function that TorchDynamo has traced, up to where its graph ends.
+
+    Attributes:
+        code: of the function.
+        scope: the locals "L" and the globals "G", in which the names of sources are expressions.
+        closure: the cells of the function, by name.
+        read: sources that its guards compare.
+        written: sources that its side effects change.
+    """
+
+    code: CodeType
+    scope: dict[str, dict[str, Any]]
+    closure: dict[str, CellType]
+    read: list[Any]
+    written: list[Any]
+
+
+def trace_with_dynamo(
+    run: Callable[[Callable[[Any], Any]], object], note: Callable[[DynamoFrame], None]
+) -> list[str]:
+    """Run functions once under TorchDynamo, whose graphs run as they are, and note each frame.
+
+    Args:
+        run: called with what puts a function under TorchDynamo; what it does is done.
+        note: called with each frame that has a graph, before this graph runs.
+
+    Returns:
+        Why graphs end early, the first line of each reason.
+
+    Raises:
+        DeviceError: this torch does not say what a frame reads.
+        Exception: whatever `run` or TorchDynamo raises.
+    """
+    optimize, reset = _find("torch._dynamo.optimize"), _find("torch._dynamo.reset")
+    translator = _find("torch._dynamo.symbolic_convert.InstructionTranslator")
+    if _NOWHERE in (optimize, reset, translator):
+        _refusal("torch._dynamo.optimize", "a second opinion")()
+
+    def keep(graph: Any, _: Any) -> Any:
+        running = translator.current_tx()
+        code, cells = running.f_code, running.closure or ()
+        note(
+            DynamoFrame(
+                code=code,
+                scope={"L": dict(running.f_locals), "G": running.f_globals},
+                closure=dict(zip(code.co_freevars, cells, strict=False)),
+                read=[guard.originating_source for guard in running.output.guards],
+                written=list(getattr(running.output.side_effects, "mutated_sources", ())),
+            )
+        )
+        return graph.forward
+
+    reset()
+    counters = compiler_counters()
+    before = set(counters["graph_break"])
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        # Numbers are constants, which are compared, and no inputs of a graph.
+        with _find("torch._dynamo.config").patch(specialize_float=True, specialize_int=True):
+            run(optimize(keep))
+    finally:
+        logging.disable(level)
+        reset()
+    reasons = set(counters["graph_break"]) - before
+    return sorted({reason.strip().splitlines()[0] for reason in reasons})
 
 
 _note(

@@ -239,3 +239,35 @@ class Verification:
         """
         found = [verdict.holds for verdict in self.plans if verdict.ours.plan == plan]
         return all(found) if found else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecondOpinion:
+    """What a step reads and writes of Python, as TorchDynamo and gapless name it.
+
+    Attributes:
+        both: reads that both name, by the names of TorchDynamo, as are all but those of gapless alone.
+        only_dynamo: reads that gapless does not compare, and that none of the next two explain.
+        only_gapless: reads that TorchDynamo does not name.
+        of_updates: gradients, and reads of optimizers, which are compared by themselves.
+        of_libraries: functions and values of libraries, which are taken not to be replaced; an audit tells
+            where one is.
+        written: places that gapless saw the step write to.
+        written_only_by_dynamo: side effects that TorchDynamo names, and gapless saw none of.
+        failures: why TorchDynamo stopped, each in a line.
+    """
+
+    both: tuple[str, ...]
+    only_dynamo: tuple[str, ...]
+    only_gapless: tuple[str, ...]
+    of_updates: tuple[str, ...]
+    of_libraries: tuple[str, ...]
+    written: tuple[str, ...]
+    written_only_by_dynamo: tuple[str, ...]
+    failures: tuple[str, ...]
+
+    @property
+    def has_traced(self) -> bool:
+        """Whether TorchDynamo has named anything."""
+        reads = (self.both, self.only_dynamo, self.of_updates, self.of_libraries)
+        return any(reads) or bool(self.written_only_by_dynamo)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Difference,
         LossDifference,
         RunSummary,
+        SecondOpinion,
         TensorDifference,
         Verdict,
         Verification,
@@ -52,6 +53,9 @@ _REPLAYED = (
     "  Pass what changes from step to step in the batch.",
 )
 
+
+# Of what TorchDynamo alone names.
+_MOST_NAMES = 8
 
 _TOO_FEW = "no kind of batch came often enough; take more steps, or batches of fewer shapes"
 
@@ -109,6 +113,23 @@ def waits_lines(verification: Verification) -> list[str]:
     return [f"host waits: {'; '.join(waits)}"] if waits else []
 
 
+def second_opinion_lines(opinion: SecondOpinion) -> list[str]:
+    """Return what both name, what only one does, and where TorchDynamo stopped."""
+    stopped = [f"  TorchDynamo stopped at: {'; '.join(opinion.failures)}"]
+    if not opinion.has_traced:
+        reason = opinion.failures[0] if opinion.failures else "it found no graph in the step"
+        return [f"second opinion: none by TorchDynamo: {reason}"]
+    return [
+        "second opinion: TorchDynamo on one step",
+        f"  reads: {len(opinion.both)} named by both, {len(opinion.only_gapless)} only by gapless, "
+        f"{_listed(opinion.only_dynamo)}",
+        f"  compared in other ways: {len(opinion.of_updates)} of optimizers and gradients by themselves, "
+        f"{len(opinion.of_libraries)} of libraries by audits",
+        f"  writes: gapless saw {len(opinion.written)}, {_listed(opinion.written_only_by_dynamo)}",
+        *(stopped if opinion.failures else []),
+    ]
+
+
 def _verdict(verdict: Verdict) -> Iterator[str]:
     ours, theirs = verdict.ours.plan, verdict.theirs.plan
     head = f"{theirs} against itself" if verdict.is_of_one_plan else f"{ours} against {theirs}"
@@ -125,6 +146,14 @@ def _verdict(verdict: Verdict) -> Iterator[str]:
         yield f"{head}: {result}, from {_at(verdict.difference.step)} on"
         yield from _difference_lines(verdict.difference)
         yield from _advice(verdict)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    text = f"{len(names)} only by TorchDynamo"
+    if not names:
+        return text
+    more = "" if len(names) <= _MOST_NAMES else f" and {len(names) - _MOST_NAMES} more"
+    return f"{text}: {', '.join(names[:_MOST_NAMES])}{more}"
 
 
 def _compared(verdict: Verdict) -> str:

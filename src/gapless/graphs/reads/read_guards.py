@@ -94,7 +94,7 @@ class ReadGuards:
         self._carried = set(carried)
         self._checks = BulkChecks()
         self._contents = ContentChecks(self._checks)
-        self._seen: set[tuple[Any, ...]] = set()
+        self._seen: dict[tuple[Any, ...], str] = {}
         self.tensors: list[torch.Tensor] = []
         self._tensors: dict[int, tuple[torch.Tensor, str, str]] = {}
         # Names of tensors that are keys, by their ids.
@@ -145,6 +145,11 @@ class ReadGuards:
                 names.setdefault(address_of(tensor), name)
         return names
 
+    def named(self) -> dict[tuple[Any, ...], str]:
+        """Return what is compared with its name: by `Place.id`, or by what it is and its object's id."""
+        tensors = {("tensor", key): name for key, (_, name, _) in self._tensors.items()}
+        return self._seen | tensors
+
     def compares(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor's memory, shape and `requires_grad` are compared."""
         return self._forms.compares(tensor)
@@ -177,7 +182,7 @@ class ReadGuards:
     def _add_place(self, place: Place, *, is_in_whole: bool = False) -> None:
         if place.id in self._seen or place.id in self._carried:
             return
-        self._seen.add(place.id)
+        self._seen[place.id] = place.name
         self._owners.append(place.owner)
         place = place.without_holder()
         value = place.read()
@@ -198,6 +203,7 @@ class ReadGuards:
 
     def _add_object(self, value: Any, name: str) -> None:
         """Compare an object's class, and what those are asked for that are made in C."""
+        self._seen["object", id(value)] = name
         if isinstance(value, functools._lru_cache_wrapper):
             self._contents.add_results_of(value, name)
         elif isinstance(value, io.StringIO | io.BytesIO) and not names_another_class(value):
@@ -225,7 +231,7 @@ class ReadGuards:
         """Compare in which order classes are asked for what a class has not."""
         key = ("bases", id(kind))
         if key not in self._seen:
-            self._seen.add(key)
+            self._seen[key] = f"the bases of {kind.__name__}"
             check = check_of(
                 lambda: kind.__mro__, kind.__mro__, name=f"the bases of {kind.__name__}",
                 is_memory=False,
@@ -238,6 +244,7 @@ class ReadGuards:
         self._checks.add(check, lambda: same(value, reader()))
 
     def _add_container(self, value: Any, name: str, site: str) -> None:
+        self._seen["whole", id(value)] = name
         if isinstance(value, dict | MappingProxyType | set | frozenset):
             # Looked up by what they are, not by their values.
             found = [key for key in value if isinstance(key, torch.Tensor)]
@@ -321,6 +328,7 @@ class ReadGuards:
         self._checks.add_length(value, len(value), check_of_length(value, name, site))
 
     def _add_module(self, module: nn.Module, name: str) -> None:
+        self._seen["module", id(module)] = name
         entries = vars(module)
         if id(module) in self._compiled_modules:
             self._add_place(
@@ -370,7 +378,7 @@ class ReadGuards:
         key = ("function", id(function))
         if key in self._seen:
             return
-        self._seen.add(key)
+        self._seen[key] = function.__qualname__
         code = function.__code__
         for part in ("__code__", "__defaults__", "__kwdefaults__"):
             value = getattr(function, part)

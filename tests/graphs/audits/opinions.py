@@ -1,0 +1,71 @@
+"""Where TorchDynamo and gapless differ on the channels and footguns, and how each difference is settled.
+
+What is not here is named, or noticed, by both, or by gapless alone.
+"""
+
+from __future__ import annotations
+
+
+# How a difference is settled.
+AUDITED = "an audit tells"
+REFUSED = "the step is refused for what it does on the host"
+UNREAD = "no result follows from it"
+WHOLE = "it cannot be replaced; what it holds is compared"
+
+# Reads and writes that TorchDynamo alone names, by channel or footgun; names without their frame.
+ONLY_DYNAMO: dict[str, dict[str, str]] = {
+    "named_tuple": {"held.k.k": WHOLE},
+    "c_number": {"held.value": WHOLE},
+    "partial_keywords": {"scaled.func": WHOLE, "scaled.args": WHOLE, "scaled.keywords": WHOLE},
+    "cache_contents": {"read.__wrapped__": UNREAD},
+    "local_of_a_generator": {
+        "held.gi_frame": AUDITED,
+        "held.gi_frame.f_locals": AUDITED,
+        "held.gi_frame.f_locals['k']": AUDITED,
+    },
+    "a line in a log": {"self.net.log[0]": REFUSED, "self.net.log[1]": REFUSED},
+    "partial object": {"self.net.partial.args": WHOLE, "self.net.partial.keywords": WHOLE},
+    "cache that is cleared": {"self.net.cached.__wrapped__": UNREAD},
+}
+
+# Changes that results of TorchDynamo do not follow, but for what it refuses with an error.
+MISSED_BY_DYNAMO = {
+    "import_in_the_step",
+    "metaclass_attribute",
+    "patched_class_of_torch",
+    "recursion_limit",
+    "state_of_a_generator_of_random",
+    "hook_of_a_module",
+    "hook_of_all_modules",
+}
+
+# Those that guards of gapless do not see. With audits each is told.
+MISSED_BY_GAPLESS = {
+    "memory_map",
+    "position_of_a_list_iterator",
+    "count_that_has_gone_on",
+    "local_of_a_generator",
+    "weak_reference",
+    "patched_math",
+    "patched_builtin",
+    "patched_torch_function",
+    "patched_functional",
+    "patched_tensor_method",
+    "patched_operator_of_tensors",
+    "patched_numpy_function",
+    "position_in_a_file",
+    "locale_of_the_process",
+    "time_zone",
+    "patched_clock",
+    "decimal_context",
+    "recursion_limit",
+    "thresholds_of_the_collector",
+    "state_of_a_generator_of_random",
+    "state_of_numpy_random",
+    "numpy_error_state",
+    "number_of_threads",
+    "state_of_an_own_generator",
+}
+
+# TorchDynamo raises, or its graphs round in another way, from the first call on.
+NO_OPINION = {"state_of_numpy_random", "count_of_an_optimizer"}
