@@ -47,14 +47,14 @@ class Weights:
         self.weight = weight
 
 
-@captured_case("The step holds its trainer by a weak reference.", expect=CAPTURED)
+@captured_case("The step holds its trainer by a weak reference.", expect=EITHER)
 def weak_reference(place):
     trainer = Weights()
     reference = weakref.ref(trainer)
     return weighted(place, lambda: reference().weight, lambda: setattr(trainer, "weight", 0.2))
 
 
-@captured_case("The step asks an event of `threading`, which the loop sets.", expect=CAPTURED)
+@captured_case("The step asks an event of `threading`, which the loop sets.", expect=EITHER)
 def event_is_asked(place):
     cooled = threading.Event()
     return weighted(place, lambda: 0.2 if cooled.is_set() else 1.0, cooled.set)

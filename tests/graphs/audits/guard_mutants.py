@@ -18,9 +18,10 @@ from functools import cache
 from pathlib import Path
 
 from gapless.graphs import account, audit
+from graphs.audits.ahead_of_a_run import WRITES, wrong_ahead
 from graphs.audits.footgun_classes import FOOTGUNS
 from graphs.audits.footguns import EITHER, GUARDED, judged
-from graphs.audits.mutants_of_guards import GUARDS, PUT_BACK, VERDICTS
+from graphs.audits.mutants_of_guards import AHEAD, GUARDS, PUT_BACK, VERDICTS
 from simulation.judging import give_code
 from simulation.mutations import SOURCE, unlike
 
@@ -108,27 +109,35 @@ def _case(name):
     return replace(found, expect=GUARDED, expect_of={}) if found.expect == EITHER else found
 
 
-@cache
-def _said_without(name, form, folder):
-    return judged(_case(name), form, folder)
+def _said(mutant, folder):
+    if mutant.form == "ahead":
+        (writes,) = [one for one in WRITES if one.__name__ == mutant.footgun]
+        return wrong_ahead(writes, folder)
+    return judged(_case(mutant.footgun), mutant.form, folder)
+
+
+# What cases say of the code as it is, by name and form.
+_known: dict[tuple[str, str], list[str]] = {}
 
 
 def noticed(mutant, folder):
     """Return what its case says of a mutant and not of the code as it is; nothing if it is not noticed."""
-    before = _said_without(mutant.footgun, mutant.form, folder)
+    key = mutant.footgun, mutant.form
+    if key not in _known:
+        _known[key] = _said(mutant, folder)
     with broken(mutant):
         try:
-            said = judged(_case(mutant.footgun), mutant.form, folder)
+            said = _said(mutant, folder)
         except Exception as error:
             return [f"{type(error).__name__}: {error}"]
-    return [words for words in said if words not in before]
+    return [words for words in said if words not in _known[key]]
 
 
 def main(chosen=""):
     """Judge mutants, and print who noticed; return the exit code."""
     account.NUM_PLAIN, account.ALLOWANCE_S, account.GREEDY_S = 0, 1e9, 1e9
     audit.DEFAULT_EVERY = None
-    mutants = [one for one in (*GUARDS, *PUT_BACK, *VERDICTS) if chosen in one.name]
+    mutants = [one for one in (*GUARDS, *PUT_BACK, *AHEAD, *VERDICTS) if chosen in one.name]
     num = 0
     folder = Path(tempfile.mkdtemp())
     for mutant in mutants:

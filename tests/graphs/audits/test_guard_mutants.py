@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from graphs.audits.guard_mutants import broken, noticed, places
-from graphs.audits.mutants_of_guards import GUARDS, PUT_BACK, VERDICTS
+from graphs.audits.mutants_of_guards import AHEAD, GUARDS, PUT_BACK, VERDICTS
 
 
-MUTANTS = [*GUARDS, *PUT_BACK, *VERDICTS]
+MUTANTS = [*GUARDS, *PUT_BACK, *AHEAD, *VERDICTS]
 HALF = len(GUARDS) // 2
 SHARES = {
     "reads": GUARDS[:HALF],
     "weights": GUARDS[HALF:],
-    "put back": PUT_BACK,
+    "put back": [*PUT_BACK, *AHEAD],
     "verdicts": VERDICTS,
 }
 
