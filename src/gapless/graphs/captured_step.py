@@ -38,7 +38,6 @@ from gapless.graphs.passing_kinds import PassingKinds
 from gapless.graphs.proof.consent import Alone, Readiness
 from gapless.graphs.proof.trial import Exactness, Trial
 from gapless.graphs.quick_call import quick_call
-from gapless.graphs.ranks.across_ranks import refusal_of_step, refusal_of_weights
 from gapless.graphs.ranks.agreed_kinds import AgreedKinds
 from gapless.graphs.ranks.calls_of_ranks import CallsOfRanks
 from gapless.graphs.ranks.consent_of_ranks import ConsentOfRanks
@@ -61,6 +60,7 @@ from gapless.graphs.refusal import (
 from gapless.graphs.replay.batch_changes import BatchWatch, returns_part_of
 from gapless.graphs.replay.gradient_graph import is_used_up, used_up
 from gapless.graphs.replay.step_graph import StepGraph
+from gapless.graphs.sharded import refusal_of_step, refusal_of_weights
 from gapless.graphs.step_call import work_of_batch
 from gapless.graphs.updates.update_outside import Updates
 from gapless.graphs.warm_ups import WarmUps

@@ -32,13 +32,13 @@ from gapless.graphs.modules.module_refusals import (
 )
 from gapless.graphs.modules.module_trial import ModuleTrial
 from gapless.graphs.quick_call import NOT_ALIKE
-from gapless.graphs.ranks.across_ranks import refusal_of_module
 from gapless.graphs.refusal import (
     Refusal,
     objection_to_modes,
     objection_to_tensors,
     objection_to_transforms,
 )
+from gapless.graphs.sharded import refusal_of_module
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.step_call import is_within_a_step, within_a_step, work_of
 from gapless.pipeline.host_waits import HostWaits

@@ -31,9 +31,9 @@ from gapless.graphs.in_place.captor import captor_of, left_out
 from gapless.graphs.in_place.quick_audits import OF_A_SCALER, QuickAudits
 from gapless.graphs.modules.module_refusals import COMPILED_AROUND
 from gapless.graphs.quick_call import NOT_ALIKE
-from gapless.graphs.ranks.across_ranks import refusal_of_weights
 from gapless.graphs.reads.code_kinds import CodeKind, kind_of
 from gapless.graphs.refusal import Refusal
+from gapless.graphs.sharded import refusal_of_weights
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.step_call import is_within_a_step, within_a_step
 from gapless.graphs.updates.quick_updates import QuickUpdates

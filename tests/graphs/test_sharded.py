@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 import gapless
-from gapless.graphs.ranks.across_ranks import refusal_of_module, refusal_of_step
+from gapless.graphs.sharded import refusal_of_module, refusal_of_step
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import Training, batches
 
