@@ -331,7 +331,7 @@ def test_replays_of_users_ranks_stay_quick(device, users, monkeypatch):
     num_quick = 0
     for number in range(4):
         for batch in gapless.prefetch(MANY, device):
-            quick = step._captured.quick_call
+            quick = step._captured.fast_path.call
             before = step.report.num_replays
             step(batch)
             num_quick += number == 3 and quick is not None and step.report.num_replays > before

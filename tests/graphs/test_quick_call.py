@@ -62,7 +62,7 @@ def test_only_calls_like_the_one_before_are_quick(device):
     (args, kwargs), *others = calls(device)
     for _ in range(8):
         step(*args, **kwargs)
-    quick_call = step._captured.quick_call
+    quick_call = step._captured.fast_path.call
     expected = scaled(*args, **kwargs).item()
 
     assert quick_call(args, kwargs).item() == expected

@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from gapless.device.cpu import CpuDevice
+from gapless.graphs.callee import Callee
 from gapless.graphs.capture_report import CaptureReport
-from gapless.graphs.captured_step import CapturedStep, StepRun
+from gapless.graphs.captured_step import CapturedStep
 from gapless.graphs.reads.observation import Observer
 from gapless.graphs.refusal import Refusal, host_read
+from gapless.graphs.step_run import StepRun
 from gapless.loop import auto as autostep
 from gapless.loop.auto import AutoSteps
 from gapless.pipeline.host_waits import HostWaits
@@ -312,7 +314,7 @@ def test_a_step_that_is_measured_is_watched_no_more(monkeypatch):
     monkeypatch.setattr(Observer, "watch", counted)
     with SimulatedDevice(scheduler="asap") as device:
         captured = CapturedStep(
-            lambda batch: batch + 1, device=device, host_waits=HostWaits(device)
+            Callee(lambda batch: batch + 1), device=device, host_waits=HostWaits(device)
         )
         for _ in range(6):
             captured.run_eagerly(flatten(device.device_buffer(4)))

@@ -59,6 +59,12 @@ def an_optimizer_whose_rate_changes_at_every_step(device):
     report = capture_report(optimizer)
     assert [refusal.kind for refusal in report.refusals] == ["too_many_changes"]
     assert (report.num_graphs, report.num_replays) == (4, 0)
+    # A rate that comes back finds no graph.
+    for number, gradient in enumerate(_gradients(12, one.detach())):
+        optimizer.param_groups[0]["lr"] = 0.1 * 0.5**number
+        one.grad = gradient
+        optimizer.step()
+    assert report.num_replays == 0
 
 
 @scenario(num_seeds=FEW)

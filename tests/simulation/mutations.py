@@ -244,7 +244,7 @@ KINDS = [
     Kind(
         "not entered",
         context(
-            "use_stream", "use", "on_compute_stream", "blocking", "_blocking", "_on_side_stream"
+            "use_stream", "use", "on_compute_stream", "blocking", "_blocking", "on_side_stream"
         ),
         _null_context,
     ),

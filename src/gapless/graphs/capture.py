@@ -167,7 +167,7 @@ class CapturedFunction(StandIn):
         if host_part_of(step) is not None:
             self._side.come_after_runs()
             call_host_part(step, *args, **kwargs)
-        quick_call = self._captured.quick_call
+        quick_call = self._captured.fast_path.call
         if quick_call is not None:
             out = quick_call(args, kwargs)
             if out is not NOT_ALIKE:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from gapless.errors import CaptureRefused, CaptureWarning, UserError
+from gapless.graphs.callee import Callee
 from gapless.graphs.captured_step import CapturedStep
 from gapless.graphs.graph_limits import GraphLimits, memory_share
 from gapless.graphs.ranks.calls_of_ranks import CallsOfRanks
@@ -18,12 +19,10 @@ from gapless.pipeline.host_waits import HostWaits
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
+    from gapless.graphs.proof.consent import Consent
     from gapless.graphs.side_stream import SideStream
-    from gapless.pipeline.step import Call
     from gapless.records.wait_stats import WaitStats
 
 
@@ -91,26 +90,22 @@ class CaptureSettings:
         side: SideStream,
         *,
         limits: GraphLimits,
-        work: Callable[[Call], Any],
+        report: CaptureReport | None = None,
+        consent: Consent | None = None,
         **others: Any,
     ) -> CapturedStep:
-        """Return a step that can be captured; the other arguments are those of `CapturedStep`."""
-        options: dict[str, Any] = {
-            "on_side_stream": side.use,
-            "launch": side.launch,
-            "rates": self.rates,
-            "returns_copies": True,
-            "audit_every": self.audit_every,
-            **others,
-        }
+        """Return a step that can be captured; the other arguments are those of `Callee`."""
+        options = {"on_side_stream": side.use, **others}
         return CapturedStep(
-            step,
+            Callee(step, launch=side.launch, returns_copies=True, **options),
             device=self.device,
             host_waits=HostWaits(self.device, wait_stats=self.wait_stats),
             num_warmup=self.num_warmup,
             limits=limits,
-            work=work,
-            **options,
+            rates=self.rates,
+            report=report,
+            consent=consent,
+            audit_every=self.audit_every,
         )
 
     def new_consent(self) -> CallsOfRanks:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gapless.graphs.account import CallTimes
 from gapless.graphs.entry import MAX_VARIANTS, Entry
+from gapless.graphs.reads.batch_reads import without_values
+from gapless.graphs.refusal import unlike_values
+from gapless.graphs.states import Event
 
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
-    from gapless.graphs.account import TimeSpent
+    from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.entry import Variant
+    from gapless.graphs.fast_path import FastPath
     from gapless.graphs.graph_pool import GraphPool
+    from gapless.graphs.reads.batch_reads import BatchReads
+    from gapless.graphs.refusal import Refusal
     from gapless.graphs.replay.call_graph import CallGraph
+    from gapless.pipeline.tree.flatten import Tree
 
+
+# Kinds of calls that are refused before no other is tried: if none was captured, and in any case.
+_MAX_REFUSED = 3
+_MOST_REFUSED = 100
 
 # Beyond so many, kinds of which nothing is known but their times are forgotten.
 _MAX_PLAIN = 10_000
@@ -25,17 +37,46 @@ class Entries:
     """The record of each kind of call.
 
     Args:
-        spent: of the object.
+        report: of the object.
         pool: of the graphs.
+        batch_reads: values of batches that belong to kinds.
+        fast_path: holds on to a graph; it is left as soon as any is dropped.
     """
 
-    def __init__(self, spent: TimeSpent, pool: GraphPool) -> None:
-        self._spent = spent
+    def __init__(
+        self,
+        report: CaptureReport,
+        pool: GraphPool,
+        batch_reads: BatchReads,
+        fast_path: FastPath,
+    ) -> None:
+        self._report = report
         self._pool = pool
+        self._batch_reads = batch_reads
+        self._fast_path = fast_path
         self._by_kind: dict[Hashable, Entry] = {}
         # Those without variants, by the hash of their kinds: a kind holds every plain value of its batch.
         self._by_number: dict[int, Entry] = {}
         self._most_plain = _MAX_PLAIN
+
+    def of_call(self, tree: Tree) -> Entry:
+        """Return the record of the kind of a call; refuse kinds whose batches have too many values.
+
+        Sync: Blocks the host for each value that belongs to the kind ("batch_value").
+        """
+        kind = tree.known_key = self._batch_reads.kind_of(tree)
+        read = self._batch_reads.with_too_many_values(kind)
+        if read is None:
+            return self.of(kind)
+        base = tree.known_key = without_values(kind)
+        self._batch_reads.forget(kind)
+        for one in self:
+            if without_values(one.kind) == base:
+                self.forget(one)
+        self._fast_path.forget()
+        entry = self.of(base)
+        self.refuse(entry, [unlike_values(read.site)])
+        return entry
 
     def of(self, kind: Hashable) -> Entry:
         """Return the record of a kind, which is made at its first call."""
@@ -44,7 +85,7 @@ class Entries:
             number = hash(kind)
             entry = self._by_number.get(number)
             if entry is None:
-                entry = self._by_number[number] = Entry(number, CallTimes(self._spent))
+                entry = self._by_number[number] = Entry(number, CallTimes(self._report.spent))
                 if len(self._by_number) > self._most_plain:
                     self._forget_plain(but=entry)
         return entry
@@ -62,7 +103,7 @@ class Entries:
         yield from list(self._by_kind.values())
 
     def refused(self) -> list[Entry]:
-        """Return those whose calls are refused."""
+        """Return those that are refused."""
         both = (*self._by_kind.values(), *self._by_number.values())
         return [one for one in both if one.is_refused]
 
@@ -78,6 +119,36 @@ class Entries:
             for entry in self._by_kind.values()
         )
 
+    def forget_fast_path(self) -> None:
+        """Let the next call try no graph first."""
+        self._fast_path.forget()
+
+    # --- refusals ---
+
+    def refuse(self, entry: Entry, refusals: list[Refusal]) -> None:
+        """Refuse calls of a kind; all calls, if no kind was captured and some were refused.
+
+        What a step does depends on its arguments: it may train on some and validate on others.
+        """
+        if not refusals:
+            return
+        entry.refusal = max(refusals, key=lambda one: one.is_final)
+        num_refused = len(self.refused())
+        is_hopeless = not self._report.num_graphs and num_refused >= _MAX_REFUSED
+        is_of_all = is_hopeless or num_refused >= _MOST_REFUSED
+        for refusal in refusals:
+            self._report.refuse(replace(refusal, is_of_call=not is_of_all))
+        if entry.is_refused_for_good:
+            self.forget_without_graph(entry)
+        if self._report.forbids_all_for_good:
+            for one in self:
+                self.forget_without_graph(one)
+
+    def lift_refusals(self) -> None:
+        """Try again what was refused, if the reason may be gone."""
+        for entry in self.refused():
+            entry.lift_refusal()
+
     # --- what is known by watching and capturing ---
 
     def add(self, entry: Entry, kind: Hashable, variant: Variant) -> None:
@@ -90,23 +161,24 @@ class Entries:
 
     def use(self, entry: Entry, variant: Variant, graph: CallGraph) -> None:
         """Let the graph of a variant be replayed; the one that was not used for longest may go for it."""
+        variant.move(Event.PROVED)
         variant.pending, variant.graph = None, graph
         entry.in_use.insert(0, variant)
         for one in entry.in_use[MAX_VARIANTS:]:
             self._drop(entry, one)
-        self._forget_quick_calls()
+        self.forget_quick_calls()
 
     def drop_graph(self, entry: Entry, variant: Variant) -> None:
         """Let go of the graph of one variant; what it was captured by stays."""
         self._drop(entry, variant)
-        self._forget_quick_calls()
+        self.forget_quick_calls()
         self._leave_memory_if_unused()
 
     def drop_graphs_in_use(self, entry: Entry) -> None:
         """Let go of the graphs of one kind."""
         for variant in list(entry.in_use):
             self._drop(entry, variant)
-        self._forget_quick_calls()
+        self.forget_quick_calls()
         self._leave_memory_if_unused()
 
     def drop_graphs(self) -> None:
@@ -118,6 +190,7 @@ class Entries:
             for variant in (*entry.variants, *entry.in_use):
                 variant.drop_graph()
             entry.in_use = []
+        self._fast_path.forget()
         self._pool.leave_memory()
 
     def drop_dead(self) -> None:
@@ -131,7 +204,7 @@ class Entries:
             for variant in dead:
                 if variant in entry.in_use:
                     self._drop(entry, variant)
-        self._forget_quick_calls()
+        self.forget_quick_calls()
         self._leave_memory_if_unused()
 
     def forget(self, entry: Entry) -> None:
@@ -151,6 +224,12 @@ class Entries:
         if not entry.variants:
             self._let_kind_go(entry)
 
+    def forget_quick_calls(self) -> None:
+        """Let quick calls be made anew: they hold on to graphs."""
+        for entry in self._by_kind.values():
+            for variant in entry.in_use:
+                variant.quick_call = None
+
     def _drop(self, entry: Entry, variant: Variant) -> None:
         variant.drop_graph()
         entry.in_use = [one for one in entry.in_use if one is not variant]
@@ -159,12 +238,6 @@ class Entries:
         if entry.kind is not None and not entry.in_use:
             del self._by_kind[entry.kind]
             self._by_number[entry.number], entry.kind = entry, None
-
-    def _forget_quick_calls(self) -> None:
-        """Let quick calls be made anew: they hold on to graphs."""
-        for entry in self._by_kind.values():
-            for variant in entry.in_use:
-                variant.quick_call = None
 
     def _leave_memory_if_unused(self) -> None:
         if not any(entry.in_use for entry in self._by_kind.values()):

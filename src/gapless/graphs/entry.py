@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from gapless.graphs.proof.trial import Exactness
 from gapless.graphs.replay.step_guards import failure_of_reads
+from gapless.graphs.states import TRANSITIONS, Event, State
 
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from gapless.graphs.proof.same_results import Verdict
     from gapless.graphs.quick_call import QuickCall
     from gapless.graphs.reads.read_guards import ReadGuards
+    from gapless.graphs.refusal import Refusal
     from gapless.graphs.replay.call_graph import CallGraph
     from gapless.graphs.replay.step_guards import Failure
     from gapless.graphs.watched import Watched
@@ -40,6 +42,7 @@ class Variant:
     Attributes:
         watched: what the last watched run showed.
         reads: what the step's code read in it, as it was then.
+        state: from `SEEN` on.
         pending: a graph that is not used yet.
         graph: that was captured since and is in use, None if there is none.
         quick_call: replays the graph on calls like one, None if there is none; it holds on to the graph.
@@ -50,6 +53,7 @@ class Variant:
 
     watched: Watched
     reads: ReadGuards
+    state: State = State.SEEN
     pending: Pending | None = None
     graph: CallGraph | None = None
     quick_call: QuickCall | None = None
@@ -61,6 +65,10 @@ class Variant:
     def has_graph(self) -> bool:
         """Whether there is a graph, or one that waits for its verdict."""
         return self.graph is not None or self.pending is not None
+
+    def move(self, event: Event) -> None:
+        """Go where an event leads to."""
+        self.state = TRANSITIONS[self.state, event]
 
     def failure(self) -> Failure | None:
         """Return what is otherwise now, None if nothing is.
@@ -77,6 +85,7 @@ class Variant:
 
     def drop_graph(self) -> None:
         """Let go of its graph; what it was captured by stays."""
+        self.move(Event.DROPPED)
         self.pending = self.graph = self.quick_call = None
 
 
@@ -89,6 +98,7 @@ class Entry:
 
     Attributes:
         number: the hash of the kind.
+        learnt: how far it is, up to `SEEN`; its variants go on from there.
         times: of its calls, for the account.
         kind: the kind itself as long as there are variants, else None: it holds every plain value of its
             batch.
@@ -101,8 +111,7 @@ class Entry:
         in_use: variants whose graphs are replayed, the one that was used last first.
         has_switched: whether another graph was found than at the call before, such as after a change of
             modes; whoever reads it sets it back.
-        is_refused: whether its calls run as written.
-        is_refused_for_good: whether that is final.
+        refusal: why its calls run as written, None if nothing forbids a graph.
         num_differences: that audits have found.
         num_without_graph: on several ranks, calls that had no graph.
         agreed: on several ranks, what they have settled; None as long as they have not.
@@ -111,6 +120,7 @@ class Entry:
 
     number: int
     times: CallTimes
+    learnt: State = State.PLAIN
     kind: Hashable | None = None
     is_expected: bool = False
     row: int = 0
@@ -120,8 +130,7 @@ class Entry:
     variants: list[Variant] = field(default_factory=list)
     in_use: list[Variant] = field(default_factory=list)
     has_switched: bool = False
-    is_refused: bool = False
-    is_refused_for_good: bool = False
+    refusal: Refusal | None = None
     num_differences: int = 0
     num_without_graph: int = 0
     agreed: Literal["captured", "not captured"] | None = None
@@ -133,6 +142,30 @@ class Entry:
         return not (
             self.is_looked_at or self.is_refused or self.is_expected or self.num_without_graph
         )
+
+    @property
+    def state(self) -> State:
+        """How far the kind is."""
+        return self.learnt if self.refusal is None else State.REFUSED
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether its calls run as written."""
+        return self.refusal is not None
+
+    @property
+    def is_refused_for_good(self) -> bool:
+        """Whether nothing lifts that."""
+        return self.refusal is not None and self.refusal.is_final
+
+    def lift_refusal(self) -> None:
+        """Let the kind go on from where it was, unless it is refused for good."""
+        if not self.is_refused_for_good:
+            self.refusal = None
+
+    def move(self, event: Event) -> None:
+        """Go where an event leads to."""
+        self.learnt = TRANSITIONS[self.learnt, event]
 
     def find(self) -> Variant | None:
         """Return a variant whose graph's guards hold, None if there is none.

@@ -43,7 +43,7 @@ def quick_call(
     Args:
         tree: the one call, made by `CallTrees`.
         graph: of its kind.
-        launch: as of `CapturedStep`.
+        launch: as of `Callee`.
         report: where replays are counted.
         begin_call: begins a call of the graph, and says whether it is to be an audit: no call alike.
         end: called when a replay is launched.

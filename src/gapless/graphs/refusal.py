@@ -168,6 +168,32 @@ def new_code() -> Refusal:
     )
 
 
+def proved_wrong(text: str) -> Refusal:
+    """Refuse a step of which a graph computes something else.
+
+    Args:
+        text: what differs.
+    """
+    return Refusal(
+        "proved_wrong", f"a graph of the step computes something else than the step: {text}"
+    )
+
+
+def does_not_pay(loss: str) -> Refusal:
+    """Refuse a kind of calls whose replays take longer than the calls as written.
+
+    Args:
+        loss: the times of both.
+    """
+    return Refusal(
+        "does_not_pay",
+        f"replays do not pay: from call to call the loop takes {loss}, so calls of this kind run as "
+        "written",
+        name="replays that do not pay",
+        is_of_call=True,
+    )
+
+
 def value_of_one_rank(site: str) -> Refusal:
     """Refuse a step that several ranks take, and that reads a value of each rank's own batch.
 

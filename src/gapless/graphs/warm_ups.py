@@ -23,6 +23,7 @@ from gapless.graphs.refusal import (
     objections_to,
 )
 from gapless.graphs.replay.written_memory import bytes_of
+from gapless.graphs.states import Event
 from gapless.graphs.watched import Watched
 from gapless.pipeline.step import Call
 from gapless.pipeline.tree.tensor_layout import has_address
@@ -108,6 +109,7 @@ class WarmUps:
     def once_more(self, entry: Entry) -> None:
         """Ask for another run of a kind, since what the step reads has changed."""
         entry.num_watched = self.num_warmup - 1
+        entry.move(Event.CHANGED)
 
     def run(
         self, entry: Entry, tree: Tree, work: Callable[[Any], Any]
@@ -162,6 +164,7 @@ class WarmUps:
         has_new_code = is_last and host.found_code
         if looks and host.is_complete and not has_new_code:
             entry.num_watched += 1
+            entry.move(Event.SEEN if self.are_done(entry) else Event.WATCHED)
         entry.num_new_code = entry.num_new_code + 1 if has_new_code else 0
         if entry.num_new_code >= _MAX_NEW_CODE:
             refusals.append(new_code())

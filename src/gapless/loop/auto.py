@@ -39,7 +39,8 @@ from gapless.records.bottleneck import (
 
 if TYPE_CHECKING:
     from gapless.device.base import Device
-    from gapless.graphs.captured_step import CapturedStep, StepRun
+    from gapless.graphs.captured_step import CapturedStep
+    from gapless.graphs.step_run import StepRun
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.meter import GapMeter
     from gapless.pipeline.prefetch import Pass, Prefetcher

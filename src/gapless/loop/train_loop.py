@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from gapless.graphs.callee import Callee
 from gapless.graphs.captured_step import CapturedStep
 from gapless.graphs.graph_limits import GraphLimits
 from gapless.graphs.proof.snapshot import Snapshot
@@ -210,7 +211,7 @@ class TrainLoop:
         if self._captured is None or self._captured.step != step:
             engine = self._engine
             self._captured = CapturedStep(
-                step,
+                Callee(step),
                 device=engine.device,
                 host_waits=engine.host_waits,
                 limits=GraphLimits(engine.device, memory_budget_bytes=self._memory_budget_bytes),

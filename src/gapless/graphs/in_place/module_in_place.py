@@ -250,7 +250,7 @@ class ModuleInPlace:
             return out
         kind = self.kind_of_call()
         newest = self._newest.get(kind)
-        quick_call = None if newest is None else newest.quick_call
+        quick_call = None if newest is None else newest.fast_path.call
         if quick_call is not None:
             out = quick_call(args, kwargs)
             if out is not NOT_ALIKE:

@@ -301,7 +301,7 @@ class OptimizerInPlace:
 
     def _is_replayed(self, call: tuple[Any, ...]) -> bool:
         """Return whether a call is like the one before, and a graph has taken it."""
-        quick_call = self._captured.quick_call
+        quick_call = self._captured.fast_path.call
         return quick_call is not None and quick_call(call, {}) is not NOT_ALIKE
 
     def _call(self, call: tuple[Any, ...]) -> str | None:

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
+
+    from gapless.graphs.refusal import Refusal
 
 
 class Readiness(IntEnum):
@@ -44,6 +47,13 @@ class Consent(Protocol):
             readiness: of this rank.
         """
 
+    def refusals_of_reads(self, sites: Sequence[str]) -> list[Refusal]:
+        """Return why a step that reads values of its batch is not captured on these ranks.
+
+        Args:
+            sites: file and line of each read.
+        """
+
     def capturing(self) -> AbstractContextManager[None]:
         """Tell the others that this one captures in the body, and does no updates."""
 
@@ -60,6 +70,11 @@ class Alone:
     def least(self, readiness: Readiness) -> Readiness:
         """Return the same."""
         return readiness
+
+    def refusals_of_reads(self, sites: Sequence[str]) -> list[Refusal]:
+        """Return nothing: there is a graph for each value."""
+        del sites
+        return []
 
     def capturing(self) -> AbstractContextManager[None]:
         """Tell nobody."""

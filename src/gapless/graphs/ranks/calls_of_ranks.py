@@ -25,7 +25,7 @@ from gapless.ranks import collectives_so_far, is_distributed, user_ranks
 
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from gapless.graphs.quick_call import QuickCall
@@ -161,6 +161,11 @@ class CallsOfRanks:
         Sync: Blocks the host until all ranks have answered ("agreement").
         """
         return min(self._told_by_all(readiness)) if self.asks else readiness
+
+    def refusals_of_reads(self, sites: Sequence[str]) -> list[Refusal]:
+        """Return nothing: calls that differ in them are told of as kinds of their own."""
+        del sites
+        return []
 
     def capturing(self) -> AbstractContextManager[None]:
         """Tell nobody: the ranks of a user have no heartbeat of ours."""

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 
 from gapless.graphs.proof.consent import Alone, Readiness
 from gapless.graphs.ranks.audits_of_ranks import AuditsOfRanks
+from gapless.graphs.refusal import value_of_one_rank
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from gapless.graphs.proof.consent import Consent
+    from gapless.graphs.refusal import Refusal
     from gapless.pipeline.host_waits import HostWaits
     from gapless.ranks import Ranks
 
@@ -107,6 +110,10 @@ class ConsentOfRanks:
     def begin_epoch(self) -> None:
         """Let the next call be an audit: an epoch begins on all ranks."""
         self.audits.begin_epoch(self._call)
+
+    def refusals_of_reads(self, sites: Sequence[str]) -> list[Refusal]:
+        """Refuse each: a value may be another on each rank."""
+        return [value_of_one_rank(site) for site in sites]
 
     def capturing(self) -> AbstractContextManager[None]:
         """Tell the others, so that none of them takes this one for standing still."""

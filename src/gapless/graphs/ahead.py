@@ -1,0 +1,132 @@
+"""Captures ahead of a run: on examples that nobody trains on, and all is put back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from gapless.graphs.replay.step_graph import StepGraph
+from gapless.graphs.sharded import refusal_of_step
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from gapless.graphs.parts import Parts
+    from gapless.graphs.proof.snapshot import Snapshot
+    from gapless.graphs.ranks.of_ranks import OfRanks
+    from gapless.graphs.reads.weight_guards import Gradients
+    from gapless.graphs.refusal import Refusal
+    from gapless.pipeline.tree.flatten import Tree
+
+
+class AheadOfRun:
+    """Captures a step for the kinds of some batches, and trains on none of them.
+
+    Args:
+        parts: of the captured step.
+        snapshot: of what it changes, which is put back afterwards.
+        ranks: that capture it together; None: it is captured alone.
+    """
+
+    def __init__(self, parts: Parts, snapshot: Snapshot, ranks: OfRanks | None) -> None:
+        self._step = parts.callee.step
+        self._work = parts.callee.work
+        self._snapshot = snapshot
+        self._entries = parts.entries
+        self._learning = parts.learning
+        self._report = parts.report
+        self._device = parts.device
+        self._host_waits = parts.host_waits
+        self._ranks = ranks
+
+    def capture(self, batches: Iterable[Tree], on_batch: Callable[[int], None] | None) -> bool:
+        """Capture the step for these batches; return whether it can be captured ahead.
+
+        Sync: Blocks the host ("capture").
+        """
+        try:
+            objection = self._objection()
+            if objection is not None:
+                self._report.note = f"{objection.text}; graphs are captured as batches come"
+                return False
+            for number, tree in enumerate(batches, start=1):
+                self._capture_one(tree)
+                if on_batch is not None:
+                    on_batch(number)
+        except torch.OutOfMemoryError:
+            if self._asks:  # the other ranks would wait for this one
+                raise
+            self._report.note = _NO_MEMORY
+        finally:
+            self._snapshot.restore(self._gradients_added_to())
+        self._host_waits.wait_stream(self._device.current_stream(), reason="capture")
+        for entry in self._entries:
+            self._learning.take_verdicts(entry)
+        if not self._asks:
+            self._forget_what_was_put_back()
+        return True
+
+    @property
+    def _asks(self) -> bool:
+        return self._ranks is not None and self._ranks.asks
+
+    def _objection(self) -> Refusal | None:
+        """Return why the step cannot run ahead, here or on another rank; None if it can."""
+        sharded = refusal_of_step(self._step)
+        objection = sharded or self._snapshot.keep_reached_by(self._step, self._device)
+        return objection if self._ranks is None else self._ranks.objection_ahead(objection)
+
+    def _gradients_added_to(self) -> Gradients:
+        """Return weights with the gradients that graphs add to, and so have to find."""
+        graphs = [
+            one.graph if one.pending is None else one.pending.graph
+            for entry in self._entries
+            for one in entry.variants
+        ]
+        return [
+            (weight, gradient)
+            for graph in graphs
+            for weight, gradient in (
+                graph.expected_gradients if isinstance(graph, StepGraph) else ()
+            )
+            if gradient is not None
+        ]
+
+    def _forget_what_was_put_back(self) -> None:
+        """Let go of graphs that read what the first call makes: each kind is captured when it comes."""
+        for entry in self._entries:
+            if all(one.failure() is not None for one in entry.variants):
+                self._entries.forget(entry)
+                self._learning.once_more(entry)
+                self._report.note = _MADE_BY_THE_FIRST
+
+    def _capture_one(self, tree: Tree) -> None:
+        tree = tree.map(torch.clone)
+        entry = self._entries.of_call(tree)
+        if self._ranks is not None and self._ranks.is_unknown:
+            # Does it talk to other ranks?
+            with self._ranks.watch(), self._snapshot.watching():
+                self._work(tree.value)
+        if self._ranks is not None and self._ranks.asks:
+            self._ranks.capture_ahead(entry, tree, self._snapshot.watching)
+            return
+        if entry.variants or self._report.forbids_all:
+            return
+        entry.is_expected = True
+        while not self._learning.has_seen(entry) and not self._report.forbids_all:
+            with self._snapshot.watching():
+                self._learning.warm_up(entry, tree)
+        if self._learning.may_capture(entry):
+            self._learning.capture(entry, entry.variants[0], tree)
+        if self._entries.of_call(tree.map(torch.clone)) is not entry:
+            # Values of it belong to its kind by now.
+            self._capture_one(tree)
+
+
+_NO_MEMORY = (
+    "the device has no memory to run the step ahead and put back what it changes; graphs are captured as "
+    "batches come"
+)
+_MADE_BY_THE_FIRST = "graphs read what the step makes in its first call, which was put back; they are captured as batches come"

@@ -1,0 +1,371 @@
+"""The runs as written of a step, in which its graphs are learnt: plain, watched, captured and proved."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.errors import BatchError
+from gapless.graphs.account import account_of
+from gapless.graphs.entry import Pending, Variant
+from gapless.graphs.proof.trial import Exactness, Trial
+from gapless.graphs.reads.host_watch import HostWatch
+from gapless.graphs.reads.known_optimizers import KnownOptimizers
+from gapless.graphs.reads.observation import Observer
+from gapless.graphs.reads.weight_guards import KnownWeights
+from gapless.graphs.refusal import Refusal, objection_to_profiler, proved_wrong, skipped_read
+from gapless.graphs.replay.batch_changes import BatchWatch, returns_part_of
+from gapless.graphs.replay.gradient_graph import is_used_up, used_up
+from gapless.graphs.sharded import refusal_of_step, refusal_of_weights
+from gapless.graphs.states import Event
+from gapless.graphs.step_run import StepRun
+from gapless.graphs.updates.update_outside import Updates
+from gapless.graphs.value_changes import ValueChanges
+from gapless.graphs.warm_ups import WarmUps
+from gapless.pipeline.tree.flatten import flatten
+from gapless.ranks import drop_before_groups_end
+
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from gapless.device.base import Device
+    from gapless.graphs.call_windows import CallWindows
+    from gapless.graphs.callee import Callee
+    from gapless.graphs.capture_report import CaptureReport
+    from gapless.graphs.entries import Entries
+    from gapless.graphs.entry import Entry
+    from gapless.graphs.graph_limits import GraphLimits
+    from gapless.graphs.graph_pool import GraphPool
+    from gapless.graphs.modules.module_trial import ModuleTrial
+    from gapless.graphs.proof.consent import Consent
+    from gapless.graphs.proof.trial import Tried
+    from gapless.graphs.reads.batch_reads import BatchReads
+    from gapless.graphs.watched import Watched
+    from gapless.pipeline.host_waits import HostWaits
+    from gapless.pipeline.tree.flatten import Tree
+
+
+# Proofs of a step that does not repeat itself, before it is refused.
+_MAX_PROOFS = 3
+
+
+class Learning:
+    """Learns the graphs of one object.
+
+    Args:
+        callee: what is captured.
+        entries: its kinds of calls.
+        pool: of its graphs.
+        batch_reads: values of batches that belong to kinds.
+        report: of the object.
+        device: where it runs.
+        host_waits: the door for the waits that captures are.
+        num_warmup: watched runs of each kind.
+        rates: what becomes of rates that change: see `gapless.capture`.
+        consent: of the ranks that run the same steps.
+
+    Attributes:
+        takes_only_expected: whether no other kinds are captured than those of examples.
+        windows: are told of graphs that were proved to give the same bits; None: nobody is.
+        trial: captures and proves.
+    """
+
+    def __init__(
+        self,
+        callee: Callee,
+        entries: Entries,
+        pool: GraphPool,
+        batch_reads: BatchReads,
+        report: CaptureReport,
+        *,
+        device: Device,
+        host_waits: HostWaits,
+        num_warmup: int,
+        rates: Literal["exact", "tensor"],
+        consent: Consent,
+    ) -> None:
+        self.takes_only_expected = False
+        self.windows: CallWindows | None = None
+        self._callee = callee
+        self._entries = entries
+        self._batch_reads = batch_reads
+        self._report = report
+        self._device = device
+        self._consent = consent
+        self._limits: GraphLimits = pool.limits
+        self._account = account_of(device)
+        optimizers = KnownOptimizers()
+        self._weights = KnownWeights(optimizers)
+        self._host_watch = HostWatch(
+            callee.step,
+            on_device=lambda tensor: not device.needs_copy(tensor),
+            device=device.torch_device,
+            torch_random=device.random_state() is not None,
+        )
+        updates = Updates(device, rates=rates, may_cut=callee.may_cut)
+        self._changes = ValueChanges(report, entries, updates)
+        self._warm_ups = WarmUps(
+            num_warmup,
+            device=device,
+            observer=Observer(
+                device,
+                optimizers=optimizers,
+                weights=self._weights,
+                is_updating=lambda: updates.is_updating,
+            ),
+            updates=updates,
+            host_watch=self._host_watch,
+            weights=self._weights,
+        )
+        self.trial: Trial | ModuleTrial = (
+            callee.make_trial(pool, self._host_watch)
+            if callee.make_trial is not None
+            else Trial(
+                callee.work,
+                device=device,
+                host_waits=host_waits,
+                graphs=pool,
+                weights=self._weights,
+                optimizers=optimizers,
+                updates=updates,
+                gradients_are_given=callee.gradients_are_given,
+                consent=consent,
+            )
+        )
+
+    def forget(self) -> None:
+        """Let go of all that is known of calls.
+
+        Sync: Does not block the host.
+        """
+        self._entries.forget_all()
+        self._host_watch.forget()
+
+    # --- runs as written ---
+
+    def run_refused(self, tree: Tree) -> StepRun:
+        """Run a call whose kind is refused."""
+        self._report.num_eager += 1
+        return StepRun(self._callee.plain_work(tree.value), "eager", tree.key())
+
+    def run_plain(self, tree: Tree) -> StepRun:
+        """Run a call of which nothing is learnt."""
+        return StepRun(self.run_eagerly(None, tree), "eager", tree.key())
+
+    def run_watched(self, entry: Entry, tree: Tree) -> StepRun:
+        """Run a call, and watch it if there is something to see and room for that."""
+        if self.has_seen(entry) or self._report.forbids_all:
+            return StepRun(self.run_eagerly(entry, tree), "eager", tree.key())
+        has_begun = entry.num_watched > 0
+        if entry.times.is_new or not self._account.may_learn(entry.times, has_begun=has_begun):
+            return self.run_plain(tree)
+        return StepRun(self.run_eagerly(entry, tree), "eager", tree.key(), "watch")
+
+    def run_eagerly(self, entry: Entry | None, tree: Tree) -> Any:
+        """Run a call and return its result; watch it if its kind is given and has to be.
+
+        Sync: Does not block the host, unless the step does.
+        """
+        self._report.num_eager += 1
+        if self._report.forbids_all:
+            return self._callee.work(tree.value)
+        with self._consent.watch():
+            if entry is None:
+                return self.result(self._callee.plain_work(tree.value), tree)
+            if self.has_seen(entry):
+                return self.result(self._callee.work(tree.value), tree)
+            return self.warm_up(entry, tree)
+
+    def has_seen(self, entry: Entry) -> bool:
+        """Return whether a kind had all of its watched runs."""
+        return self._warm_ups.are_done(entry)
+
+    def once_more(self, entry: Entry) -> None:
+        """Ask for another watched run of a kind."""
+        self._warm_ups.once_more(entry)
+
+    def result(self, out: Any, tree: Tree) -> Any:
+        """Return what a run as written returned, without graphs of gradients that are used up.
+
+        They would hold on to memory, and a replay makes none. Until a backward pass was seen, the
+        loop may need them. What holds a part of the batch stays as it is: it is the caller's.
+        """
+        if not (self._callee.returns_copies and self._warm_ups.ran_backward):
+            return out
+        found = flatten(out)
+        if not any(map(is_used_up, found.leaves)) or returns_part_of(tree.value, out):
+            return out
+        try:
+            return found.map(_without_graph).value
+        except BatchError:  # a container that cannot be made anew, which refuses the step
+            return out
+
+    def warm_up(self, entry: Entry, tree: Tree) -> Any:
+        """Watch a run, and keep what the last one of its kind shows."""
+        weights = [weight for weight, _ in self._weights.gradients()]
+        sharded = refusal_of_weights(weights) or refusal_of_step(self._callee.step)
+        objection = sharded or objection_to_profiler()
+        if objection is not None:
+            self._report.refuse(objection)
+            return self.result(self._callee.work(tree.value), tree)
+        # Compiled code tells views from tensors of their own, and nothing can be compiled during
+        # a capture.
+        if self._warm_ups.use_compiled_code and self._warm_ups.is_last(entry):
+            copy = tree.map(torch.clone)
+            batch = BatchWatch(copy)
+            out, refusals, watched = self._warm_ups.run(entry, copy, self._callee.work)
+            with suppress(BatchError):  # such a step is refused when it is captured
+                out = batch.done_to(tree, out)
+        else:
+            out, refusals, watched = self._warm_ups.run(entry, tree, self._callee.work)
+        self._entries.refuse(entry, refusals)
+        if self.has_seen(entry) and not refusals:
+            reads = self._host_watch.guards(carried=watched.kept)
+            self._entries.add(entry, tree.key(), Variant(watched, reads))
+        return out if refusals else self.result(out, tree)
+
+    # --- captures ---
+
+    def run_and_learn(self, entry: Entry, tree: Tree) -> StepRun:
+        """Capture a call whose kind was watched, or watch it again if the step reads other values."""
+        # Where nothing is waited for and there is no room, what the step reads is not compared.
+        if any(one.pending is not None for one in entry.variants):
+            variant = self.variant_now(entry)
+            if variant is not None and variant.pending is not None:
+                return self.run_plain(tree)
+        if not self._account.has_room_for(entry.times, "capture"):
+            return self.run_plain(tree)
+        variant = self.variant_now(entry)
+        if variant is None or variant.graph is not None or not self.may_capture(entry):
+            return self.run_watched(entry, tree)
+        self._report.num_eager += 1
+        return StepRun(self.capture(entry, variant, tree), "capture", tree.key(), "capture")
+
+    def variant_now(self, entry: Entry) -> Variant | None:
+        """Return what was seen with the values that the step reads now, None if nothing was.
+
+        The kind is then to be watched again.
+        """
+        variant = entry.fitting()
+        if variant is None and entry.variants and self.has_seen(entry):
+            self._changes.note(entry.variants[0])
+            self.once_more(entry)
+        return variant
+
+    def note_change(self, variant: Variant) -> None:
+        """Note what the step reads otherwise than in a variant."""
+        self._changes.note(variant)
+
+    def may_capture(self, entry: Entry) -> bool:
+        """Return whether a graph may be captured for a kind now; a limit that forbids it is told."""
+        # A verdict that has just arrived may have refused it.
+        if entry.is_refused or self._report.forbids_all or not self.has_seen(entry):
+            return False
+        limit = self._limit(entry)
+        if limit is not None:
+            self._report.refuse(limit)
+        return limit is None
+
+    def _limit(self, entry: Entry) -> Refusal | None:
+        """Return why no graph of this kind may be captured, None if one may."""
+        return self._is_not_expected(entry) or self._limits.reached()
+
+    def _is_not_expected(self, entry: Entry) -> Refusal | None:
+        if entry.is_expected or not self.takes_only_expected:
+            return None
+        return Refusal("not_ahead", "a batch is of the kind of no example input", is_final=False)
+
+    def capture(self, entry: Entry, variant: Variant, tree: Tree) -> Any:
+        """Capture a call and begin to prove its graph; return what the call returns.
+
+        Sync: Blocks the host ("capture").
+        """
+        if variant.has_graph:
+            self._entries.drop_graph(entry, variant)
+        start, num_bytes = self._device.now_ms(), self._limits.captured_bytes
+        try:
+            tried = self.trial.run(tree, variant.reads, variant.watched)
+        finally:
+            self._report.seconds += (self._device.now_ms() - start) / 1000.0
+            self._report.captured_bytes += self._limits.captured_bytes - num_bytes
+        self._report.proof_seconds += tried.proof_seconds
+        if tried.graph is not None and not self._knows_reads_of(tree, variant.watched, tried):
+            tried.graph = None
+        self._entries.refuse(entry, tried.refusals)
+        if tried.graph is not None:
+            self._report.num_graphs += 1
+            variant.move(Event.CAPTURED)
+            variant.pending = Pending(tried.graph, tried.verdict)
+            drop_before_groups_end(self._entries)
+            variant.num_steps = self._report.num_steps
+            self._report.note_updates_as_written(tried.updates_as_written)
+            if tried.reads_rates:
+                self._report.rates = "tensor"
+            if tried.not_proved is not None:
+                self._report.not_proved += 1
+                self._report.note = f"not proved: {tried.not_proved}"
+        return tried.out if tried.refusals else self.result(tried.out, tree)
+
+    def _knows_reads_of(self, tree: Tree, watched: Watched, tried: Tried) -> bool:
+        """Return whether the kind of a call says all that the step reads, unlike its capture.
+
+        If not, the step is refused, or values of its batches are part of their kinds from now on.
+        """
+        if watched.other_reads:
+            tried.refusals += [skipped_read(site) for site in dict.fromkeys(watched.other_reads)]
+            return False
+        sites = [read.site for read in watched.batch_reads]
+        refusals = self._consent.refusals_of_reads(sites)
+        if refusals:
+            tried.refusals += refusals
+            return False
+        if not self._batch_reads.add(tree.key(), watched.batch_reads):
+            return True
+        self._report.note_batch_reads(sites)
+        self._entries.forget_fast_path()
+        return False
+
+    # --- verdicts ---
+
+    def take_verdicts(self, entry: Entry) -> bool:
+        """Use graphs whose verdict has arrived and is good; return whether there are any.
+
+        Sync: Does not block the host.
+        """
+        waiting = [one for one in entry.variants if one.pending is not None]
+        taken = [self.take_verdict(entry, variant) for variant in waiting]
+        return any(taken)
+
+    def take_verdict(self, entry: Entry, variant: Variant) -> bool:
+        """Use the graph of a variant if its verdict has arrived and is good; return whether it is used.
+
+        Sync: Does not block the host.
+        """
+        assert variant.pending is not None
+        graph, verdict = variant.pending.graph, variant.pending.verdict
+        if verdict is not None:
+            if not verdict.arrived():
+                return False
+            if not verdict.holds:
+                variant.drop_graph()
+                variant.num_failed += 1
+                # What does not repeat itself may be out of bounds by chance.
+                if verdict.repeats or variant.num_failed >= _MAX_PROOFS:
+                    self._entries.refuse(entry, [proved_wrong(verdict.text)])
+                return False
+            self._report.proved += 1
+            if not verdict.repeats:
+                self._report.note = verdict.text
+            elif self.windows is not None:
+                self.windows.add(graph, entry)
+            repeats = verdict.repeats and not verdict.is_nondeterministic
+            variant.exactness = Exactness(repeats, verdict.distances)
+        self._entries.use(entry, variant, graph)
+        return True
+
+
+def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
+    return used_up(tensor.detach()) if is_used_up(tensor) else tensor

@@ -1,0 +1,153 @@
+"""A captured step of our own loop, which several ranks run: all capture a kind together, or none does."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from gapless.graphs.proof.consent import Readiness
+from gapless.graphs.ranks.together import MAX_ASKED, Together
+from gapless.graphs.refusal import ON_ANOTHER_RANK
+from gapless.graphs.step_run import StepRun
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from gapless.graphs.entry import Entry
+    from gapless.graphs.parts import Parts
+    from gapless.graphs.ranks.consent_of_ranks import ConsentOfRanks
+    from gapless.graphs.ranks.of_ranks import RunsAlone
+    from gapless.graphs.refusal import Refusal
+    from gapless.pipeline.tree.flatten import Tree
+
+
+class RunWithRanks:
+    """Implements `OfRanks` for the ranks of a run, which are known to run the same steps.
+
+    Args:
+        step: the captured step of this rank.
+        parts: of it.
+        ranks: to ask.
+        num_warmup: runs of a kind before its capture.
+    """
+
+    asks = True
+    is_unknown = False
+
+    def __init__(
+        self, step: RunsAlone, parts: Parts, ranks: ConsentOfRanks, *, num_warmup: int
+    ) -> None:
+        self._step = step
+        self._parts = parts
+        self._ranks = ranks
+        self._together = Together(parts, ranks, num_warmup=num_warmup, is_lifted=True)
+
+    def watch(self) -> AbstractContextManager[None]:
+        """See nothing: that the step talks to others is known."""
+        return nullcontext()
+
+    def take(self, entry: Entry, tree: Tree) -> StepRun:
+        """Run a call of a kind; see `OfRanks`."""
+        # As long as ranks ask each other about a kind, all of them have to.
+        variant = None if entry.agreed is None else self._step.find(entry, tree)
+        can_audit = self._together.can_audit(variant)
+        if self._ranks.is_audit(Readiness.READY if can_audit else Readiness.NOT_YET):
+            assert variant is not None
+            return self._together.audit(entry, variant, tree)
+        if variant is not None:
+            return self._step.replay(entry, variant, tree)
+        self._parts.fast_path.forget()
+        objection = self._parts.callee.objection_to(tree, self._parts.device)
+        return self._run_without_graph(entry, tree, objection)
+
+    def _run_without_graph(self, entry: Entry, tree: Tree, objection: Refusal | None) -> StepRun:
+        """Run a call without a graph, or capture it, as all ranks do at this call."""
+        report, learning = self._parts.report, self._parts.learning
+        num_asked = self._together.agreed.num_asked(entry)
+        if entry.agreed is not None:
+            if objection is None:
+                self._note_lost(entry)
+        elif num_asked > 0:
+            # What speaks against this call may not speak against the next.
+            own = Readiness.NOT_YET if objection is not None else self._together.readiness(entry)
+            readiness = self._ranks.least(own)
+            if readiness is Readiness.READY:
+                report.num_eager += 1
+                return StepRun(self._together.capture(entry, tree), "capture", tree.key())
+            if readiness is Readiness.NEVER or num_asked >= MAX_ASKED:
+                self._together.settle_without(entry, objection)
+        if objection is not None:
+            report.refuse(objection)
+        is_open = entry.agreed is None and not entry.is_refused
+        is_watched = is_open and objection is None
+        out = learning.run_eagerly(entry if is_watched else None, tree)
+        return StepRun(out, "eager", tree.key())
+
+    def _note_lost(self, entry: Entry) -> None:
+        """Note what has changed, once, if the graphs of a kind do not do what the step does now."""
+        if entry.is_changed:
+            return
+        variant = entry.lost()
+        if variant is not None:
+            entry.is_changed = True
+            self._parts.learning.note_change(variant)
+
+    # --- epochs ---
+
+    def begin_epoch(self) -> None:
+        """Let ranks ask each other again about what one of them cannot replay.
+
+        A rank loses a graph to a change, such as that of a setting of torch. It runs the step as
+        written then, beside the graphs of the others: a rank that asks alone waits for ever.
+
+        Sync: Blocks the host until all are here ("agreement").
+        """
+        agreed = self._together.agreed
+        if not agreed:  # as on all ranks
+            return
+        self._ranks.begin_epoch()
+        places = self._ranks.any_of(self._to_be_asked_again())
+        for entry in agreed.open_again(places):
+            entry.lift_refusal()
+        if places:
+            self._parts.report.withdraw(ON_ANOTHER_RANK)
+
+    def _to_be_asked_again(self) -> set[int]:
+        """Return the places of the settled kinds that this rank could capture, and cannot replay."""
+        report = self._parts.report
+        has_rested = report.is_rest_over
+        if has_rested:
+            self._step.lift_refusal()
+        if report.forbids_all:
+            return set()
+        return {
+            place
+            for place, entry in enumerate(self._together.agreed)
+            if (
+                _is_lost(entry)
+                if entry.agreed == "captured"
+                else has_rested and not entry.is_refused
+            )
+        }
+
+    # --- ahead of a run ---
+
+    def objection_ahead(self, own: Refusal | None) -> Refusal | None:
+        """Return why no rank may capture ahead of a run; see `OfRanks`."""
+        readiness = Readiness.READY if own is None else Readiness.NEVER
+        if self._ranks.least(readiness) is Readiness.READY:
+            return None
+        return own or ON_ANOTHER_RANK
+
+    def capture_ahead(
+        self, entry: Entry, tree: Tree, watching: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        """Capture a kind on all ranks, ahead of a run; see `OfRanks`."""
+        self._together.capture_ahead(entry, tree, watching)
+
+
+def _is_lost(entry: Entry) -> bool:
+    """Return whether there is no graph of a kind, or none for what its calls do now."""
+    return not entry.in_use or (entry.is_changed and entry.lost() is not None)
