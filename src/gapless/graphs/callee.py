@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from gapless.graphs.refusal import objection_to_autocast, objection_to_batch, objection_to_modes
+from gapless.graphs.objections import objection_to_autocast, objection_to_batch, objection_to_modes
 from gapless.graphs.step_call import work_of_batch
 
 

@@ -24,10 +24,10 @@ from gapless.graphs.in_place.capture_in_place import (
     is_captured_in_place,
 )
 from gapless.graphs.modules.module_refusals import COMPILED_AROUND
+from gapless.graphs.objections import objection_to_transforms
 from gapless.graphs.proof.snapshot import Snapshot
 from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.reads.stand_in import StandIn
-from gapless.graphs.refusal import objection_to_transforms
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.step_call import is_within_a_step, work_of
 from gapless.graphs.step_group import checked_group, is_of_one_shape, work_of_group

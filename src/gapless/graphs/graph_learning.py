@@ -10,12 +10,13 @@ import torch
 from gapless.errors import BatchError
 from gapless.graphs.account import account_of
 from gapless.graphs.entry import Pending, Variant
+from gapless.graphs.objections import objection_to_profiler
 from gapless.graphs.proof.trial import Exactness, Trial
 from gapless.graphs.reads.host_watch import HostWatch
 from gapless.graphs.reads.known_optimizers import KnownOptimizers
 from gapless.graphs.reads.observation import Observer
 from gapless.graphs.reads.weight_guards import KnownWeights
-from gapless.graphs.refusal import Refusal, objection_to_profiler, proved_wrong, skipped_read
+from gapless.graphs.refusal import Refusal, proved_wrong, skipped_read
 from gapless.graphs.replay.batch_changes import BatchWatch, returns_part_of
 from gapless.graphs.replay.gradient_graph import is_used_up, used_up
 from gapless.graphs.sharded import refusal_of_step, refusal_of_weights

@@ -31,13 +31,13 @@ from gapless.graphs.modules.module_refusals import (
     may_differentiate,
 )
 from gapless.graphs.modules.module_trial import ModuleTrial
-from gapless.graphs.quick_call import NOT_ALIKE
-from gapless.graphs.refusal import (
-    Refusal,
+from gapless.graphs.objections import (
     objection_to_modes,
     objection_to_tensors,
     objection_to_transforms,
 )
+from gapless.graphs.quick_call import NOT_ALIKE
+from gapless.graphs.refusal import Refusal
 from gapless.graphs.sharded import refusal_of_module
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.step_call import is_within_a_step, within_a_step, work_of
