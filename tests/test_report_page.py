@@ -49,7 +49,7 @@ def nodes_of(room=""):
     """Return all parts of the syntax trees of the source, or of a room of it."""
     return [
         node
-        for path in sorted((SRC / room).glob("*.py" if room else "**/*.py"))
+        for path in sorted((SRC / room).rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     ]
 

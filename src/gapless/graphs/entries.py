@@ -132,7 +132,7 @@ class Entries:
         """
         if not refusals:
             return
-        entry.refusal = max(refusals, key=lambda one: one.is_final)
+        entry.refusal = max(refusals, key=lambda one: bool(one.is_final))
         num_refused = len(self.refused())
         is_hopeless = not self._report.num_graphs and num_refused >= _MAX_REFUSED
         is_of_all = is_hopeless or num_refused >= _MOST_REFUSED

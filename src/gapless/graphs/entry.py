@@ -156,7 +156,7 @@ class Entry:
     @property
     def is_refused_for_good(self) -> bool:
         """Whether nothing lifts that."""
-        return self.refusal is not None and self.refusal.is_final
+        return self.refusal is not None and bool(self.refusal.is_final)
 
     def lift_refusal(self) -> None:
         """Let the kind go on from where it was, unless it is refused for good."""

@@ -277,7 +277,7 @@ class Learning:
     def _is_not_expected(self, entry: Entry) -> Refusal | None:
         if entry.is_expected or not self.takes_only_expected:
             return None
-        return Refusal("not_ahead", "a batch is of the kind of no example input", is_final=False)
+        return Refusal("not_ahead", "a batch is of the kind of no example input")
 
     def capture(self, entry: Entry, variant: Variant, tree: Tree) -> Any:
         """Capture a call and begin to prove its graph; return what the call returns.

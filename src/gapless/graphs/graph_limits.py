@@ -88,7 +88,6 @@ class GraphLimits:
             "graph_limit",
             f"there are {self._max_graphs} graphs already; pad batches to fewer shapes, or raise "
             "max_graphs",
-            is_final=False,
         )
 
     def _is_over_budget(self) -> Refusal | None:
@@ -100,7 +99,6 @@ class GraphLimits:
             f"the process holds {held:,} bytes of the device's memory and a capture took up to "
             f"{self._largest_bytes:,}, which is over its budget of {self.budget:,}; pad batches to "
             "fewer shapes, or raise the budget",
-            is_final=False,
             name="memory",
         )
 

@@ -75,7 +75,6 @@ def objection_to_autocast(device_type: str) -> Refusal | None:
         "renew; enter autocast within the step, call a captured optimizer behind it, or give it "
         "cache_enabled=False",
         name="autocast",
-        is_of_call=True,
     )
 
 
@@ -109,7 +108,6 @@ def objection_to_profiler() -> Refusal | None:
         "a capture have to be watched too; start it when graphs have been captured",
         is_final=False,
         name=f"{kind.__module__}.{kind.__qualname__}",
-        is_of_call=True,
     )
 
 
@@ -129,7 +127,6 @@ def _watched(name: str) -> Refusal:
         f"the step is called inside {name}, which sees operations that a replay does not run "
         "again; leave it before the call",
         name=name,
-        is_of_call=True,
     )
 
 
@@ -139,7 +136,6 @@ def _inside_cached() -> Refusal:
         "the step is called inside torch.nn.utils.parametrize.cached(), whose weights a graph does "
         "not renew; enter it within the step",
         name="torch.nn.utils.parametrize.cached()",
-        is_of_call=True,
     )
 
 
@@ -151,7 +147,6 @@ def _is_unknown(value: object) -> Refusal:
             "unknown_batch",
             f"a batch holds a {kind}, which {why}; pass a dict, list or tuple of what the step needs",
             name=f"a {type(value).__qualname__} in a batch",
-            is_of_call=True,
         )
     return Refusal(
         "unknown_batch",
@@ -160,7 +155,6 @@ def _is_unknown(value: object) -> Refusal:
         "dataclasses: convert it in the loader's collate_fn, or bind it to the step with "
         "functools.partial",
         name=f"a {type(value).__qualname__} in a batch",
-        is_of_call=True,
     )
 
 
@@ -171,7 +165,6 @@ def _has_no_address(tensor: torch.Tensor) -> Refusal:
         f"a batch holds a {kind} tensor, whose memory is of several pieces and new ones each time; "
         "pass its parts, and put them together in the step",
         name=f"a {kind} tensor in a batch",
-        is_of_call=True,
     )
 
 
@@ -181,7 +174,6 @@ def _is_on_the_host(tensor: torch.Tensor) -> Refusal | None:
         f"a batch holds {_named(tensor)}, whose values a graph would keep; move it to the device, "
         "or make it a plain value",
         name="a batch",
-        is_of_call=True,
     )
 
 
@@ -191,7 +183,6 @@ def _requires_gradients(tensor: torch.Tensor) -> Refusal | None:
         f"a batch holds {_named(tensor)} that requires gradients, which a graph would not bring "
         "to it; detach it, or call requires_grad_() in the step",
         name="a batch",
-        is_of_call=True,
     )
 
 

@@ -109,7 +109,6 @@ def _unlike_calls(difference: str, step: object) -> Refusal:
         "none of the last kinds of calls came again, and a graph takes calls of one kind: "
         f"{_with_names(difference, step)} differs; pad tensors to fewer shapes, and pass a number that "
         "changes as a tensor on the device",
-        is_final=False,
     )
 
 

@@ -8,7 +8,7 @@ capture that failed in `gapless.graphs.proof.capture_failure`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 
 if TYPE_CHECKING:
@@ -17,46 +17,126 @@ if TYPE_CHECKING:
 
 
 RefusalKind: TypeAlias = Literal[
-    "cpu",  # a CPU has nothing to launch
-    "unknown_batch",  # the batch is of a kind that cannot be taken apart
-    "watched_by_mode",  # the call stands inside a mode of torch that watches operations
-    "inside_autocast",  # the call stands inside autocast
-    "inside_cached",  # the call stands where parametrized weights are cached
-    "batch_on_host",  # a tensor of the batch is not on the device
-    "batch_requires_grad",  # a tensor of the batch requires gradients
-    "batch_is_read",  # the step reads a tensor of its batch by another way as well
-    "scheduler",  # the step calls a learning rate scheduler
-    "host_read",  # the step reads a value of the device
-    "too_many_keys",  # hardly any two batches are of one kind
-    "unlike_calls",  # no two of the first calls are of one kind
-    "too_many_changes",  # what graphs bake in changes too often
-    "not_ahead",  # the batch is of the kind of no example
-    "graph_limit",  # there are as many graphs as may be
-    "memory_budget",  # the next graph would need more memory than it may
-    "capture_failed",  # the step does something that cannot be captured
-    "host_write",  # the step does something on the host that a replay would skip
-    "forward_mode",  # the step differentiates in forward mode
-    "keeps_unknown",  # the step keeps something from call to call that a graph cannot
-    "replaced_tensor",  # the step uses a tensor that is another one in each call
-    "changes_batch",  # the step changes its batch in a way that cannot be repeated
-    "backward_outside",  # the step returns a tensor that still needs its backward pass
-    "update",  # an optimizer can be called neither in a graph nor between two
-    "proved_wrong",  # a graph computes something else than the step
-    "second_forward",  # a module has a second forward pass before the backward pass
-    "create_graph",  # gradients of a module are differentiated
-    "retain_graph",  # a module has a second backward pass of one forward pass
-    "gradient_outside",  # a module's gradients go where it is no node of its own
-    "hook",  # a hook would not be called by a replay
-    "checkpoint",  # a part of a module runs again in the backward pass
-    "compiled",  # a module runs compiled code
-    "weights",  # a module has weights that no graph can take
-    "does_not_pay",  # replays take longer than calls as written
-    "framework",  # a framework's loop does what its integration does not capture
-    "off",  # GAPLESS_CAPTURE=off
-    "result",  # the step returns something that a replay cannot return
-    "cannot_restore",  # what the step changes cannot be put back after captures ahead of a run
-    "ranks",  # another rank cannot capture the step
+    "cpu",
+    "unknown_batch",
+    "watched_by_mode",
+    "inside_autocast",
+    "inside_cached",
+    "batch_on_host",
+    "batch_requires_grad",
+    "batch_is_read",
+    "scheduler",
+    "host_read",
+    "too_many_keys",
+    "unlike_calls",
+    "too_many_changes",
+    "not_ahead",
+    "graph_limit",
+    "memory_budget",
+    "capture_failed",
+    "host_write",
+    "forward_mode",
+    "keeps_unknown",
+    "replaced_tensor",
+    "changes_batch",
+    "backward_outside",
+    "update",
+    "proved_wrong",
+    "second_forward",
+    "create_graph",
+    "retain_graph",
+    "gradient_outside",
+    "hook",
+    "checkpoint",
+    "compiled",
+    "weights",
+    "does_not_pay",
+    "framework",
+    "off",
+    "result",
+    "cannot_restore",
+    "ranks",
 ]
+
+# What may let a refused call be captured after all: another call like it, calls that change less for a
+# while, graphs that are dropped, or another rank. Code that is written otherwise is another step.
+Mending: TypeAlias = Literal[
+    "nothing", "the code", "another call", "a rest", "room", "another rank"
+]
+
+
+class Row(NamedTuple):
+    """What a kind of refusal means, and what mends it; both may be otherwise in a single refusal."""
+
+    means: str
+    mended_by: Mending
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing that comes later in a run mends it."""
+        return self.mended_by not in ("a rest", "room")
+
+    @property
+    def is_of_call(self) -> bool:
+        """Whether it is of some calls alone."""
+        return self.mended_by == "another call"
+
+
+KINDS: Final[dict[RefusalKind, Row]] = {
+    "cpu": Row("a CPU has nothing to launch", "nothing"),
+    "unknown_batch": Row("the batch is of a kind that cannot be taken apart", "another call"),
+    "watched_by_mode": Row(
+        "the call stands inside a mode of torch that watches operations", "another call"
+    ),
+    "inside_autocast": Row("the call stands inside autocast", "another call"),
+    "inside_cached": Row("the call stands where parametrized weights are cached", "another call"),
+    "batch_on_host": Row("a tensor of the batch is not on the device", "another call"),
+    "batch_requires_grad": Row("a tensor of the batch requires gradients", "another call"),
+    "batch_is_read": Row(
+        "the step reads a tensor of its batch by another way as well", "the code"
+    ),
+    "scheduler": Row("the step calls a learning rate scheduler", "the code"),
+    "host_read": Row("the step reads a value of the device", "the code"),
+    "too_many_keys": Row("hardly any two batches are of one kind", "the code"),
+    "unlike_calls": Row("no two of the first calls are of one kind", "a rest"),
+    "too_many_changes": Row("what graphs bake in changes too often", "a rest"),
+    "not_ahead": Row("the batch is of the kind of no example", "room"),
+    "graph_limit": Row("there are as many graphs as may be", "room"),
+    "memory_budget": Row("the next graph would need more memory than it may", "room"),
+    "capture_failed": Row("the step does something that cannot be captured", "the code"),
+    "host_write": Row("the step does something on the host that a replay would skip", "the code"),
+    "forward_mode": Row("the step differentiates in forward mode", "the code"),
+    "keeps_unknown": Row(
+        "the step keeps something from call to call that a graph cannot", "the code"
+    ),
+    "replaced_tensor": Row("the step uses a tensor that is another one in each call", "the code"),
+    "changes_batch": Row(
+        "the step changes its batch in a way that cannot be repeated", "the code"
+    ),
+    "backward_outside": Row(
+        "the step returns a tensor that still needs its backward pass", "the code"
+    ),
+    "update": Row("an optimizer can be called neither in a graph nor between two", "the code"),
+    "proved_wrong": Row("a graph computes something else than the step", "the code"),
+    "second_forward": Row(
+        "a module has a second forward pass before the backward pass", "another call"
+    ),
+    "create_graph": Row("gradients of a module are differentiated", "another call"),
+    "retain_graph": Row("a module has a second backward pass of one forward pass", "another call"),
+    "gradient_outside": Row("a module's gradients go where it is no node of its own", "the code"),
+    "hook": Row("a hook would not be called by a replay", "the code"),
+    "checkpoint": Row("a part of a module runs again in the backward pass", "the code"),
+    "compiled": Row("a module runs compiled code", "the code"),
+    "weights": Row("a module has weights that no graph can take", "the code"),
+    "does_not_pay": Row("replays take longer than calls as written", "another call"),
+    "framework": Row("a framework's loop does what its integration does not capture", "the code"),
+    "off": Row("GAPLESS_CAPTURE=off", "nothing"),
+    "result": Row("the step returns something that a replay cannot return", "the code"),
+    "cannot_restore": Row(
+        "what the step changes cannot be put back after captures ahead of a run", "the code"
+    ),
+    "ranks": Row("another rank cannot capture the step", "another rank"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +147,26 @@ class Refusal:
         kind: for code.
         text: for people, in one line: the line or the thing, and what to write instead.
         is_final: False if the reason may be gone when graphs have been dropped or the step has
-            been measured again; it is then tried anew.
+            been measured again; it is then tried anew. None: as the table says.
         site: file:line of what forbids the capture, if it is a line.
         name: of the thing that forbids it, such as "self.count", if it has one.
-        is_of_call: whether it is of some calls alone; others are captured all the same.
+        is_of_call: whether it is of some calls alone; others are captured all the same. None: as the
+            table says.
     """
 
     kind: RefusalKind
     text: str
-    is_final: bool = True
+    is_final: bool | None = None
     site: str | None = None
     name: str | None = None
-    is_of_call: bool = False
+    is_of_call: bool | None = None
+
+    def __post_init__(self) -> None:
+        row = KINDS[self.kind]
+        if self.is_final is None:
+            object.__setattr__(self, "is_final", row.is_final)
+        if self.is_of_call is None:
+            object.__setattr__(self, "is_of_call", row.is_of_call)
 
     def __str__(self) -> str:
         return self.text
@@ -179,7 +267,6 @@ def does_not_pay(loss: str) -> Refusal:
         f"replays do not pay: from call to call the loop takes {loss}, so calls of this kind run as "
         "written",
         name="replays that do not pay",
-        is_of_call=True,
     )
 
 

@@ -92,7 +92,6 @@ def _too_many_changes(failure: Failure, num_changes: int) -> Refusal:
         "too_many_changes",
         f"{failure.text} (changes so far: {times}), and a graph keeps what it was captured with; "
         f"{failure.advice}",
-        is_final=False,
     )
 
 
@@ -102,4 +101,5 @@ def _rate_changes_often(failure: Failure) -> Refusal:
         f"{failure.text}, as it does after few steps, and a graph keeps what it was captured with: "
         "updates run as written; capture the whole step, or give the optimizer's capture "
         'rates="tensor", which rounds rates to float32',
+        is_final=True,
     )

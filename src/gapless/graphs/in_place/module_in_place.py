@@ -427,7 +427,6 @@ class ModuleInPlace:
                 "in autocast the module runs as written; end the block before that line",
                 site=site,
                 name="autocast",
-                is_of_call=True,
             )
         )
 
@@ -470,14 +469,12 @@ _SECOND_FORWARD = Refusal(
     "with its graph), whose activations a replay would overwrite: it runs as written; capture the "
     "whole step, or let go of the loss",
     name="a second forward pass",
-    is_of_call=True,
 )
 _EVALUATED_IN_AUTOCAST = Refusal(
     "inside_autocast",
     "a call without gradients within autocast, whose casts later calls would share, runs as "
     "written; give the block cache_enabled=False",
     name="autocast without gradients",
-    is_of_call=True,
 )
 _SETS_GRAD_MODE = Refusal(
     "host_write",
@@ -490,14 +487,12 @@ _WITHIN_AUTOCAST = Refusal(
     "a call within a block of autocast, whose casts of weights the rest of the block may share, runs "
     "as written; let the framework enter autocast, by its setting for mixed precision",
     name="autocast",
-    is_of_call=True,
 )
 _SHARES_CASTS = Refusal(
     "inside_autocast",
     "the module is called twice in one block of autocast, where calls share casts of weights: in "
     "autocast it runs as written; enter a block for each call",
     name="autocast",
-    is_of_call=True,
 )
 _SHARES_CASTS_LATE = Refusal(
     "inside_autocast",
@@ -505,5 +500,4 @@ _SHARES_CASTS_LATE = Refusal(
     "gradients of this one step are rounded otherwise than as written, and later calls in autocast run as "
     "written; enter a block for each call",
     name="autocast",
-    is_of_call=True,
 )

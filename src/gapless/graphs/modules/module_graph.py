@@ -64,13 +64,11 @@ CREATE_GRAPH = Refusal(
     "a backward pass with create_graph=True differentiates gradients, which no graph brings along: gradients "
     "of this one step are added up in another order than as written, and later calls run as written",
     name="create_graph",
-    is_of_call=True,
 )
 SECOND_BACKWARD = Refusal(
     "retain_graph",
     "a second backward pass of one forward pass (retain_graph=True) reads what the first has used up",
     name="retain_graph",
-    is_of_call=True,
 )
 
 

@@ -50,7 +50,6 @@ def may_differentiate(site: str) -> Refusal:
         "step",
         site=site,
         name="create_graph",
-        is_of_call=True,
     )
 
 
