@@ -75,6 +75,7 @@ class CapturedFunction(StandIn):
         self._captured = settings.wrap(
             step, self._side, limits=limits, work=work_of(step), consent=settings.new_consent()
         )
+        self._fast_path = self._captured.fast_path
         self._group: CapturedStep | None = None
         if settings.steps_per_launch is not None:
             work = work_of_group(step)
@@ -167,7 +168,7 @@ class CapturedFunction(StandIn):
         if host_part_of(step) is not None:
             self._side.come_after_runs()
             call_host_part(step, *args, **kwargs)
-        quick_call = self._captured.fast_path.call
+        quick_call = self._fast_path.call
         if quick_call is not None:
             out = quick_call(args, kwargs)
             if out is not NOT_ALIKE:

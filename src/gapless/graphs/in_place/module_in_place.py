@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from gapless.graphs.capture_settings import CaptureSettings
     from gapless.graphs.captured_step import CapturedStep
+    from gapless.graphs.fast_path import FastPath
     from gapless.graphs.graph_pool import GraphPool
     from gapless.graphs.reads.host_watch import HostWatch
     from gapless.pipeline.step import Call
@@ -115,7 +116,7 @@ class ModuleInPlace:
         self.kind_of_call: Callable[[], Hashable] = _of_one_kind
         # By kind of call.
         self._evaluated: dict[Hashable, CapturedStep] = {}
-        self._newest: dict[Hashable, CapturedStep] = {}
+        self._newest: dict[Hashable, FastPath] = {}
         # By kind, and by which tensors among the arguments need gradients.
         self._trained: dict[_Kind, CapturedStep] = {}
         self._trials: dict[_Kind, ModuleTrial] = {}
@@ -250,7 +251,7 @@ class ModuleInPlace:
             return out
         kind = self.kind_of_call()
         newest = self._newest.get(kind)
-        quick_call = None if newest is None else newest.fast_path.call
+        quick_call = None if newest is None else newest.call
         if quick_call is not None:
             out = quick_call(args, kwargs)
             if out is not NOT_ALIKE:
@@ -267,7 +268,7 @@ class ModuleInPlace:
                 self.report.refuse(_SECOND_FORWARD)
         else:
             step = self._step_without_gradients(kind)
-        self._newest[kind], self._now.tree = step, tree
+        self._newest[kind], self._now.tree = step.fast_path, tree
         has_grad = torch.is_grad_enabled()
         try:
             done = step.run(tree)

@@ -107,6 +107,7 @@ class OptimizerInPlace:
             gradients_are_given=True,
             compares_replays=settings.compares_replays,
         )
+        self._fast_path = self._captured.fast_path
         self.report.rates = settings.rates
         self._is_never_captured = settings.forbid(self.report) or settings.forbid_for(
             self.report, refusal_of_weights(weights_of(optimizer)), type(optimizer).__name__
@@ -301,7 +302,7 @@ class OptimizerInPlace:
 
     def _is_replayed(self, call: tuple[Any, ...]) -> bool:
         """Return whether a call is like the one before, and a graph has taken it."""
-        quick_call = self._captured.fast_path.call
+        quick_call = self._fast_path.call
         return quick_call is not None and quick_call(call, {}) is not NOT_ALIKE
 
     def _call(self, call: tuple[Any, ...]) -> str | None:
