@@ -29,7 +29,7 @@ STILL: dict[str, int] = {
     "graphs/replay/batch_changes.py": 1,
     "graphs/reads/batch_reads.py": 2,
     "graphs/in_place/captor.py": 1,
-    "graphs/capture.py": 1,
+    "graphs/captured_function.py": 1,
     "graphs/proof/capture_failure.py": 1,
     "graphs/capture_settings.py": 1,
     "graphs/reads/code_kinds.py": 5,

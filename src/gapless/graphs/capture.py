@@ -7,42 +7,27 @@ for batch in gapless.prefetch(loader, device):
 
 from __future__ import annotations
 
-from copy import deepcopy
-from functools import partial, update_wrapper
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
-from weakref import ref
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from gapless.device.find import find_device
 from gapless.errors import UserError
 from gapless.graphs.capture_settings import CaptureSettings, is_switched_off
+from gapless.graphs.captured_function import CapturedFunction
 from gapless.graphs.in_place.capture_in_place import (
     capture_in_place,
     check_all_in_place,
     is_captured_in_place,
 )
-from gapless.graphs.modules.module_refusals import COMPILED_AROUND
-from gapless.graphs.objections import objection_to_transforms
 from gapless.graphs.proof.snapshot import Snapshot
-from gapless.graphs.quick_call import NOT_ALIKE
-from gapless.graphs.reads.stand_in import StandIn
-from gapless.graphs.side_stream import SideStream
-from gapless.graphs.step_call import is_within_a_step, work_of
-from gapless.graphs.step_group import checked_group, is_of_one_shape, work_of_group
-from gapless.pipeline.prefetch import prefetch
-from gapless.pipeline.step import SplitStep, call_host_part, do_work, host_part_of
-from gapless.pipeline.tree.call_tree import CallTrees
+from gapless.pipeline.step import SplitStep
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
+
+    import torch
 
     from gapless.device.base import Device
-    from gapless.graphs.capture_report import CaptureReport
-    from gapless.graphs.captured_step import CapturedStep
-    from gapless.pipeline.tree.flatten import Tree
     from gapless.records.wait_stats import WaitStats
 
 
@@ -51,286 +36,6 @@ _PartT = TypeVar("_PartT")
 _InPlaceT = TypeVar("_InPlaceT", bound="torch.nn.Module | torch.optim.Optimizer")
 
 _Step: TypeAlias = "Callable[..., Any] | SplitStep"
-
-# Where an object keeps its captured methods.
-_METHODS = "_gapless_captured_methods"
-
-
-class CapturedFunction(StandIn):
-    """A function that is captured, for a loop that is not ours; made by `capture`.
-
-    It has the function's attributes, but for those that are named as its own. In a class it is a
-    method: each object has graphs of its own, which live as long as it.
-    """
-
-    def __init__(self, step: Any, settings: CaptureSettings) -> None:
-        update_wrapper(self, step, updated=())
-        self._settings = settings
-        self._is_traced = False
-        self._device = settings.device
-        self._side = SideStream(self._device)
-        self._owner: type | None = None
-        self._trees = CallTrees()
-        limits = settings.limits()
-        self._captured = settings.wrap(
-            step, self._side, limits=limits, work=work_of(step), consent=settings.new_consent()
-        )
-        self._fast_path = self._captured.fast_path
-        self._group: CapturedStep | None = None
-        if settings.steps_per_launch is not None:
-            work = work_of_group(step)
-            self._group = settings.wrap(
-                step,
-                self._side,
-                limits=limits,
-                work=work,
-                report=self.report,
-                consent=settings.new_consent(),
-            )
-        self._is_never_captured = settings.forbid(self.report)
-        self.stand_for(step)
-
-    @property
-    def report(self) -> CaptureReport:
-        """What is captured, what is not and why; as a text it is a few lines."""
-        if self._is_traced:
-            self._captured.report.refuse(COMPILED_AROUND)
-        return self._captured.report
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether calls were refused for good, and there are no graphs."""
-        return self._captured.is_refused
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the step, by a graph if there is or can be one; return what it returns.
-
-        Tensors come without their graph of gradients if the step runs a backward pass. The next
-        call does not overwrite them, unless the step does.
-
-        Raises:
-            CaptureRefused: `on_refusal` is "raise", and this call ran as written because it may
-                not be captured.
-            Exception: whatever the step raises.
-
-        Sync: Does not block the host, except where a graph is captured ("capture"), and where
-            the step does so itself.
-        """
-        if torch.compiler.is_compiling():
-            self._is_traced = True
-            return self._call_as_written(args, kwargs)
-        if self._owner is not None and args and isinstance(args[0], self._owner):
-            # As `Class.method(object, ...)`.
-            return self.__get__(args[0], self._owner)(*args[1:], **kwargs)
-        if self._group is not None:
-            size = self._settings.steps_per_launch or 1
-            return self._call_all(self._group, checked_group(args, kwargs, size=size), size)
-        return self._call_one(args, kwargs)
-
-    def __repr__(self) -> str:
-        return f"<captured {self._name}>"
-
-    @property
-    def _name(self) -> str:
-        step = self._captured.step
-        while isinstance(step, partial):
-            step = step.func
-        name = getattr(step, "__qualname__", None) or type(step).__qualname__
-        return str(name).rpartition("<locals>.")[2]
-
-    def _must_run_as_written(self) -> bool:
-        """Return whether this call is no call to capture; what forbids it is told."""
-        if self._is_never_captured or is_within_a_step():
-            return True
-        objection = objection_to_transforms()
-        if objection is None:
-            return False
-        self.report.refuse(objection)
-        self._settings.tell(self.report, self._name)
-        return True
-
-    def clear(self) -> None:
-        """Let go of all graphs and their memory, such as before a step with other work.
-
-        Batches are captured again without another warm-up.
-
-        Sync: Does not block the host.
-        """
-        for captured in self._all_captured():
-            captured.drop_graphs()
-            captured.lift_refusal()
-
-    def _call_one(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        step = self._captured.step
-        if self._must_run_as_written():
-            self.report.num_eager += 1
-            return self._call_as_written(args, kwargs)
-        if host_part_of(step) is not None:
-            self._side.come_after_runs()
-            call_host_part(step, *args, **kwargs)
-        quick_call = self._fast_path.call
-        if quick_call is not None:
-            out = quick_call(args, kwargs)
-            if out is not NOT_ALIKE:
-                return out
-        return self._run(self._captured, self._trees.of(args, kwargs))
-
-    def _call_as_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        step = self._captured.step
-        call_host_part(step, *args, **kwargs)
-        return do_work(step, *args, **kwargs)
-
-    def _call_all(self, group: CapturedStep, batches: Sequence[Any], size: int) -> list[Any]:
-        """Do a step for each batch, by one launch if they are as many and alike."""
-        tree = None
-        if 1 < size == len(batches) and not self._must_run_as_written():
-            tree = self._tree_of_group(group, batches)
-        if tree is None:
-            return [self._call_one((batch,), {}) for batch in batches]
-        self._side.come_after_runs()
-        before = self.report.num_replays
-        try:
-            out: list[Any] = self._run(group, tree, batches)
-            return out
-        finally:
-            # A run of the group counted as one step.
-            if self.report.num_replays > before:
-                self.report.num_replays += size - 1
-            else:
-                self.report.num_eager += size - 1
-
-    def _tree_of_group(self, group: CapturedStep, batches: Sequence[Any]) -> Tree | None:
-        if host_part_of(group.step) is not None:
-            self.report.note = "steps with a part on the host are launched one by one"
-            return None
-        if self.report.is_rest_over:
-            group.lift_refusal()
-        if self.report.refusals and not group.has_graphs:
-            return None
-        tree = self._trees.of(tuple(batches), {})
-        return tree if is_of_one_shape(tree, len(batches)) else None
-
-    def _run(self, captured: CapturedStep, tree: Tree, group: Sequence[Any] = ()) -> Any:
-        done = captured.run(tree)
-        if done.way != "replay":
-            for call in [self._trees.of((batch,), {}) for batch in group] or [tree]:
-                self.report.kinds.add(call)
-            self._settings.tell(self.report, self._name)
-        return done.out
-
-    def capture_ahead(self, batches: Iterable[Any], snapshot: Callable[[], Snapshot]) -> None:
-        """Capture the step for these batches, and from here on for no others.
-
-        Args:
-            batches: one of each kind.
-            snapshot: takes one of what the step changes, on the side stream.
-
-        Raises:
-            CaptureRefused: `on_refusal` is "raise", and not all of them are captured.
-
-        Sync: Blocks the host ("capture"); on a CPU nothing is done.
-        """
-        if self._must_run_as_written():
-            return
-        with self._side.use():
-            moved = list(prefetch(batches, self._device).trees())
-            for captured in self._all_captured():
-                size = self._settings.steps_per_launch if captured is self._group else None
-                calls = [self._trees.of(_alike(tree, size or 1), {}) for tree in moved]
-                captured.capture_ahead(calls, snapshot=snapshot(), only_these=True)
-        self._settings.tell(self.report, self._name)
-
-    def _all_captured(self) -> list[CapturedStep]:
-        return [self._captured] if self._group is None else [self._captured, self._group]
-
-    # --- as a method ---
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        if isinstance(self._captured.step, FunctionType):
-            self._owner = owner
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-
-    @overload
-    def __get__(self, instance: object, owner: type | None = None) -> CapturedFunction: ...
-
-    def __get__(self, instance: object | None, owner: type | None = None) -> CapturedFunction:
-        """Return the captured method of one object."""
-        step = self._captured.step
-        if isinstance(step, classmethod):
-            holder = type(instance) if owner is None else owner
-            return _CapturedMethods.of(holder).get(self, holder)
-        # As Python does: only functions become methods.
-        is_method = hasattr(step, "__get__") and not isinstance(step, staticmethod)
-        if instance is None or not is_method:
-            return self
-        return _CapturedMethods.of(instance).get(self, instance)
-
-    def bound_to(self, instance: object) -> CapturedFunction:
-        """Return a captured function of its own for the method of one object, or of a class."""
-        step: Any = self._captured.step
-        of_class = (None, instance) if isinstance(step, classmethod) else (instance,)
-        return CapturedFunction(step.__get__(*of_class), self._settings)
-
-    # --- copies ---
-
-    def __copy__(self) -> CapturedFunction:
-        """Return a captured function of the same step, with graphs of its own."""
-        return CapturedFunction(self._captured.step, self._settings)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CapturedFunction:
-        """Return a captured function of a copy of the step, with graphs of its own."""
-        return CapturedFunction(deepcopy(self._captured.step, memo), self._settings)
-
-
-class _CapturedMethods:
-    """The captured methods of one object, kept in its `__dict__`, so that they end with it.
-
-    A table of objects elsewhere would keep them alive, even if it held them weakly: graphs hold
-    on to the weights that they train.
-    """
-
-    # No `__dict__`, so that nobody looks for modules in here.
-    __slots__ = ("_functions", "_owner")
-
-    def __init__(self, owner: object | None = None) -> None:
-        self._owner = None if owner is None else ref(owner)
-        self._functions: dict[CapturedFunction, CapturedFunction] = {}
-
-    @classmethod
-    def of(cls, instance: Any) -> Self:
-        """Return those of an object.
-
-        Raises:
-            TypeError: the object cannot keep any.
-        """
-        try:
-            kept = vars(instance)
-        except TypeError as error:
-            raise TypeError(
-                f"cannot capture a method of a {type(instance).__qualname__}, whose class has "
-                "__slots__ and no __dict__ to keep its graphs in; capture a function"
-            ) from error
-        found: Self | None = kept.get(_METHODS)
-        # A shallow copy of an object has the graphs of the original.
-        if found is None or found._owner is None or found._owner() is not instance:
-            found = cls(instance)
-            if isinstance(instance, type):
-                setattr(instance, _METHODS, found)
-            else:
-                kept[_METHODS] = found
-        return found
-
-    def get(self, method: CapturedFunction, instance: object) -> CapturedFunction:
-        """Return the captured method of the object, made at its first use."""
-        if method not in self._functions:
-            self._functions[method] = method.bound_to(instance)
-        return self._functions[method]
-
-    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
-        """Leave graphs out of copies and files of the object."""
-        return type(self), ()
 
 
 # Modules are callable as well: the first that fits is taken.
@@ -584,11 +289,6 @@ def capture(
             "optimizer"
         )
     return made(step)
-
-
-def _alike(tree: Tree, count: int) -> tuple[Any, ...]:
-    """Return so many batches like one; no two of them share a tensor."""
-    return (tree.value, *[tree.map(torch.clone).value for _ in range(count - 1)])
 
 
 def _check_options_in_place(example_inputs: object, steps_per_launch: object) -> None:
