@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gapless.graphs.refusal import ON_ANOTHER_RANK
 from gapless.graphs.replay.step_graph import StepGraph
 from gapless.graphs.sharded import refusal_of_step
 
@@ -76,7 +77,11 @@ class AheadOfRun:
         """Return why the step cannot run ahead, here or on another rank; None if it can."""
         sharded = refusal_of_step(self._step)
         objection = sharded or self._snapshot.keep_reached_by(self._step, self._device)
-        return objection if self._ranks is None else self._ranks.objection_ahead(objection)
+        if self._ranks is None:
+            return objection
+        if self._ranks.may_run_ahead(is_own=objection is None):
+            return None
+        return objection or ON_ANOTHER_RANK
 
     def _gradients_added_to(self) -> Gradients:
         """Return weights with the gradients that graphs add to, and so have to find."""

@@ -129,9 +129,9 @@ class LoopWithRanks:
 
     # --- ahead of a run ---
 
-    def objection_ahead(self, own: Refusal | None) -> Refusal | None:
+    def may_run_ahead(self, *, is_own: bool) -> bool:
         """Return the same: ranks tell each other at each capture."""
-        return own
+        return is_own
 
     def capture_ahead(
         self, entry: Entry, tree: Tree, watching: Callable[[], AbstractContextManager[object]]

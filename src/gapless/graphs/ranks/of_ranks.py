@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from gapless.graphs.entry import Entry, Variant
-    from gapless.graphs.refusal import Refusal
     from gapless.graphs.step_run import StepRun
     from gapless.pipeline.tree.flatten import Tree
 
@@ -51,8 +50,12 @@ class OfRanks(Protocol):
     def begin_epoch(self) -> None:
         """Let ranks ask each other again."""
 
-    def objection_ahead(self, own: Refusal | None) -> Refusal | None:
-        """Return why no rank may capture ahead of a run, given why this one may not."""
+    def may_run_ahead(self, *, is_own: bool) -> bool:
+        """Return whether the step may run ahead of a run on all ranks.
+
+        Args:
+            is_own: whether it may on this one.
+        """
 
     def capture_ahead(
         self, entry: Entry, tree: Tree, watching: Callable[[], AbstractContextManager[object]]

@@ -134,12 +134,10 @@ class RunWithRanks:
 
     # --- ahead of a run ---
 
-    def objection_ahead(self, own: Refusal | None) -> Refusal | None:
-        """Return why no rank may capture ahead of a run; see `OfRanks`."""
-        readiness = Readiness.READY if own is None else Readiness.NEVER
-        if self._ranks.least(readiness) is Readiness.READY:
-            return None
-        return own or ON_ANOTHER_RANK
+    def may_run_ahead(self, *, is_own: bool) -> bool:
+        """Return whether the step may run ahead of a run on all ranks; see `OfRanks`."""
+        readiness = Readiness.READY if is_own else Readiness.NEVER
+        return self._ranks.least(readiness) is Readiness.READY
 
     def capture_ahead(
         self, entry: Entry, tree: Tree, watching: Callable[[], AbstractContextManager[object]]
