@@ -11,7 +11,14 @@ import builtins
 import collections
 import re
 import warnings
-from types import BuiltinFunctionType, CellType, FunctionType, MappingProxyType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+)
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -195,13 +202,14 @@ class _Theirs:
         for source in frame.read:
             name, places = _name_of(source), values.places_of(source)
             held_by = [values.of(one) for one in _chain_of(source)]
+            method = held_by[0].__func__ if isinstance(held_by[0], MethodType) else None
             if not places or self._batch & set(map(id, held_by)):
                 continue
             if self._ours.has(places):
                 self.both.add(name)
             elif _is_of_an_update(source, values):
                 self.of_updates.add(name)
-            elif values.is_of_a_library or any(map(_is_of_a_library, held_by)):
+            elif values.is_of_a_library or any(map(_is_of_a_library, [*held_by, method])):
                 self.of_libraries.add(name)
             else:
                 self.others.add(name)

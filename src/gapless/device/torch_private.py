@@ -853,7 +853,7 @@ def trace_with_dynamo(
 
     reset()
     counters = compiler_counters()
-    before = set(counters["graph_break"])
+    before = Counter(counters["graph_break"])
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -863,7 +863,7 @@ def trace_with_dynamo(
     finally:
         logging.disable(level)
         reset()
-    reasons = set(counters["graph_break"]) - before
+    reasons = Counter(counters["graph_break"]) - before
     return sorted({reason.strip().splitlines()[0] for reason in reasons})
 
 
