@@ -12,6 +12,7 @@ from gapless.device.cpu import CpuDevice
 from gapless.errors import GaplessError
 from gapless.graphs.proof import packing
 from gapless.graphs.proof.device_state import DeviceState, unlike
+from gapless.graphs.proof.fingerprints import KeptFingerprints
 from gapless.graphs.proof.same_results import NotProved, prove
 from gapless.graphs.reads.touched import TouchWatch
 from gapless.testing.simulated.simulated_device import SimulatedDevice
@@ -561,3 +562,21 @@ def test_all_random_numbers_are_put_back(device):
     assert first == draw()
     assert len(unlike(before, after)) == len(first)
     assert unlike(before, before) == []
+
+
+def test_what_fingerprints_of_little_memory_need_is_kept_on_one_stream():
+    """Of more than a few rows nothing is, so that it stays within 1.3 MiB."""
+    with SimulatedDevice(scheduler="asap") as device:
+        kept = KeptFingerprints()
+        first = kept.with_rows(device, 3)
+        with device.use_stream(device.create_stream()):
+            other = kept.with_rows(device, 3)
+        again = kept.with_rows(device, 64)
+
+        assert first.num_rows == 64
+        assert len({first, other, again}) == 3
+        assert kept.with_rows(device, 3) is again
+        assert kept.with_rows(device, 65) is not kept.with_rows(device, 65)
+        assert kept.with_rows(device, 64) is again
+        kept.forget()
+        assert kept.with_rows(device, 64) is not again

@@ -8,6 +8,8 @@ from gapless.graphs.replay.graph_gradients import PoolGradients
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gapless.device.base import Graph
     from gapless.graphs.graph_limits import GraphLimits
 
@@ -22,13 +24,20 @@ class GraphPool:
         newest: the graph whose memory the next one shares, None before the first.
         gradients: that these graphs have handed out.
         limits: as given.
+        on_leave: called when no graph is left, to let go of what was kept for them.
     """
 
     def __init__(self, limits: GraphLimits) -> None:
         self.newest: Graph | None = None
         self.limits = limits
         self.gradients = PoolGradients()
+        self.on_leave: Callable[[], None] = _do_nothing
 
     def leave_memory(self) -> None:
         """Let the next graph begin a pool: no other is left."""
         self.newest, self.gradients = None, PoolGradients()
+        self.on_leave()
+
+
+def _do_nothing() -> None:
+    pass

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gapless.device.base import Device
+    from gapless.graphs.proof.fingerprints import KeptFingerprints
     from gapless.graphs.proof.packing import Chunk
 
 
@@ -32,6 +33,7 @@ class DeviceState:
         device: where they are.
         names: of the tensors, as many, for texts.
         generators: of random numbers that belong to the state, beside those of `RandomStates`.
+        fingerprints: of the object whose state it is; None: nothing is kept.
 
     Attributes:
         num_bytes: device memory of a copy.
@@ -45,8 +47,10 @@ class DeviceState:
         *,
         names: Iterable[str] = (),
         generators: Iterable[Any] = (),
+        fingerprints: KeptFingerprints | None = None,
     ) -> None:
         self.random = RandomStates(device, generators)
+        self._kept = fingerprints
         self._device = device
         self.chunks = chunks_of(regions_of(tensors, names))
         self.num_bytes = sum(chunk.num_bytes for chunk in self.chunks)
@@ -111,7 +115,11 @@ class DeviceState:
         chunks = [*self.chunks, *others]
         num_rows = max((chunk.num_rows for chunk in chunks), default=0)
         if self._fingerprints is None or self._fingerprints.num_rows < num_rows:
-            self._fingerprints = Fingerprints(self._device, num_rows=num_rows)
+            self._fingerprints = (
+                Fingerprints(self._device, num_rows=num_rows)
+                if self._kept is None
+                else self._kept.with_rows(self._device, num_rows)
+            )
         return self._fingerprints.take(chunks)
 
 

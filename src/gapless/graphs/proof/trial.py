@@ -17,6 +17,7 @@ from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.proof.capture_failure import capture_failed, reads_for_a_scaler
 from gapless.graphs.proof.consent import Alone, Readiness
 from gapless.graphs.proof.device_state import DeviceState, RandomStates
+from gapless.graphs.proof.fingerprints import KeptFingerprints
 from gapless.graphs.proof.python_side import PythonSide
 from gapless.graphs.proof.same_results import NotProved, num_runs_of, prove
 from gapless.graphs.reads.addresses import address_of, share_memory
@@ -142,6 +143,8 @@ class Trial:
         self._updates = updates
         self._gradients_are_given = gradients_are_given
         self._consent = Alone() if consent is None else consent
+        self._fingerprints = KeptFingerprints()
+        graphs.on_leave = self._fingerprints.forget
 
     def run(self, tree: Tree, reads: ReadGuards, watched: Watched) -> Tried:
         """Capture and prove the step on a batch, and train on it once.
@@ -385,6 +388,7 @@ class Trial:
             self._device,
             names=[name for _, name in changed],
             generators=() if touched is None else touched.generators,
+            fingerprints=self._fingerprints,
         )
         second_look = None if touched is None else TouchWatch(self._device)
         # For the replay, runs that are only compared if there are any, and the run that counts.
