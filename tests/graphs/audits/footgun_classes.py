@@ -232,6 +232,11 @@ def with_adam(training):
     training.optimizer = torch.optim.AdamW(training.net.parameters(), lr=0.01)
 
 
+def beside(name, make):
+    """Return a set-up that keeps something at the module."""
+    return lambda training: setattr(training.net, name, make())
+
+
 def with_an_iterator(training):
     training.net.numbers = itertools.cycle([1.0, 2.0, 3.0])
 
@@ -781,16 +786,19 @@ CLASSES = [
                 "tensor on the host",
                 scaled(lambda net: net.on_host),
                 on_net(lambda net: net.on_host.fill_(2.0)),
+                set_up=beside("on_host", lambda: torch.ones(())),
             ),
             Footgun(
                 "tensor on the host, past its version",
                 scaled(lambda net: net.on_host),
                 on_net(lambda net: net.on_host.data.fill_(2.0)),
+                set_up=beside("on_host", lambda: torch.ones(())),
             ),
             Footgun(
                 "numpy array",
                 scaled(lambda net: float(net.array[0])),
                 on_net(lambda net: net.array.fill(2.0)),
+                set_up=beside("array", lambda: np.ones(1)),
             ),
             Footgun(
                 "numpy array of objects",
@@ -1010,6 +1018,7 @@ CLASSES = [
                 "partial object",
                 scaled(lambda net: net.partial()["k"]),
                 on_net(lambda net: net.partial.keywords.update(k=2.0)),
+                set_up=beside("partial", lambda: functools.partial(dict, k=1.0)),
             ),
             Footgun(
                 "class of an object",
@@ -1064,6 +1073,7 @@ CLASSES = [
                 noted(lambda net, x: next(net.numbers)),
                 None,
                 shows=False,
+                set_up=beside("numbers", itertools.count),
             )
         ],
     ),

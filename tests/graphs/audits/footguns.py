@@ -8,13 +8,10 @@ stand in `footgun_classes.py`.
 
 from __future__ import annotations
 
-import functools
-import itertools
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 import gapless
@@ -88,8 +85,6 @@ class Net(torch.nn.Module):
         self.register_buffer("mean", place.on([0.0]))
         self.gain = torch.nn.Parameter(place.on([1.0]))
         self.scale, self.log, self.names, self.terms = 1.0, [], {"scale": 1.0}, [1.0, 1.0]
-        self.partial = functools.partial(dict, k=1.0)
-        self.array, self.numbers, self.on_host = np.ones(1), itertools.count(), torch.ones(())
 
     def forward(self, x):
         return self.row_forward(self, x)
