@@ -300,12 +300,13 @@ class Timed:
             return weight.sum()
 
         step = gapless.capture(train, device=self.device, **options)
-        captured = step._captured
-        captured._trial._work = self._taking(self.written_s, captured._work)
-        captured._plain_work = captured._work = self._taking(self.written_s, captured._work)
-        captured._launch = self._taking(replay_s, captured._launch)
-        more_s = (watch - 1) * self.written_s
-        captured._warm_ups.run = self._taking(more_s, captured._warm_ups.run)
+        captured, callee = step._captured, step._captured._callee
+        work = self._taking(self.written_s, callee.work)
+        captured._learning.trial._work = callee.work = callee.plain_work = work
+        launch = self._taking(replay_s, callee.launch)
+        callee.launch = captured.fast_path._launch = launch
+        warm_ups, more_s = captured._learning._warm_ups, (watch - 1) * self.written_s
+        warm_ups.run = self._taking(more_s, warm_ups.run)
         return step
 
 
