@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from gapless.graphs.reads.host_watch import HostWrite
     from gapless.graphs.reads.observation import Observation
+    from gapless.graphs.reads.odd_reads import OddRead
 
 
 RefusalKind: TypeAlias = Literal[
@@ -242,6 +243,17 @@ def new_code() -> Refusal:
         "capture_failed",
         "the step makes new code in each call, such as by `exec`, `eval` or `namedtuple`, and what that "
         "reads cannot be compared; make it once, outside of the step",
+    )
+
+
+def odd_read(read: OddRead) -> Refusal:
+    """Refuse a step that reads Python in a way that is not followed."""
+    return Refusal(
+        "capture_failed",
+        f"{read.site or 'the step'} uses {read.name}, and what that reads is not compared before replays; "
+        f"{read.advice}",
+        site=read.site or None,
+        name=read.name,
     )
 
 

@@ -9,7 +9,6 @@ entered, except functions that are defined inside.
 from __future__ import annotations
 
 import dis
-import string
 import sys
 import weakref
 from dataclasses import dataclass, field
@@ -91,9 +90,9 @@ class CodeReads:
         stores: what it may change.
         names: attribute names that it stores, and its constant strings.
         stores_any_name: whether it may store attributes by names that stand nowhere in it.
-        getters: attributes of attributes that `operator.attrgetter` is made for, or `str.format`; None is any.
         walked: chains that a loop goes on from, again and again.
         given: functions that are called, or given to one, each with all that the call is given.
+        called: functions and classes that are called, and the line of the first time.
         results: variables that may hold what a call returned, or what was found behind that.
     """
 
@@ -102,9 +101,9 @@ class CodeReads:
     stores: list[Store] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     stores_any_name: bool = False
-    getters: list[tuple[str | None, ...]] = field(default_factory=list)
     walked: set[Chain] = field(default_factory=set)
     given: dict[Chain, set[Chain]] = field(default_factory=dict)
+    called: dict[Chain, int] = field(default_factory=dict)
     results: set[str] = field(default_factory=set)
 
 
@@ -223,9 +222,6 @@ _NULL = _Value(constant=object())
 _RESULT = Chain("result", "")
 # An operator of the user's may return an object.
 _OF_OPERATOR = _Value(frozenset({_RESULT}))
-_GLOBALS = Chain("result", "globals()")
-# All names of a module.
-ALL_GLOBALS = Chain("global", "globals()")
 
 # How many values an instruction takes from the stack and puts on it, where it is not the number of
 # values that the stack loses.
@@ -449,8 +445,6 @@ class _Follower:
     def _on_load_method(self, at: dis.Instruction) -> None:
         base = self._pop()
         chains = frozenset(chain.then("attr", at.argval) for chain in base.chains)
-        if at.argval == "format" and isinstance(base.constant, str):
-            self._out.getters += _paths_in(base.constant)
         self._push(chains, method=(base.chains, at.argval))
         self._stack.append(_NULL)
 
@@ -467,17 +461,7 @@ class _Follower:
     def _on_binary_subscr(self, _at: dis.Instruction) -> None:
         index, base = self._pop(), self._pop()
         self._use(index)
-        self._item(base, index.constant, begin=index.begin)
-
-    def _item(self, base: _Value, key: Any, *, begin: str = "") -> None:
-        if _GLOBALS in base.chains:
-            self._use(_Value(base.chains - {_GLOBALS}))
-            is_known = isinstance(key, str)
-            one = Chain("global", key) if is_known else ALL_GLOBALS.then("any", begin)
-            chains = frozenset({one}) | _each(base.chains - {_GLOBALS})
-            self._read(chains)
-            self._push(chains)
-            return
+        key = index.constant
         if isinstance(key, str | int):
             chains = frozenset(chain.then("item", key) for chain in base.chains)
             self._read(chains)
@@ -587,11 +571,11 @@ class _Follower:
             self._call_get(callee, method, arguments)
             return
         names = callee[0].chains | callee[1].chains
+        for chain in names:
+            self._out.called.setdefault(chain, self._line)
         if self._call_by_name(names, arguments) or self._call_getattribute(method, arguments):
             return
         self._give(names, arguments)
-        if any(chain.last_name == "attrgetter" for chain in names):
-            self._out.getters += [_path_of(value.constant) for value in arguments]
         for value in callee:
             self._read(value.chains)
         callee_chains = [chain for chain in names if len(chain.links) < _MOST_LINKS]
@@ -651,8 +635,6 @@ class _Follower:
                 self._push(self._pop().chains | default.chains)
         elif Chain("global", "vars") in names and arguments:
             self._attribute_by_name(first, _Value(constant="__dict__"))
-        elif Chain("global", "globals") in names:
-            self._push(frozenset({_GLOBALS}))
         elif Chain("global", "super") in names:
             self._call_super(arguments)
         elif any(chain.last_name == "import_module" for chain in names):
@@ -705,10 +687,6 @@ class _Follower:
         else:
             self._out.whole |= base
             chains = _each(base)
-            if _GLOBALS in base:
-                begin = arguments[0].begin if arguments else ""
-                chains |= {ALL_GLOBALS.then("any", begin)}
-                self._read(chains)
         # A default, which for a context variable is the only one.
         for default in arguments:
             chains |= default.chains
@@ -771,8 +749,9 @@ class _Follower:
             self._out.reads.setdefault(chain, line)
         self._out.whole |= found.whole
         self._out.names |= found.names
-        self._out.getters += found.getters
         self._out.walked |= found.walked
+        for chain, line in found.called.items():
+            self._out.called.setdefault(chain, line)
         for function, things in found.given.items():
             self._out.given.setdefault(function, set()).update(things)
         self._out.stores += [store for store in found.stores if store not in self._out.stores]
@@ -899,23 +878,9 @@ def _without_super(chains: frozenset[Chain]) -> frozenset[Chain]:
     )
 
 
-def _paths_in(text: str) -> list[tuple[str, ...]]:
-    """Return the attributes of attributes that a text names for `str.format`: "{0.alpha}"."""
-    try:
-        fields = [field for _, field, _, _ in string.Formatter().parse(text) if field]
-    except ValueError:
-        return []
-    paths = [tuple(field.partition("[")[0].split(".")[1:]) for field in fields]
-    return [path for path in paths if path]
-
-
 def _begin_of(text: _Value) -> str:
     """Return how a text begins that is made of this one and others; empty if that is not known."""
     return text.constant if isinstance(text.constant, str) else text.begin
-
-
-def _path_of(name: Any) -> tuple[str | None, ...]:
-    return tuple(name.split(".")) if isinstance(name, str) else (None,)
 
 
 def _each(chains: frozenset[Chain]) -> frozenset[Chain]:

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 
     from gapless.graphs.reads.code_reads import Chain, Store
     from gapless.graphs.reads.kept_reach import Reached
+    from gapless.graphs.reads.odd_reads import OddRead
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ class HostRun:
             cache was filled: look once more.
         runs_compiled: whether compiled code ran.
         found_code: whether code ran that no watched run had shown before.
+        odd: ways to read that are not followed.
         forward_modes: `file:line` of every derivative in forward mode; "" if the step itself is
             one of torch's.
         got_gradients: tensors whose gradient is another tensor than before.
@@ -146,6 +148,7 @@ class HostRun:
     is_complete: bool = True
     runs_compiled: bool = False
     found_code: bool = False
+    odd: list[OddRead] = field(default_factory=list)
     forward_modes: list[str] = field(default_factory=list)
     got_gradients: list[torch.Tensor] = field(default_factory=list)
 
@@ -262,6 +265,7 @@ class HostWatch:
                 reach = self._found_anew(skip)
                 differences = list(before.differences(_stored_names(reach)))
                 is_of_guards = self._is_of_guards(reach)
+            run.odd = list(reach.odd.values()) if isinstance(reach, Reach) else []
             changed = states.changed()
             if guards is not None and is_as_before:
                 self._newest_guards = guards
@@ -706,9 +710,7 @@ def _executed(frame: FrameType, code: CodeType, kind: CodeKind) -> Executed:
     changed = [chain for store in executed.reads.stores for chain in store.bases]
     readers = [each for each in executed.reads.given if each.last_name in _READERS]
     handed = [chain for reader in readers for chain in executed.reads.given[reader]]
-    # Of what is used as a whole, such as what `str.format` is given.
-    asked = executed.reads.whole if executed.reads.getters else set()
-    for chain in (*followed, *changed, *handed, *asked):
+    for chain in (*followed, *changed, *handed):
         if chain.kind == "argument":
             executed.observed.setdefault(chain.root, Observed())
     return executed

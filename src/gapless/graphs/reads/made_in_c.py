@@ -34,8 +34,6 @@ READERS_OF_OBJECT = frozenset(
 # Methods of containers made in C that change them and return nothing of what they hold.
 ONLY_CHANGING = CHANGING_METHODS - {"pop", "popleft", "popitem", "setdefault", "send"}
 
-GETTERS = (operator.attrgetter, operator.methodcaller)
-
 # Made in C, and hold what they give or call.
 _HOLDERS = (
     operator.itemgetter,
@@ -56,7 +54,7 @@ MOVING = tuple(
     kind for kind in _HOLDERS if issubclass(kind, Iterator) and kind is not itertools.repeat
 )
 
-MADE_IN_C = (BuiltinFunctionType, MethodWrapperType, *GETTERS, *_HOLDERS)
+MADE_IN_C = (BuiltinFunctionType, MethodWrapperType, *_HOLDERS)
 
 
 def reads_attributes(function: Any) -> bool:
@@ -77,14 +75,3 @@ def names_of_protocol(kind: Any) -> tuple[str, ...]:
         name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ()))
     }
     return tuple(sorted(name for name in names if not name.startswith(("__", "_abc_", "_is_"))))
-
-
-def paths_of(getter: Any) -> list[tuple[str, ...]]:
-    """Return the attributes of attributes that an `attrgetter` or a `methodcaller` asks for."""
-    if not isinstance(getter, GETTERS):
-        return []
-    reduced: Any = getter.__reduce__()
-    made_by, given = reduced
-    if isinstance(getter, operator.attrgetter):
-        return [tuple(name.split(".")) for name in given]
-    return [(made_by.args[0] if isinstance(made_by, functools.partial) else given[0],)]

@@ -48,19 +48,18 @@ from gapless.graphs.reads.code_kinds import (
     kind_of,
     site_of,
 )
-from gapless.graphs.reads.code_reads import ALL_GLOBALS, CHANGING_METHODS, Chain, reads_of
+from gapless.graphs.reads.code_reads import CHANGING_METHODS, Chain, reads_of
 from gapless.graphs.reads.executed import Executed
 from gapless.graphs.reads.made_in_c import (
     ATTRIBUTE_READERS,
-    GETTERS,
     MADE_IN_C,
     MOVING,
     ONLY_CHANGING,
     READERS_OF_OBJECT,
     names_of_protocol,
-    paths_of,
     reads_attributes,
 )
+from gapless.graphs.reads.odd_reads import OddRead, advice_on_call, advice_on_object, shown_name
 from gapless.graphs.reads.torch_objects import reader_of_method
 from gapless.graphs.reads.value_places import (
     BUFFERS,
@@ -124,6 +123,7 @@ class Reach:
         of_torch: objects of torch whose methods are named: each with what reads all that these
             depend on, its name and site.
         functions: functions reached, by id of their code.
+        odd: ways to read of the user's code that are not followed.
         codes: all code followed, by id: what ran, and what is followed without having run.
     """
 
@@ -149,6 +149,7 @@ class Reach:
         self.of_torch: dict[object, tuple[Any, Callable[[], Any], str, str]] = {}
         self.functions: dict[int, list[FunctionType]] = {}
         self.codes: dict[int, Executed] = {}
+        self.odd: dict[str, OddRead] = {}
         self._given: dict[tuple[int, str], dict[int, Any]] = {}
         self._least_runs = least_runs
         self._skip = _Skipped(skip)
@@ -164,8 +165,6 @@ class Reach:
         # What holds for all objects of a class, by its id.
         self._proxies: dict[int, bool] = {}
         self._parts: dict[int, list[tuple[Any, str]]] = {}
-        # Attributes of attributes that functions made in C read of what they are given.
-        self._getters: set[tuple[str | None, ...]] = set()
         # Functions made in C that were come to, by id.
         self._made_in_c: dict[int, Any] = {}
         self._queue: list[Executed] = []
@@ -210,11 +209,8 @@ class Reach:
     def _follow_queue(self) -> None:
         # Functions found on the way may bind cells of code that was followed before.
         for _ in range(_MOST_ROUNDS):
-            num_getters = len(self._getters)
             while self._queue:
                 self._follow(self._queue.pop(0))
-            if len(self._getters) > num_getters:
-                self._again.update(self.codes)
             if not self._again:
                 break
             self._queue = [each for key, each in self.codes.items() if key in self._again]
@@ -263,21 +259,14 @@ class Reach:
                         self._use_object_whole(value, name, site_of(executed.code, line))
         for store in executed.reads.stores:
             self._follow_store(executed, store)
-        self._follow_getters(executed)
+        for chain, line in executed.reads.called.items() if self._is_users else ():
+            for value, _ in self._values(executed, chain, line):
+                self._note_odd(value, advice_on_call(value), site_of(executed.code, line))
         self._follow_readers(executed)
         for chain in executed.reads.walked:
             at = executed.reads.reads.get(chain)
             for value, name in self._values(executed, chain, at):
                 self._use_attributes(value, name, site_of(executed.code, at))
-
-    def _follow_getters(self, executed: Executed) -> None:
-        """Follow `operator.attrgetter`, which is made in C, to what the code may give it."""
-        for path in filter(None, {*executed.reads.getters, *self._getters}):
-            for chain in executed.reads.whole:
-                for base in (chain, chain.then("each")):
-                    for key in path:
-                        base = base.then("any") if key is None else base.then("attr", key)
-                        self._values(executed, base, executed.reads.reads.get(chain))
 
     def _follow_readers(self, executed: Executed) -> None:
         """Take note of objects whose attributes are read by a function of Python's library."""
@@ -344,7 +333,15 @@ class Reach:
             memo[chain] = []
             site = site_of(executed.code, line)
             found = memo[chain] = list(self._new_values(executed, chain, line, site))
+            if self._is_users:
+                for value, _ in found:
+                    self._note_odd(value, advice_on_object(value), site)
         return found
+
+    def _note_odd(self, value: Any, advice: str | None, site: str) -> None:
+        """Take note of a way to read that is not followed, once for each line."""
+        if advice is not None and id(value) not in self._skip:
+            self.odd.setdefault(site, OddRead(shown_name(value), site, advice))
 
     def _new_values(
         self, executed: Executed, chain: Chain, line: int | None, site: str
@@ -409,8 +406,6 @@ class Reach:
                 for free, cell in cells:
                     if free == name:
                         yield from self._place("cell", cell, None, name, site)
-        elif chain == ALL_GLOBALS:
-            yield _Names(executed.names), name
         else:
             yield from self._global(executed.names, name, site)
 
@@ -571,10 +566,10 @@ class Reach:
     ) -> list[tuple[Any, str]]:
         """Return what an object, a class or a module of the user's has by names that begin so.
 
-        Where nothing is known of the name, containers of a module or class are left out, and of `globals()` all but
-        functions and classes: what the loop collects and counts there would be taken for what is read.
+        Where nothing is known of the name, containers of a module or class are left out: what the loop collects
+        there would be taken for what is read.
         """
-        if isinstance(value, ModuleType | _Names):
+        if isinstance(value, ModuleType):
             return self._any_of_module(value, begin, name, site)
         if isinstance(value, torch.optim.Optimizer | MethodType):
             return []  # guarded by themselves
@@ -594,9 +589,7 @@ class Reach:
         found = [
             part
             for owner in owners
-            for part in self._entries(
-                "class", owner, _names_in(vars(owner), "", _lasts), name, site
-            )
+            for part in self._entries("class", owner, _names_in(vars(owner), ""), name, site)
         ]
         if isinstance(value, tuple) and hasattr(type(value), "_fields"):
             found += self._each(value, name, site)
@@ -608,13 +601,12 @@ class Reach:
         return found
 
     def _any_of_module(
-        self, module: ModuleType | _Names, begin: str, name: str, site: str
+        self, module: ModuleType, begin: str, name: str, site: str
     ) -> list[tuple[Any, str]]:
-        entries = module.of if isinstance(module, _Names) else vars(module)
+        entries = vars(module)
         if str(entries.get("__name__")).partition(".")[0] in FOREIGN_PACKAGES:
             return []
-        lasts = _lasts_in_loops if isinstance(module, _Names) else _lasts
-        return self._entries("dict", entries, _names_in(entries, begin, lasts), name, site)
+        return self._entries("dict", entries, _names_in(entries, begin), name, site)
 
     def _entries(
         self, kind: str, owner: Any, names: Iterable[str], name: str, site: str
@@ -674,8 +666,6 @@ class Reach:
             return []
         results = self._place("class", owner, key, shown, site)
         if isinstance(attribute, property | functools.cached_property):
-            for path in paths_of(function):
-                self._follow_path(value, path, shown.rpartition(".")[0], site)
             return []
         return results
 
@@ -890,31 +880,16 @@ class Reach:
             self._use_whole(value.args, name, site)
             self._use_whole(value.keywords, name, site)
             given = [*value.args, *value.keywords.values()]
-            if isinstance(value.func, GETTERS):
-                for path in paths_of(value.func):
-                    self._follow_path(given[0] if given else None, path, name, site)
-            elif value.func is getattr and len(given) > 1:
-                self._follow_path(given[0], (given[1],), name, site)
-            elif not isinstance(value.func, _FOLLOWED) or reads_attributes(value.func):
+            if not isinstance(value.func, _FOLLOWED) or reads_attributes(value.func):
                 for part in given:
                     self._use_attributes(part, name, site)
-
-    def _follow_path(self, value: Any, path: tuple[str, ...], name: str, site: str) -> None:
-        """Take note of the attributes that a function made in C reads, one of the other."""
-        found: list[tuple[Any, str]] = [(value, name)]
-        for key in path:
-            found = [
-                part for each, shown in found for part in self._attribute(each, key, shown, site)
-            ]
 
     def _arrive_at_made_in_c(self, value: Any, name: str, site: str, *, in_full: bool) -> None:
         """Take note of what a function or iterator made in C holds: nobody sees what it reads."""
         if id(value) in self._made_in_c:
             return
         self._made_in_c[id(value)] = value
-        if isinstance(value, GETTERS):
-            self._getters.update(paths_of(value))
-        elif isinstance(value, BuiltinFunctionType | MethodWrapperType):
+        if isinstance(value, BuiltinFunctionType | MethodWrapperType):
             self._arrive_at_bound(value, name, site, in_full=in_full)
         else:
             if isinstance(value, Iterator):
@@ -1132,9 +1107,6 @@ class Reach:
                 return
             known.append(function)
             self._again.add(id(code))
-            registry = vars(function).get("registry")
-            if isinstance(registry, MappingProxyType):  # of `functools.singledispatch`
-                self._use_whole(registry, function.__name__, site_of(code, None))
             for cell in function.__closure__ or ():
                 content = content_of(cell)
                 if isinstance(content, FunctionType):
@@ -1205,23 +1177,15 @@ def _kept_as(value: Any, key: str) -> str:
     return "_value_" if key == "value" and isinstance(value, enum.Enum) else key
 
 
-def _names_in(entries: Mapping[str, Any], begin: str, lasts: Callable[[Any], bool]) -> list[str]:
-    """Return the names that begin so, of all but Python's own; without a beginning, of what lasts."""
+def _names_in(entries: Mapping[str, Any], begin: str) -> list[str]:
+    """Return the names that begin so, of all but Python's own; without a beginning, not those of containers."""
     return [
         key
         for key, part in list(entries.items())
-        if key.startswith(begin) and not key.startswith("__") and (begin or lasts(part))
+        if key.startswith(begin)
+        and not key.startswith("__")
+        and (begin or not isinstance(part, CONTAINERS))
     ]
-
-
-def _lasts(value: Any) -> bool:
-    """Return whether something is not what a class or a module collects in."""
-    return not isinstance(value, CONTAINERS)
-
-
-def _lasts_in_loops(value: Any) -> bool:
-    """Return whether something is not what a loop in a module gives other values again and again."""
-    return isinstance(value, FunctionType | type | nn.Module | functools.partial)
 
 
 class _Skipped(set[int]):
@@ -1234,13 +1198,6 @@ class _Skipped(set[int]):
             self.was_met = True
             return True
         return False
-
-
-class _Names:
-    """All names of a module."""
-
-    def __init__(self, of: dict[str, Any]) -> None:
-        self.of = of
 
 
 class _Super:

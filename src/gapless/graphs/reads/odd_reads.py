@@ -1,0 +1,106 @@
+"""Ways to read Python that no public training script has been seen to use, and that are refused.
+
+What they read, no name in the code says. A step that uses one of them is refused with its line, and what to
+write instead.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import functools
+import io
+import operator
+import sys
+import weakref
+from types import GeneratorType, MappingProxyType
+from typing import Any, NamedTuple
+
+
+class OddRead(NamedTuple):
+    """A place in the user's code that reads in such a way.
+
+    Attributes:
+        name: of what is used there, such as `operator.attrgetter`.
+        site: where, as `file:line`.
+        advice: what to write instead.
+    """
+
+    name: str
+    site: str
+    advice: str
+
+
+# What is called, by id, with the advice.
+_CALLED = {
+    id(function): (function, advice)
+    for function, advice in {
+        operator.attrgetter: "name the attribute",
+        operator.methodcaller: "name the method",
+        globals: "name the variable",
+        functools.singledispatch: "choose the function with `isinstance`",
+    }.items()
+}
+
+# What is held from call to call, by its class.
+_HELD: dict[type, str] = {
+    operator.attrgetter: "name the attribute",
+    operator.methodcaller: "name the method",
+    MappingProxyType: "read the dictionary behind it",
+    weakref.WeakSet: "use a set",
+    weakref.WeakKeyDictionary: "use a dictionary",
+    weakref.WeakValueDictionary: "use a dictionary",
+    io.StringIO: "keep a str",
+    io.BytesIO: "keep bytes",
+    array.array: "use a list or a tensor",
+    bytearray: "use a list or a tensor",
+    memoryview: "use a list or a tensor",
+    GeneratorType: "make it in the step",
+    **dict.fromkeys((type({}.keys()), type({}.values()), type({}.items())), "make it in the step"),
+}
+
+_DATA_OF_C: type = ctypes.c_int.__mro__[2]
+
+
+def advice_on_call(function: Any) -> str | None:
+    """Return what to write instead of a call of a function or class; None if it is followed."""
+    known = _CALLED.get(id(function))
+    if known is not None:
+        return known[1]
+    if hasattr(function, "dispatch") and hasattr(function, "registry"):
+        return "choose the function with `isinstance`"
+    return None
+
+
+def advice_on_object(value: Any) -> str | None:
+    """Return what to use instead of an object that lasts from call to call; None if it is followed.
+
+    Args:
+        value: not a part of the batch, nor made in the call.
+    """
+    kind = type(value)
+    advice = _HELD.get(kind)
+    if advice is not None:
+        return advice
+    if issubclass(kind, _DATA_OF_C):
+        return "use a list or a tensor"
+    if is_iterator_made_in_c(kind):
+        return "make it in the step"
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and kind is numpy.ndarray and value.dtype.hasobject:
+        return "use a list"
+    return None
+
+
+def is_iterator_made_in_c(kind: type) -> bool:
+    """Return whether objects of a class move on as they are read, such as those of `iter`, `zip` and `itertools`."""
+    return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
+
+
+def shown_name(value: Any) -> str:
+    """Return the name of a function or class, or of an object's class."""
+    named = value if hasattr(value, "__qualname__") else type(value)
+    module = getattr(named, "__module__", None)
+    is_plain = module in (None, "builtins") or module.startswith("_")
+    name = str(named.__qualname__)
+    return name if is_plain else f"{module}.{name}"
