@@ -237,7 +237,7 @@ def _generator():
         lambda: map(abs, iter([1, 2, 3])),
     ],
 )
-def test_an_iterator_that_moves_on_is_a_write(make):
+def test_an_iterator_that_moves_on_is_not_followed(make):
     source = make()
 
     def step(batch):
@@ -245,7 +245,7 @@ def test_an_iterator_that_moves_on_is_a_write(make):
         return batch.sum()
 
     _, run = watched(step)
-    assert names(run) == ["source"]
+    assert [read.name.rpartition(".")[2] for read in run.odd] == [type(source).__name__]
 
 
 def test_what_a_step_prints_or_writes_to_a_file_is_a_write(tmp_path, capsys):
@@ -378,9 +378,6 @@ def test_texts_in_memory_warnings_and_tables_are_writes(monkeypatch):
     rows = csv.writer(table)
 
     def step(batch):
-        own = io.StringIO()
-        own.write("a")
-        own.write("b")
         text.write("c")
         sys.stderr.write(".")
         rows.writerow([1])
@@ -392,7 +389,7 @@ def test_texts_in_memory_warnings_and_tables_are_writes(monkeypatch):
         _, run = watched(step)
     lines = {int(write.site.partition(":")[2]) for write in run.writes}
     first = step.__code__.co_firstlineno
-    assert lines == {first + number for number in (4, 5, 6, 7)}
+    assert lines == {first + number for number in (1, 2, 3, 4)}
 
 
 def test_a_scheduler_a_saved_file_and_a_deferred_loss_are_writes(tmp_path):
@@ -429,7 +426,7 @@ def test_what_is_stored_again_and_again_is_guarded():
     assert first.name == "thing.table['phase']"
 
 
-def test_a_generator_whose_send_is_the_step_is_a_write():
+def test_a_generator_whose_send_is_the_step_is_not_followed():
     def training():
         number = 0
         while True:
@@ -439,7 +436,7 @@ def test_a_generator_whose_send_is_the_step_is_a_write():
     running = training()
     next(running)
     _, run = watched(running.send)
-    assert run.writes
+    assert [read.name for read in run.odd] == ["generator"]
 
 
 def test_a_cache_that_misses_every_time_is_a_write():

@@ -7,7 +7,6 @@ another graph, or a call as written.
 from __future__ import annotations
 
 import functools
-import io
 from typing import Protocol, runtime_checkable
 
 import pytest
@@ -210,11 +209,6 @@ def follows_a_protocol():
     )
 
 
-def has_a_text():
-    text = io.StringIO()
-    return loop(lambda x: x.sum() * (1.0 + len(text.getvalue())), {10: lambda: text.write("warm")})
-
-
 def has_names(names_of):
     owner = Owner()
     return loop(
@@ -249,7 +243,6 @@ def has_names(names_of):
         lambda: is_cached(changes_source=False),
         lambda: prototypes_of_an_epoch,
         follows_a_protocol,
-        has_a_text,
         lambda: has_names(dir),
         lambda: has_names(vars),
     ],

@@ -55,6 +55,7 @@ ODD = [
     odd("memoryview", memoryview(b"2"), lambda numbers: numbers[0]),
     odd("ctypes.c_double", ctypes.c_double(2.0), lambda number: number.value),
     odd("generator", generator([1.0] * 99), lambda numbers: next(numbers)),
+    odd("list_iterator", functools.partial(next, iter([1.0] * 99)), lambda read: read()),
     odd("list_iterator", iter([1.0] * 99), lambda numbers: next(numbers)),
     odd("itertools.count", itertools.count(), lambda numbers: next(numbers) + 1.0),
     odd("dict_values", {"a": 1.0}.values(), lambda numbers: sum(numbers)),

@@ -605,12 +605,6 @@ def attribute_of_a_number():
     return lambda: owner.rate.scale, lambda: setattr(owner, "rate", other)
 
 
-@case
-def text_that_is_closed():
-    text = io.StringIO()
-    return lambda: 3.0 if text.closed else 1.0 + text.tell(), text.close
-
-
 def of_another_class(kind):
     """Return an object that says it is of a class, as proxies do, and an edit of it."""
 

@@ -90,8 +90,3 @@ def effect_of(function: Callable[..., Any]) -> str | None:
     if name in _DATABASES and type(owner).__module__ == "sqlite3":
         return f"sqlite3.{name}"
     return _OTHERS.get(name)
-
-
-def is_in_memory(function: Callable[..., Any]) -> bool:
-    """Return whether a method of a file is that of a text or bytes in memory."""
-    return isinstance(getattr(function, "__self__", None), io.StringIO | io.BytesIO)

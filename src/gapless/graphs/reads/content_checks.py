@@ -1,4 +1,4 @@
-"""Contents that a step reads: the bytes of arrays, buffers and tensors on the host, texts, results of caches."""
+"""Contents that a step reads: the bytes of arrays and of tensors on the host, results of caches."""
 
 from __future__ import annotations
 
@@ -88,19 +88,6 @@ class ContentChecks:
         read = lambda: Shown("its results" if are_same_items(now(), kept) else "other results")  # noqa: E731
         check = check_of(read, Shown("its results"), name=name, is_memory=False)
         self._checks.add(check, lambda: are_same_items(now(), kept))
-
-    def add_text(self, text: Any, name: str) -> None:
-        """Compare the text of a file in memory, and the position in it."""
-        if not text.closed and len(text.getvalue()) > MOST_BYTES:
-            return
-
-        def ask() -> Any:
-            return None if text.closed else (text.getvalue(), text.tell())
-
-        told = ask()
-        read = lambda: Shown("its text" if ask() == told else "another one")  # noqa: E731
-        check = check_of(read, Shown("its text"), name=name, is_memory=False)
-        self._checks.add(check, lambda: bool(ask() == told))
 
 
 def _memory_of(tensor: torch.Tensor) -> Any:

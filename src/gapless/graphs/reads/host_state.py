@@ -8,13 +8,10 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
-import io
 import logging
-import operator
 import random
 import sys
-import warnings
-from types import GeneratorType, MappingProxyType, ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -24,7 +21,6 @@ from torch.nn.parameter import is_lazy
 from gapless.graphs.reads.code_kinds import CodeKind, is_foreign, is_own, kind_of
 from gapless.graphs.reads.plain_values import is_array, is_plain, same
 from gapless.graphs.reads.value_places import (
-    BUFFERS,
     HOOK_TABLES,
     MISSING,
     Place,
@@ -454,15 +450,9 @@ def _inner_state_of(value: Any) -> Callable[[Any], Any] | None:
         return _generator_state if value.device.type == "cpu" else None
     if is_array(value):
         return _array_bytes
-    if isinstance(value, BUFFERS):
-        return _bytes
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.random.Generator | numpy.random.RandomState):
         return _numpy_state
-    if type(value).__module__ in ("builtins", "itertools") and hasattr(type(value), "__next__"):
-        return _position
-    if type(value).__module__ == "torch.utils.data.dataloader":
-        return _loader_position
     return None
 
 
@@ -516,15 +506,6 @@ def _flat(state: Any) -> Any:
     return state.tobytes() if is_array(state) else state
 
 
-def _position_of_generator(value: Any) -> _State:
-    frame = value.gi_frame
-    if frame is None:
-        return _State("its end", None)
-    names = frame.f_locals
-    plain = tuple((name, part if is_plain(part) else id(part)) for name, part in names.items())
-    return _State(f"line {frame.f_lineno}", (frame.f_lasti, plain, value.gi_running))
-
-
 def _context_value(value: Any) -> _State:
     content = value.get(MISSING)
     return _State("its value", content if is_plain(content) else id(content))
@@ -535,23 +516,12 @@ def _cached_calls(value: Any) -> _State:
     return _State(f"{info.currsize} results", (info.misses, info.currsize))
 
 
-def _text_length(value: Any) -> _State:
-    if value.closed:
-        return _State("closed", None)
-    length = len(value.getvalue())
-    return _State(f"{length} characters", (length, value.tell()))
-
-
 def _array_bytes(value: Any) -> _State:
     if value.nbytes > _MOST_BYTES:
         return _State("its content", None)
     if value.dtype.hasobject:
         return _State("its content", (value.shape, _Items(list(value.flat))))
     return _State("its content", (value.shape, value.tobytes()))
-
-
-def _bytes(value: Any) -> _State:
-    return _State("its content", bytes(value))
 
 
 def _version(value: torch.Tensor) -> _State:
@@ -571,41 +541,10 @@ def _of_script(module: Any) -> _State:
     return _State("its attributes", _Items(plain))
 
 
-def _position(value: Any) -> _State:
-    return _State("its position", _position_key(value, 4))
-
-
-def _position_key(value: Any, depth: int) -> Any:
-    if is_plain(value):
-        return value
-    if depth == 0 or not hasattr(type(value), "__next__"):
-        return id(value)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            parts = value.__reduce__()
-    except (TypeError, AttributeError):
-        return (operator.length_hint(value, -1), repr(value))
-    return tuple(
-        tuple(_position_key(each, depth - 1) for each in part)
-        if isinstance(part, tuple)
-        else (_position_key(part, depth - 1) if is_plain(part) else id(type(part)))
-        for part in parts
-    )
-
-
-def _loader_position(value: Any) -> _State:
-    number = vars(value).get("_num_yielded")
-    return _State(f"batch {number}", number)
-
-
 _STATES: dict[Any, Callable[[Any], Any]] = {
     random.Random: _random_state,
-    GeneratorType: _position_of_generator,
     contextvars.ContextVar: _context_value,
     functools._lru_cache_wrapper: _cached_calls,
-    io.StringIO: _text_length,
-    io.BytesIO: _text_length,
 }
 
 

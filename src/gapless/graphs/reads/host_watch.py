@@ -32,7 +32,7 @@ from torch import nn
 from torch.utils.weak import TensorWeakRef
 
 from gapless.device.torch_gpu import STREAM_TYPES, call_on_backward_thread, has_kernels_of_its_own
-from gapless.graphs.reads.c_calls import SUSPECTS, effect_of, is_in_memory
+from gapless.graphs.reads.c_calls import SUSPECTS, effect_of
 from gapless.graphs.reads.code_kinds import (
     CodeKind,
     is_foreign,
@@ -839,7 +839,6 @@ class _Profile:
         self.forward_modes: dict[str, None] = {}
         self.random_site = ""
         self.draws_random = False
-        self._texts: dict[int, bool] = {}
         # Until the run is over, what no weak reference can be made to.
         self._held: dict[int, _Held] = {}
         self._other: Any = None
@@ -1076,7 +1075,7 @@ class _Profile:
 
     def _note_c_call(self, frame: FrameType, function: Any) -> None:
         if getattr(function, "__name__", None) in SUSPECTS:
-            effect = None if self._is_own_text(function) else effect_of(function)
+            effect = effect_of(function)
             site = self._user_site(frame) if effect is not None else None
             if effect is not None and site is not None:
                 self.effects.setdefault((effect, site))
@@ -1107,15 +1106,6 @@ class _Profile:
                 return
             frame = frame.f_back
         self.forward_modes.setdefault("")
-
-    def _is_own_text(self, function: Any) -> bool:
-        """Return whether a text in memory is written to that the run itself has begun."""
-        if not is_in_memory(function):
-            return False
-        text = function.__self__
-        if id(text) not in self._texts and not text.closed:
-            self._texts[id(text)] = text.tell() == 0
-        return self._texts.get(id(text), False)
 
     def _user_site(self, frame: FrameType | None) -> str | None:
         """Return the user's line behind a call, None if it is torch's or this package's."""

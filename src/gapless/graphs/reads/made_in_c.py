@@ -5,10 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import itertools
-import operator
-from collections.abc import Iterator
-from types import BuiltinFunctionType, MethodWrapperType
 from typing import Any
 
 from gapless.graphs.reads.code_reads import CHANGING_METHODS
@@ -33,28 +29,6 @@ READERS_OF_OBJECT = frozenset(
 
 # Methods of containers made in C that change them and return nothing of what they hold.
 ONLY_CHANGING = CHANGING_METHODS - {"pop", "popleft", "popitem", "setdefault", "send"}
-
-# Made in C, and hold what they give or call.
-_HOLDERS = (
-    operator.itemgetter,
-    staticmethod,
-    classmethod,
-    property,
-    map,
-    filter,
-    zip,
-    enumerate,
-    reversed,
-    *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
-    *map(type, (iter([]), iter(()), iter({}), iter(set()), iter({}.values()), iter({}.items()))),
-    type(iter(int, None)),
-)
-
-MOVING = tuple(
-    kind for kind in _HOLDERS if issubclass(kind, Iterator) and kind is not itertools.repeat
-)
-
-MADE_IN_C = (BuiltinFunctionType, MethodWrapperType, *_HOLDERS)
 
 
 def reads_attributes(function: Any) -> bool:

@@ -13,7 +13,7 @@ import io
 import operator
 import sys
 import weakref
-from types import GeneratorType, MappingProxyType
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
@@ -55,7 +55,6 @@ _HELD: dict[type, str] = {
     array.array: "use a list or a tensor",
     bytearray: "use a list or a tensor",
     memoryview: "use a list or a tensor",
-    GeneratorType: "make it in the step",
     **dict.fromkeys((type({}.keys()), type({}.values()), type({}.items())), "make it in the step"),
 }
 
@@ -86,6 +85,8 @@ def advice_on_object(value: Any) -> str | None:
         return "use a list or a tensor"
     if is_iterator_made_in_c(kind):
         return "make it in the step"
+    if kind.__module__ == "torch.utils.data.dataloader" and hasattr(kind, "__next__"):
+        return "take the batch outside of the step"
     numpy = sys.modules.get("numpy")
     if numpy is not None and kind is numpy.ndarray and value.dtype.hasobject:
         return "use a list"
@@ -99,7 +100,11 @@ def is_iterator_made_in_c(kind: type) -> bool:
 
 def shown_name(value: Any) -> str:
     """Return the name of a function or class, or of an object's class."""
-    named = value if hasattr(value, "__qualname__") else type(value)
+    named = (
+        value
+        if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__"))
+        else type(value)
+    )
     module = getattr(named, "__module__", None)
     is_plain = module in (None, "builtins") or module.startswith("_")
     name = str(named.__qualname__)

@@ -13,7 +13,6 @@ import collections
 import contextvars
 import enum
 import functools
-import gc
 import importlib.util
 import itertools
 import logging
@@ -52,8 +51,6 @@ from gapless.graphs.reads.code_reads import CHANGING_METHODS, Chain, reads_of
 from gapless.graphs.reads.executed import Executed
 from gapless.graphs.reads.made_in_c import (
     ATTRIBUTE_READERS,
-    MADE_IN_C,
-    MOVING,
     ONLY_CHANGING,
     READERS_OF_OBJECT,
     names_of_protocol,
@@ -62,7 +59,6 @@ from gapless.graphs.reads.made_in_c import (
 from gapless.graphs.reads.odd_reads import OddRead, advice_on_call, advice_on_object, shown_name
 from gapless.graphs.reads.torch_objects import reader_of_method
 from gapless.graphs.reads.value_places import (
-    BUFFERS,
     CONTAINERS,
     FIELD_OF_NAMED_TUPLE,
     HOOK_TABLES,
@@ -162,11 +158,11 @@ class Reach:
         self._memo: dict[int, dict[Chain, list[tuple[Any, str]]]] = {}
         # Ids of code of which more is known by now than when it was followed.
         self._again: set[int] = set()
+        # Methods made in C that were come to, by id.
+        self._bound: dict[int, Any] = {}
         # What holds for all objects of a class, by its id.
         self._proxies: dict[int, bool] = {}
         self._parts: dict[int, list[tuple[Any, str]]] = {}
-        # Functions made in C that were come to, by id.
-        self._made_in_c: dict[int, Any] = {}
         self._queue: list[Executed] = []
         self._functions_of_autograd: set[type] = set()
         self._num_unseen = _MOST_UNSEEN
@@ -842,8 +838,10 @@ class Reach:
             self._arrive_at_partial(value, name, site, in_full=in_full)
         elif isinstance(value, type):
             self._arrive_at_type(value)
-        elif isinstance(value, MADE_IN_C):
-            self._arrive_at_made_in_c(value, name, site, in_full=in_full)
+        elif isinstance(value, BuiltinFunctionType | MethodWrapperType):
+            self._arrive_at_bound(value, name, site, in_full=in_full)
+        elif isinstance(value, property | staticmethod | classmethod):
+            self._note_function(unwrapped(value))
         elif not isinstance(value, ModuleType | CellType):
             self._arrive_at_object(value, name, site)
 
@@ -880,41 +878,19 @@ class Reach:
             self._use_whole(value.args, name, site)
             self._use_whole(value.keywords, name, site)
             given = [*value.args, *value.keywords.values()]
+            for part in given:
+                self._note_odd(part, advice_on_object(part), site)
             if not isinstance(value.func, _FOLLOWED) or reads_attributes(value.func):
                 for part in given:
                     self._use_attributes(part, name, site)
 
-    def _arrive_at_made_in_c(self, value: Any, name: str, site: str, *, in_full: bool) -> None:
-        """Take note of what a function or iterator made in C holds: nobody sees what it reads."""
-        if id(value) in self._made_in_c:
-            return
-        self._made_in_c[id(value)] = value
-        if isinstance(value, BuiltinFunctionType | MethodWrapperType):
-            self._arrive_at_bound(value, name, site, in_full=in_full)
-        else:
-            if isinstance(value, Iterator):
-                self._arrive_at_object(value, name, site)
-            self._arrive_at_held(value, name, site, in_full=in_full)
-
-    def _arrive_at_held(self, value: Any, name: str, site: str, *, in_full: bool) -> None:
-        for part in gc.get_referents(value):
-            if isinstance(part, Iterator):
-                # Its position is compared as a part of the position of the one that holds it.
-                if id(part) not in self._made_in_c:
-                    self._made_in_c[id(part)] = part
-                    self._arrive_at_held(part, name, site, in_full=in_full)
-            elif isinstance(value, MOVING) and isinstance(part, CONTAINERS):
-                # Whoever takes an item of it moves on, which is a change.
-                continue
-            elif not isinstance(part, type):
-                self._arrive(part, name, site, in_full=in_full)
-                self._use_whole(part, name, site)
-
     def _arrive_at_bound(self, method: Any, name: str, site: str, *, in_full: bool) -> None:
         """Take note of what a method made in C is bound to."""
         value, key, name = method.__self__, method.__name__, f"{name}.__self__"
-        if value is None or isinstance(value, ModuleType | type):
+        if value is None or isinstance(value, ModuleType | type) or id(method) in self._bound:
             return
+        self._bound[id(method)] = method
+        self._note_odd(value, advice_on_object(value), site)
         self._arrive(value, name, site, in_full=in_full)
         if id(value) not in self._skip and not isinstance(value, torch.Tensor | nn.Module):
             # It may change what nobody looks at otherwise, such as an array.
@@ -943,8 +919,7 @@ class Reach:
 
     def _arrive_at_object(self, value: Any, name: str, site: str) -> None:
         entries = entries_of(value)
-        is_known = isinstance(value, (*CONTAINERS, *BUFFERS)) or hasattr(type(value), "__next__")
-        if entries is not None or is_known or not is_foreign(type(value)):
+        if entries is not None or isinstance(value, CONTAINERS) or not is_foreign(type(value)):
             self.objects.setdefault(id(value), (value, name))
         if type(value).__module__.startswith(_LOOKED_INTO_OF_TORCH):
             # It may be called or asked for an item, which names none of its attributes.

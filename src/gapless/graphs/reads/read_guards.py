@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import io
 import os
 import threading
 import weakref
@@ -27,7 +26,7 @@ from gapless.graphs.reads.addresses import address_of
 from gapless.graphs.reads.bulk_checks import BulkChecks
 from gapless.graphs.reads.code_kinds import CodeKind, is_foreign, site_of
 from gapless.graphs.reads.code_reads import compares_objects
-from gapless.graphs.reads.content_checks import MOST_BYTES, ContentChecks
+from gapless.graphs.reads.content_checks import ContentChecks
 from gapless.graphs.reads.hooks_and_classes import HooksAndClasses
 from gapless.graphs.reads.plain_values import (
     are_same_items,
@@ -41,7 +40,6 @@ from gapless.graphs.reads.read_check import Members, Shown, check_of, check_of_l
 from gapless.graphs.reads.same_tensors import are_the_same
 from gapless.graphs.reads.tensor_forms import TensorForms
 from gapless.graphs.reads.value_places import (
-    BUFFERS,
     HOOK_TABLES,
     Place,
     entries_of,
@@ -206,12 +204,6 @@ class ReadGuards:
         self._seen["object", id(value)] = name
         if isinstance(value, functools._lru_cache_wrapper):
             self._contents.add_results_of(value, name)
-        elif isinstance(value, io.StringIO | io.BytesIO) and not names_another_class(value):
-            self._contents.add_text(value, name)
-        elif isinstance(value, BUFFERS) and not names_another_class(value):
-            data: Any = value
-            if len(bytes(data)) <= MOST_BYTES:
-                self._contents.add_bytes(partial(bytes, data), name, "")
         elif not is_foreign(type(value)) and entries_of(value) is not None:
             # It may be let go: a weak reference of the step's would show it.
             kind, referent = type(value), _referent_of(value)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import array
 import collections
-import ctypes
 import functools
 import threading
 import weakref
@@ -41,9 +39,6 @@ def base_of(value: Any) -> Any:
     kind = type(value)
     return next((base for base in CONTAINERS if issubclass(kind, base)), None)
 
-
-# Objects that are compared by their bytes.
-BUFFERS = (array.array, bytearray, memoryview, ctypes.c_int.__mro__[2])
 
 HOOK_TABLES = (
     "_forward_hooks",
