@@ -7,7 +7,6 @@ another graph, or a call as written.
 from __future__ import annotations
 
 import functools
-from typing import Protocol, runtime_checkable
 
 import pytest
 import torch
@@ -26,11 +25,6 @@ class Owner:
 
     def __init__(self, **parts):
         vars(self).update(parts)
-
-
-@runtime_checkable
-class HasExtra(Protocol):
-    extra: float
 
 
 def numbers(n):
@@ -201,14 +195,6 @@ def prototypes_of_an_epoch(wrap, device):
     return step, seen
 
 
-def follows_a_protocol():
-    owner = Owner()
-    return loop(
-        lambda x: x.sum() * (2.0 if isinstance(owner, HasExtra) else 1.0),
-        {10: lambda: setattr(owner, "extra", 1.0)},
-    )
-
-
 def has_names(names_of):
     owner = Owner()
     return loop(
@@ -242,7 +228,6 @@ def has_names(names_of):
         lambda: is_cached(changes_source=True),
         lambda: is_cached(changes_source=False),
         lambda: prototypes_of_an_epoch,
-        follows_a_protocol,
         lambda: has_names(dir),
         lambda: has_names(vars),
     ],

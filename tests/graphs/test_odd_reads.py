@@ -60,6 +60,7 @@ ODD = [
     odd("itertools.count", itertools.count(), lambda numbers: next(numbers) + 1.0),
     odd("dict_values", {"a": 1.0}.values(), lambda numbers: sum(numbers)),
     odd("weakref.WeakKeyDictionary", weakref.WeakKeyDictionary(), lambda table: len(table) + 1.0),
+    odd("ReferenceType", Part(), lambda part: weakref.ref(part)().weight),
     odd("WeakSet", weakref.WeakSet(), lambda parts: len(parts) + 1.0),
     odd("numpy.ndarray", np.array([2.0, "a"], dtype=object), lambda table: table[0]),
 ]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
-import enum
 import functools
 import io
 import itertools
-import operator
 import unittest.mock
 import weakref
 from collections.abc import Sequence
@@ -110,11 +108,6 @@ class Owner:
 
     def __init__(self, **attributes):
         vars(self).update(attributes)
-
-
-class Mode(enum.Enum):
-    SLOW = 1
-    FAST = 2
 
 
 OF_THE_MODULE_a = Part()
@@ -323,12 +316,6 @@ def global_that_is_asked_for_by_get():
 
 
 @case
-def value_of_a_member():
-    mode = enum.Enum("mode", {"A": Part()})
-    return lambda: mode.A.value.weight, adds(mode.A.value)
-
-
-@case
 def comparison_that_returns_an_object():
     class Compared(Registry):
         def __lt__(self, name):
@@ -397,19 +384,6 @@ def lists_that_iterators_make():
         return found
 
     return weight, adds(second[1])
-
-
-@case
-def attribute_by_a_getter_of_a_name_made_at_run_time():
-    owner, number = Owner(a=1.0), Owner(name="a")
-    return lambda: operator.attrgetter(number.name)(owner), lambda: setattr(owner, "a", 3.0)
-
-
-@case
-def members_of_an_enumeration():
-    for mode in Mode:
-        mode.scale = 1.0
-    return lambda: sum(mode.scale for mode in Mode), lambda: setattr(Mode.FAST, "scale", 3.0)
 
 
 @case

@@ -20,8 +20,8 @@ RootKind: TypeAlias = Literal["argument", "global", "cell", "module", "result"]
 
 # A step along a chain: ("attr", name), ("item", constant), ("each", None), any item of a container,
 # ("parts", None), any module or tensor of a module, ("any", begin), any attribute whose name, made at
-# run time, begins so, ("super", None), an object whose attributes are
-# looked up in its classes, or ("referent", None), what a weak reference that is called leads to.
+# run time, begins so, or ("super", None), an object whose
+# attributes are looked up in its classes.
 Link: TypeAlias = tuple[str, Any]
 
 
@@ -56,11 +56,7 @@ class Chain(NamedTuple):
         """The chain as code, such as `self.sizes[0]`."""
         words = [self.root or ("sys.modules" if self.kind == "module" else "(...)")]
         for kind, key in self.links:
-            words.append(
-                {"attr": f".{key}", "item": f"[{key!r}]", "super": "", "referent": "()"}.get(
-                    kind, "[...]"
-                )
-            )
+            words.append({"attr": f".{key}", "item": f"[{key!r}]", "super": ""}.get(kind, "[...]"))
         return "".join(words)
 
 
@@ -90,7 +86,6 @@ class CodeReads:
         stores: what it may change.
         names: attribute names that it stores, and its constant strings.
         stores_any_name: whether it may store attributes by names that stand nowhere in it.
-        walked: chains that a loop goes on from, again and again.
         given: functions that are called, or given to one, each with all that the call is given.
         called: functions and classes that are called, and the line of the first time.
         results: variables that may hold what a call returned, or what was found behind that.
@@ -101,7 +96,6 @@ class CodeReads:
     stores: list[Store] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     stores_any_name: bool = False
-    walked: set[Chain] = field(default_factory=set)
     given: dict[Chain, set[Chain]] = field(default_factory=dict)
     called: dict[Chain, int] = field(default_factory=dict)
     results: set[str] = field(default_factory=set)
@@ -235,6 +229,7 @@ _TO_ONE |= dict.fromkeys(
     ),
     1,
 )  # fmt: skip
+_JUMPS_BACK = ("JUMP_BACKWARD", "POP_JUMP_B")
 _LIST_TO_TUPLE = 6  # the intrinsic function of Python 3.12
 _ENDS = {"RETURN_VALUE", "RAISE_VARARGS", "RERAISE", "RETURN_CONST", "JUMP_FORWARD",
          "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"}  # fmt: skip
@@ -255,18 +250,12 @@ class _Follower:
         self._arguments = set(code.co_varnames[:num])
         self._locals: dict[str, frozenset[Chain]] = {}
         self._codes: dict[str, CodeType] = {}
-        self._loops: list[range] = []
-        self._is_in_loop = False
 
     def run(self) -> CodeReads:
         instructions = list(dis.get_instructions(self._code))
-        self._loops = [
-            range(at.argval, at.offset)
-            for at in instructions
-            if isinstance(at.argval, int) and at.opname.startswith(("JUMP_BACKWARD", "POP_JUMP_B"))
-        ]
+        has_loops = any(at.opname.startswith(_JUMPS_BACK) for at in instructions)
         # Twice: a loop reads what its body has stored, a function inside what is stored after it.
-        for _ in range(2 if self._loops or self._code.co_cellvars else 1):
+        for _ in range(2 if has_loops or self._code.co_cellvars else 1):
             self._stack, self._at = [], {}
             was_end = False
             for instruction in instructions:
@@ -282,7 +271,6 @@ class _Follower:
         return self._out
 
     def _follow(self, at: dis.Instruction, *, after_end: bool) -> bool:
-        self._is_in_loop = any(at.offset in loop for loop in self._loops)
         line = at.positions.lineno if at.positions is not None else None
         self._line = line or self._line
         waiting = self._at.pop(at.offset, None)
@@ -473,20 +461,9 @@ class _Follower:
     # --- stores ---
 
     def _assign(self, name: str, value: _Value) -> None:
-        if self._is_in_loop:
-            self._note_walk(self._locals.get(name, frozenset()), value.chains)
         self._locals[name] = _some(self._locals.get(name, frozenset()) | value.chains)
         if value.code is not None:
             self._codes[name] = value.code
-
-    def _note_walk(self, before: frozenset[Chain], after: frozenset[Chain]) -> None:
-        """Note where a variable of a loop is set to what is found from itself."""
-        for chain in before:
-            for longer in after:
-                more = longer.links[len(chain.links) :]
-                goes_on = longer.kind == chain.kind and longer.root == chain.root
-                if goes_on and more and longer.links[: len(chain.links)] == chain.links:
-                    self._out.walked.add(chain)
 
     def _on_store_fast(self, at: dis.Instruction) -> None:
         if isinstance(at.argval, tuple):
@@ -580,8 +557,8 @@ class _Follower:
             self._read(value.chains)
         callee_chains = [chain for chain in names if len(chain.links) < _MOST_LINKS]
         self._enter_callee(callee, arguments)
-        result: set[Chain] = {_RESULT, *(chain.then("referent") for chain in callee_chains)}
-        # What is called may be a weak reference or a partial that another call has made of it.
+        result: set[Chain] = {_RESULT}
+        # What is called may be a partial that another call has made of it.
         result |= {chain for chain in callee_chains if chain.links[-1:] == (("each", None),)}
         if method is not None:
             if method[1] in CHANGING_METHODS or method[1].endswith("_"):
@@ -749,7 +726,6 @@ class _Follower:
             self._out.reads.setdefault(chain, line)
         self._out.whole |= found.whole
         self._out.names |= found.names
-        self._out.walked |= found.walked
         for chain, line in found.called.items():
             self._out.called.setdefault(chain, line)
         for function, things in found.given.items():

@@ -7,7 +7,6 @@ import gc
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gapless.graphs.reads.value_places import (
@@ -17,15 +16,14 @@ from gapless.graphs.reads.value_places import (
     Place,
     base_of,
     class_attribute,
-    dict_of_view,
     entries_of,
     tables_of,
-    target_of,
 )
 
 
 if TYPE_CHECKING:
     import weakref
+    from types import CodeType, FunctionType
 
     from gapless.graphs.reads.code_kinds import CodeKind
     from gapless.graphs.reads.code_reads import CodeReads, Link
@@ -221,9 +219,6 @@ def _parts_at(value: Any, kind: str, key: Any) -> list[Any]:
         return [] if part is MISSING else [part]
     if kind == "each":
         return [part for table in _tables_behind(value) for part in table]
-    if kind == "referent":
-        target = target_of(value)
-        return [] if target is None else [target]
     if kind == "any":
         tables = (entries_of(value), *tables_of(value))
         return [part for table in tables if table is not None for part in table.values()]
@@ -243,9 +238,10 @@ def _tables_behind(value: Any, depth: int = 3) -> Iterator[Iterable[Any]]:
                     yield from _tables_behind(part, depth - 1)
     elif base is not None:
         if base.__len__(value) <= _MOST_PARTS:
-            yield base.values(value) if base in (dict, MappingProxyType) else base.__iter__(value)
+            yield base.values(value) if base is dict else base.__iter__(value)
     elif isinstance(value, VIEWS):
-        yield from _tables_behind(dict_of_view(value), depth)
+        table: Any = value
+        yield table.mapping.values()
     elif depth and type(value).__module__ in ("builtins", "itertools") and _moves(value):
         for part in gc.get_referents(value):
             yield from _tables_behind(part, depth - 1)

@@ -11,7 +11,7 @@ import functools
 import logging
 import random
 import sys
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -246,7 +246,7 @@ class HostState:
         elif isinstance(value, set):
             if id(value) not in self._sets and len(value) <= _MOST_ITEMS:
                 self._sets[id(value)] = (value, set(value), name, site)
-        elif isinstance(value, MappingProxyType | nn.Module):
+        elif isinstance(value, nn.Module):
             return
         else:
             state = _inner_state_of(value)

@@ -22,11 +22,6 @@ ATTRIBUTE_READERS = (
     dataclasses.replace,
 )
 
-# Methods of every object, made in C, that read attributes which no code names.
-READERS_OF_OBJECT = frozenset(
-    ["__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__", "__dir__"]
-)
-
 # Methods of containers made in C that change them and return nothing of what they hold.
 ONLY_CHANGING = CHANGING_METHODS - {"pop", "popleft", "popitem", "setdefault", "send"}
 
@@ -36,16 +31,3 @@ def reads_attributes(function: Any) -> bool:
     if isinstance(function, functools.partial):
         return any(map(reads_attributes, (function.func, *function.args)))
     return any(function is reader for reader in ATTRIBUTE_READERS)
-
-
-def names_of_protocol(kind: Any) -> tuple[str, ...]:
-    """Return the attributes that `isinstance` asks for, of a protocol; none of other classes."""
-    if isinstance(kind, tuple):
-        return tuple(name for each in kind for name in names_of_protocol(each))
-    if not isinstance(kind, type) or not vars(kind).get("_is_runtime_protocol", False):
-        return ()
-    bases = [base for base in kind.__mro__ if vars(base).get("_is_protocol", False)]
-    names = {
-        name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ()))
-    }
-    return tuple(sorted(name for name in names if not name.startswith(("__", "_abc_", "_is_"))))

@@ -38,6 +38,8 @@ _CALLED = {
         operator.attrgetter: "name the attribute",
         operator.methodcaller: "name the method",
         globals: "name the variable",
+        weakref.ref: "hold the object itself",
+        weakref.proxy: "hold the object itself",
         functools.singledispatch: "choose the function with `isinstance`",
     }.items()
 }
@@ -47,6 +49,7 @@ _HELD: dict[type, str] = {
     operator.attrgetter: "name the attribute",
     operator.methodcaller: "name the method",
     MappingProxyType: "read the dictionary behind it",
+    **dict.fromkeys((weakref.ref, *weakref.ProxyTypes), "hold the object itself"),
     weakref.WeakSet: "use a set",
     weakref.WeakKeyDictionary: "use a dictionary",
     weakref.WeakValueDictionary: "use a dictionary",

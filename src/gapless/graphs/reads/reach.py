@@ -11,21 +11,18 @@ import argparse
 import builtins
 import collections
 import contextvars
-import enum
 import functools
 import importlib.util
 import itertools
 import logging
 import os
 import sys
-import weakref
 from collections.abc import Collection, Iterator, Mapping
 from types import (
     BuiltinFunctionType,
     CellType,
     FunctionType,
     GetSetDescriptorType,
-    MappingProxyType,
     MemberDescriptorType,
     MethodType,
     MethodWrapperType,
@@ -52,8 +49,6 @@ from gapless.graphs.reads.executed import Executed
 from gapless.graphs.reads.made_in_c import (
     ATTRIBUTE_READERS,
     ONLY_CHANGING,
-    READERS_OF_OBJECT,
-    names_of_protocol,
     reads_attributes,
 )
 from gapless.graphs.reads.odd_reads import OddRead, advice_on_call, advice_on_object, shown_name
@@ -64,19 +59,16 @@ from gapless.graphs.reads.value_places import (
     HOOK_TABLES,
     MISSING,
     PLAIN_DESCRIPTORS,
-    VIEWS,
     Place,
     base_of,
     class_attribute,
     content_of,
     default_of,
-    dict_of_view,
     entries_of,
     items_of,
     names_another_class,
     shown_key,
     tables_of,
-    target_of,
     unwrapped,
 )
 
@@ -259,10 +251,6 @@ class Reach:
             for value, _ in self._values(executed, chain, line):
                 self._note_odd(value, advice_on_call(value), site_of(executed.code, line))
         self._follow_readers(executed)
-        for chain in executed.reads.walked:
-            at = executed.reads.reads.get(chain)
-            for value, name in self._values(executed, chain, at):
-                self._use_attributes(value, name, site_of(executed.code, at))
 
     def _follow_readers(self, executed: Executed) -> None:
         """Take note of objects whose attributes are read by a function of Python's library."""
@@ -277,20 +265,6 @@ class Reach:
                                 self._use_whole(
                                     entries_of(value), name, site_of(executed.code, line)
                                 )
-                elif function is isinstance:
-                    self._follow_protocols(executed, given, line)
-
-    def _follow_protocols(
-        self, executed: Executed, given: Iterable[Chain], line: int | None
-    ) -> None:
-        """Take note of the attributes that decide whether an object follows a protocol."""
-        site = site_of(executed.code, line)
-        found = [pair for each in given for pair in self._values(executed, each, line)]
-        names = {key for kind, _ in found for key in names_of_protocol(kind)}
-        for value, name in found if names else ():
-            if not isinstance(value, type):
-                for key in sorted(names):
-                    self._attribute(value, key, name, site)
 
     def _follow_store(self, executed: Executed, store: Store) -> None:
         """Take note of where a value is stored: whoever stores another there has to be seen."""
@@ -356,8 +330,6 @@ class Reach:
                 found = self._item(value, key, name, site)
             elif kind == "super":
                 found = [(_Super(value), name)]
-            elif kind == "referent":
-                found = self._referent(value, name, site)
             elif kind == "any":
                 found = self._any_attribute(value, key or "", name, site)
             elif kind == "parts":
@@ -491,12 +463,6 @@ class Reach:
             return [(getattr(value, key), shown)]
         if isinstance(value, _Super):
             return self._super_attribute(value.of, key, shown, site)
-        if type(value) in weakref.ProxyTypes:
-            return [
-                found
-                for referent, _ in self._referent(value, name, site)
-                for found in self._attribute(referent, key, name, site)
-            ]
         return self._instance_attribute(value, key, name, site)
 
     def _super_attribute(
@@ -510,14 +476,6 @@ class Reach:
             if key in entries:
                 found += self._inherited(value, (owner, entries[key]), shown, site)
         return found
-
-    def _referent(self, value: Any, name: str, site: str) -> list[tuple[Any, str]]:
-        """Return what a weak reference leads to, nothing for other values."""
-        target = target_of(value)
-        if target is None or id(target) in self._skip:
-            return []
-        self._arrive(target, name, site)
-        return [(target, name)]
 
     def _add_levels(self, logger: logging.Logger, name: str, site: str) -> None:
         """Take note of what decides whether a logger lets messages through."""
@@ -533,7 +491,6 @@ class Reach:
         self, value: Any, key: str, name: str, site: str
     ) -> Iterable[tuple[Any, str]]:
         shown = f"{name}.{key}"
-        key = _kept_as(value, key)
         entries = entries_of(value)
         if key in ("__class__", "__dict__"):
             if key == "__dict__":
@@ -616,8 +573,6 @@ class Reach:
         """Take note of what an attribute may read that is not the user's."""
         if _is_looked_into(owner) and entries_of(value) is not None:
             self._use_object_whole(value, name, site)
-        if key in READERS_OF_OBJECT and owner is object:
-            self._use_attributes(value, name, site)
 
     def _note_absence(
         self, value: Any, key: str, shown: str, site: str, found: tuple[type, Any] | None
@@ -725,7 +680,7 @@ class Reach:
         if isinstance(value, list | tuple | collections.deque):
             # One that is missing may come later; until then it is an IndexError.
             return self._place("item", value, key, shown, site) if isinstance(key, int) else []
-        if isinstance(value, dict | MappingProxyType):
+        if isinstance(value, dict):
             return self._place("dict", value, key, shown, site)
         if isinstance(value, nn.ParameterDict) and isinstance(key, str):
             return self._attribute(value, key, name, site)
@@ -733,7 +688,7 @@ class Reach:
             return self._each(value, name, site)
         if isinstance(value, Mapping) and hasattr(value, "data"):
             entries = entries_of(value) or {}
-            if isinstance(entries.get("data"), dict) and not _is_of_weakref(value):
+            if isinstance(entries.get("data"), dict):
                 return self._place("dict", entries["data"], key, shown, site)
         # What stands for all items of an argument, or an object that is asked for one.
         return self._each(value, name, site)
@@ -752,22 +707,17 @@ class Reach:
             return [(child, f"{name}.{key}") for key, child in value._modules.items()]
         if isinstance(value, nn.ParameterList | nn.ParameterDict):
             return self._each_of_parameters(value, name, site)
-        if isinstance(value, contextvars.ContextVar | enum.EnumType) or _is_array_of_objects(
-            value
-        ):
-            return self._each_of_python(value, name, site)
+        if isinstance(value, contextvars.ContextVar):
+            return self._place("context", value, None, name, site)
         if isinstance(value, nn.Module | torch.Tensor | ModuleType | type | FunctionType):
             return [(value, name)]
-        if isinstance(value, dict | MappingProxyType):
+        if isinstance(value, dict):
             return [
                 (part, f"{name}[{shown_key(key)}]") for key, part in items_of(value)[:_MOST_ITEMS]
             ]
         if isinstance(value, list | tuple | set | frozenset | collections.deque):
             held = list(base_of(value).__iter__(value))
             return [(part, shown) for part in held[:_MOST_ITEMS]]
-        if isinstance(value, VIEWS):
-            table = dict_of_view(value)
-            return [*self._each(table, name, site), *[(key, shown) for key in table]]
         if _is_looked_into(type(value)):
             return [(value, name), *self._use_object_whole(value, name, site)]
         return [(value, name)]
@@ -784,15 +734,6 @@ class Reach:
                 self._place("dict", entries, key, f"len({name})", site, holder=value)
         keys = entries.get("_keys", range(entries.get("_size", 0)))
         return [part for key in keys for part in self._attribute(value, str(key), name, site)]
-
-    def _each_of_python(self, value: Any, name: str, site: str) -> list[tuple[Any, str]]:
-        """Return what a context variable gives, the members of an enumeration, or objects of an array."""
-        if isinstance(value, contextvars.ContextVar):
-            return self._place("context", value, None, name, site)
-        if isinstance(value, enum.EnumType):
-            members: Mapping[str, Any] = value.__members__
-            return [(value, name), *((one, f"{name}.{key}") for key, one in members.items())]
-        return [(part, f"{name}[...]") for part in value.ravel()[:_MOST_ITEMS]]
 
     # --- arriving at a value ---
 
@@ -899,8 +840,6 @@ class Reach:
             return
         if isinstance(value, contextvars.ContextVar):
             self._place("context", value, None, name, site)
-        elif key in READERS_OF_OBJECT:
-            self._use_attributes(value, name, site)
         else:
             held = (value,)
             self.whole.setdefault(id(held), (held, name, site))
@@ -990,8 +929,6 @@ class Reach:
         todo: list[tuple[Any, str]] = [(value, name)]
         while todo:
             value, name = todo.pop()
-            if isinstance(value, VIEWS):
-                value = dict_of_view(value)
             if not isinstance(value, CONTAINERS) or id(value) in self._skip:
                 continue
             if id(value) in self.whole or value is sys.modules:
@@ -1009,7 +946,7 @@ class Reach:
     ) -> list[tuple[Any, str]]:
         """Take note of all that an object of a library has, whose code is not followed.
 
-        Returns what its containers and weak references lead to.
+        Returns what its containers lead to.
         """
         entries = entries_of(value)
         if entries is None or id(value) in self._skip or depth == 0 or is_own(type(value)):
@@ -1023,13 +960,9 @@ class Reach:
             if id(part) in seen or len(seen) > _MOST_ITEMS:
                 continue
             seen.add(id(part))
-            target = target_of(part)
             if isinstance(part, CONTAINERS):
-                todo += part.values() if isinstance(part, dict | MappingProxyType) else part
+                todo += part.values() if isinstance(part, dict) else part
                 todo += part if isinstance(part, dict) else ()
-            elif target is not None:
-                self._arrive(target, name, site)
-                found.append((target, name))
             elif _is_looked_into(type(part)):
                 found += self._use_object_whole(part, name, site, depth - 1)
             elif entries_of(part) is not None:
@@ -1117,7 +1050,7 @@ _FOLLOWED = (FunctionType, MethodType, nn.Module, functools.partial, type)
 def _items_of(value: Any, name: str) -> list[tuple[Any, str]]:
     """Return what a container holds, with names."""
     parts: Iterable[tuple[str, Any]]
-    if isinstance(value, dict | MappingProxyType):
+    if isinstance(value, dict):
         parts = [(shown_key(key), part) for key, part in items_of(value)]
     elif isinstance(value, list | tuple | collections.deque):
         parts = [(str(index), part) for index, part in enumerate(value)]
@@ -1140,16 +1073,6 @@ _NOT_READ_AS_A_WHOLE = (
 def _is_data_descriptor(attribute: Any) -> bool:
     """Return whether an attribute of a class goes before one of the object's own."""
     return hasattr(type(attribute), "__set__")
-
-
-def _is_array_of_objects(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype == object
-
-
-def _kept_as(value: Any, key: str) -> str:
-    """Return the attribute that another one, of Python's library, gives."""
-    return "_value_" if key == "value" and isinstance(value, enum.Enum) else key
 
 
 def _names_in(entries: Mapping[str, Any], begin: str) -> list[str]:
@@ -1180,10 +1103,6 @@ class _Super:
 
     def __init__(self, of: Any) -> None:
         self.of = of
-
-
-def _is_of_weakref(value: Any) -> bool:
-    return isinstance(value, weakref.WeakValueDictionary | weakref.WeakKeyDictionary)
 
 
 # Of torch's objects that are no modules, those which a step computes with.

@@ -13,7 +13,6 @@ import threading
 import weakref
 from functools import partial
 from operator import call
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -237,7 +236,7 @@ class ReadGuards:
 
     def _add_container(self, value: Any, name: str, site: str) -> None:
         self._seen["whole", id(value)] = name
-        if isinstance(value, dict | MappingProxyType | set | frozenset):
+        if isinstance(value, dict | set | frozenset):
             # Looked up by what they are, not by their values.
             found = [key for key in value if isinstance(key, torch.Tensor)]
             self._owners += found
@@ -247,7 +246,7 @@ class ReadGuards:
             copy = dict(data)
             check = check_of(lambda: dict(data), copy, name=name, site=site, is_memory=False)
             self._checks.add(check, lambda: data == copy)
-        elif isinstance(value, dict | MappingProxyType):
+        elif isinstance(value, dict):
             self._add_mapping(value, name, site)
         elif isinstance(value, list | tuple | collections.deque):
             self._add_sequence(value, name, site)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import threading
-import weakref
-from types import CellType, FunctionType, MappingProxyType, MemberDescriptorType
+from types import CellType, FunctionType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +27,7 @@ def shown_key(key: Any) -> str:
     return repr(key) if isinstance(key, str | bytes | int | float) else "..."
 
 
-CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, MappingProxyType)
+CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 
 
 def base_of(value: Any) -> Any:
@@ -230,20 +229,3 @@ def default_of(function: FunctionType, name: str) -> Any:
     names = code.co_varnames[: code.co_argcount]
     with_default = names[len(names) - len(defaults) :]
     return defaults[with_default.index(name)] if name in with_default else MISSING
-
-
-def target_of(value: Any) -> Any:
-    """Return what a weak reference leads to, None for other values."""
-    if isinstance(value, weakref.ref):
-        return weakref.ref.__call__(value)
-    if type(value) in weakref.ProxyTypes:
-        try:
-            return value.__repr__.__self__
-        except (AttributeError, ReferenceError):
-            return None
-    return None
-
-
-def dict_of_view(view: Any) -> Any:
-    """Return the dictionary that a view shows, as a proxy of it."""
-    return view.mapping
