@@ -245,7 +245,7 @@ def test_an_iterator_that_moves_on_is_not_followed(make):
         return batch.sum()
 
     _, run = watched(step)
-    assert [read.name.rpartition(".")[2] for read in run.odd] == [type(source).__name__]
+    assert [type(source).__name__ in read.name for read in run.odd] == [True]
 
 
 def test_what_a_step_prints_or_writes_to_a_file_is_a_write(tmp_path, capsys):
@@ -436,7 +436,7 @@ def test_a_generator_whose_send_is_the_step_is_not_followed():
     running = training()
     next(running)
     _, run = watched(running.send)
-    assert [read.name for read in run.odd] == ["generator"]
+    assert ["generator" in read.name for read in run.odd] == [True]
 
 
 def test_a_cache_that_misses_every_time_is_a_write():

@@ -76,7 +76,7 @@ def test_an_odd_read_is_refused_with_its_line(name, held, read):
             calls(step, x)
 
         first = step.report.refusals[0]
-        assert (first.name.rpartition(".")[2], first.is_final) == (name.rpartition(".")[2], True)
+        assert (name in first.name, first.is_final) == (True, True)
         assert first.site.startswith("test_odd_reads.py:")
         assert step.report.num_replays == 0
 

@@ -16,18 +16,13 @@ _FOLLOWED = "followed"
 _GUARDED = "guarded"
 
 NOT_YET = {
-    "attrgetter_of_a_computed_path": _STALE,
     "fields_of_a_format": _STALE,
-    "weak_reference": _STALE,
-    "globals_by_a_computed_name": _STALE,
     "memory_map": _STALE,
     "flags_of_a_numpy_array": _STALE,
     "decimal_context": _STALE,
     "number_of_threads": _STALE,
     "seed_of_torch": _STALE,
     "seed_of_a_generator": _STALE,
-    "item_of_an_array": _FOLLOWED,
-    "item_of_a_memory_view": _FOLLOWED,
     "numbers_unpacked": _FOLLOWED,
     "item_of_a_numpy_array": _FOLLOWED,
     "mean_of_a_numpy_array": _FOLLOWED,

@@ -101,14 +101,16 @@ def is_iterator_made_in_c(kind: type) -> bool:
     return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
 
 
-def shown_name(value: Any) -> str:
-    """Return the name of a function or class, or of an object's class."""
-    named = (
-        value
-        if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__"))
-        else type(value)
-    )
+def shown_name(value: Any, name: str) -> str:
+    """Return the name of a function or class, or that of an object, with its class.
+
+    Args:
+        value: the function, class or object.
+        name: as the code says it.
+    """
+    is_named = isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__"))
+    named = value if is_named else type(value)
     module = getattr(named, "__module__", None)
     is_plain = module in (None, "builtins") or module.startswith("_")
-    name = str(named.__qualname__)
-    return name if is_plain else f"{module}.{name}"
+    shown = str(named.__qualname__) if is_plain else f"{module}.{named.__qualname__}"
+    return shown if is_named else f"{name} ({shown})"

@@ -248,8 +248,8 @@ class Reach:
         for store in executed.reads.stores:
             self._follow_store(executed, store)
         for chain, line in executed.reads.called.items() if self._is_users else ():
-            for value, _ in self._values(executed, chain, line):
-                self._note_odd(value, advice_on_call(value), site_of(executed.code, line))
+            for value, name in self._values(executed, chain, line):
+                self._note_odd(value, name, advice_on_call(value), site_of(executed.code, line))
         self._follow_readers(executed)
 
     def _follow_readers(self, executed: Executed) -> None:
@@ -304,14 +304,14 @@ class Reach:
             site = site_of(executed.code, line)
             found = memo[chain] = list(self._new_values(executed, chain, line, site))
             if self._is_users:
-                for value, _ in found:
-                    self._note_odd(value, advice_on_object(value), site)
+                for value, name in found:
+                    self._note_odd(value, name, advice_on_object(value), site)
         return found
 
-    def _note_odd(self, value: Any, advice: str | None, site: str) -> None:
+    def _note_odd(self, value: Any, name: str, advice: str | None, site: str) -> None:
         """Take note of a way to read that is not followed, once for each line."""
         if advice is not None and id(value) not in self._skip:
-            self.odd.setdefault(site, OddRead(shown_name(value), site, advice))
+            self.odd.setdefault(site, OddRead(shown_name(value, name), site, advice))
 
     def _new_values(
         self, executed: Executed, chain: Chain, line: int | None, site: str
@@ -820,7 +820,7 @@ class Reach:
             self._use_whole(value.keywords, name, site)
             given = [*value.args, *value.keywords.values()]
             for part in given:
-                self._note_odd(part, advice_on_object(part), site)
+                self._note_odd(part, name, advice_on_object(part), site)
             if not isinstance(value.func, _FOLLOWED) or reads_attributes(value.func):
                 for part in given:
                     self._use_attributes(part, name, site)
@@ -831,7 +831,7 @@ class Reach:
         if value is None or isinstance(value, ModuleType | type) or id(method) in self._bound:
             return
         self._bound[id(method)] = method
-        self._note_odd(value, advice_on_object(value), site)
+        self._note_odd(value, name, advice_on_object(value), site)
         self._arrive(value, name, site, in_full=in_full)
         if id(value) not in self._skip and not isinstance(value, torch.Tensor | nn.Module):
             # It may change what nobody looks at otherwise, such as an array.
