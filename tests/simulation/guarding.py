@@ -556,6 +556,22 @@ def a_step_that_draws_random_numbers_on_the_host(device):
     assert refusal.name == "random numbers of torch"
 
 
+NUMBERS = iter([2.0] * 99)
+
+
+def scaled_by_an_iterator(batch):
+    """Take the next number of one that lasts from call to call."""
+    return batch * next(NUMBERS)
+
+
+@scenario(only=ONE)
+def a_step_that_reads_an_iterator(device):
+    """Where it stands is not compared."""
+    refusal = refusal_of(device, scaled_by_an_iterator)
+    assert refusal.kind == "capture_failed"
+    assert refusal.name == "NUMBERS (list_iterator)"
+
+
 def doubled_by_new_code(batch):
     """Make a function, and call it."""
     return eval("lambda rows: rows * 2.0")(batch)
