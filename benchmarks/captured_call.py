@@ -266,7 +266,9 @@ class Timer:
 
 def graph_of(timer: Timer, step: gapless.CapturedFunction) -> Any:
     """Return the graph that a call of a step replays."""
-    graph = step._captured._graphs.find(step._trees.of((timer.batch,), {}).key())
+    tree = step._trees.of((timer.batch,), {})
+    variant = step._captured._entries.of_call(tree).find()
+    graph = None if variant is None else variant.graph
     if graph is None:
         raise RuntimeError(f"nothing was captured: {step.report}")
     return graph
@@ -276,14 +278,13 @@ def parts_of(timer: Timer, step: gapless.CapturedFunction) -> dict[str, Callable
     """Return the parts of a captured call, each as a function."""
     captured, batch, graph = step._captured, timer.batch, graph_of(timer, step)
     tree = step._trees.of((batch,), {})
-    key = tree.key()
 
     return {
         "order of calls": lambda: step._side.launch(lambda: None),
         "host part": lambda: call_host_part(captured.step, batch),
         "arguments": lambda: step._trees.of((batch,), {}),
         "key": tree.key,
-        "graph of the kind": lambda: captured._graphs._graphs.get(key),
+        "record of the kind": lambda: captured._entries.of_call(tree),
         "guards": graph.guards.hold,
         "kind of batch": lambda: graph.why_not(tree),
         "batch into the graph": lambda: graph._inputs.fill(tree.leaves),
