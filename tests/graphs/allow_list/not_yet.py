@@ -23,7 +23,6 @@ NOT_YET = {
     "number_of_threads": _STALE,
     "seed_of_torch": _STALE,
     "seed_of_a_generator": _STALE,
-    "numbers_unpacked": _FOLLOWED,
     "item_of_a_numpy_array": _FOLLOWED,
     "mean_of_a_numpy_array": _FOLLOWED,
     "other_modules_of_a_module_dict": _GUARDED,
