@@ -30,7 +30,8 @@ _KNOWN = {
 
 
 _LATE = {
-    "trained_in_another_thread": "the first replays in another thread are not ordered behind the last update",
+    "trained_in_another_thread": "a dispatch mode is of one thread: eager operators of another one run at once, "
+    "where the simulated device queues replays",
 }
 
 
