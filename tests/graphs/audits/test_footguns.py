@@ -58,9 +58,10 @@ def test_the_loop_as_written_repeats_itself(footgun, tmp_path):
 
 @pytest.mark.slow
 def test_all_forms_train_alike(tmp_path):
-    """As written, a row's losses, weights and log are the same in each form."""
+    """As written, a row's losses and weights are the same in each form."""
     for footgun in FOOTGUNS[::8]:
-        first, *others = (trained(footgun, form, tmp_path) for form in FORMS)
+        # A group's loop stands still between its calls alone, and what it logs there is another thing.
+        first, *others = (trained(footgun, form, tmp_path).results[: CALLS + 1] for form in FORMS)
         assert all(other == first for other in others), footgun.name
 
 

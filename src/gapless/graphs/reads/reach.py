@@ -243,7 +243,7 @@ class Reach:
             if chain in executed.reads.whole:
                 for value, name in values:
                     self._use_whole(value, name, site_of(executed.code, line))
-                    if isinstance(value, Collection) and _is_looked_into(type(value)):
+                    if issubclass(type(value), Collection) and _is_looked_into(type(value)):
                         self._use_object_whole(value, name, site_of(executed.code, line))
         for store in executed.reads.stores:
             self._follow_store(executed, store)
@@ -929,7 +929,8 @@ class Reach:
         todo: list[tuple[Any, str]] = [(value, name)]
         while todo:
             value, name = todo.pop()
-            if not isinstance(value, CONTAINERS) or id(value) in self._skip:
+            # Not what the object says of its class: a proxy has no length of its own.
+            if not issubclass(type(value), CONTAINERS) or id(value) in self._skip:
                 continue
             if id(value) in self.whole or value is sys.modules:
                 continue

@@ -1,6 +1,7 @@
 """The functions of the user that code leads to, by the names that stand in it.
 
 Read before any of them runs. Code of installed packages is left out: what it does, it does for everybody.
+Values are judged by their type: what an object says of its class is code of the user's, which may raise.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class UserFunctions:
         return [value, *items]
 
     def _attributes_of(self, value: Any) -> list[Any]:
-        if isinstance(value, (*_PLAIN, type, ModuleType)) or not self.owns_class(type(value)):
+        if issubclass(type(value), (*_PLAIN, type, ModuleType)) or not self.owns_class(
+            type(value)
+        ):
             return []
         return list(getattr(value, "__dict__", {}).values())[:_MOST_ITEMS]
 
@@ -187,25 +190,25 @@ class UserFunctions:
 
     def _add(self, value: Any, depth: int) -> None:
         """Add what a value holds that can be called, if it is the user's."""
-        if isinstance(value, _PLAIN) or id(value) in self._seen:
+        if issubclass(type(value), _PLAIN) or id(value) in self._seen:
             return
         if len(self._seen) >= _MOST_VALUES:
             return
         self._seen[id(value)] = value  # held, so that no other gets its id
-        if isinstance(value, FunctionType):
+        if issubclass(type(value), FunctionType):
             self._add_function(value)
-        elif isinstance(value, type):
+        elif issubclass(type(value), type):
             self._add_class(value)
-        elif isinstance(value, ModuleType):
+        elif issubclass(type(value), ModuleType):
             self._add_later(value)
         else:
             for part in self._parts_of(value) if depth > 0 else ():
                 self._add(part, depth - 1)
 
     def _parts_of(self, value: Any) -> list[Any]:
-        if isinstance(value, MethodType):
+        if issubclass(type(value), MethodType):
             return [value.__func__, value.__self__]
-        if isinstance(value, partial):
+        if issubclass(type(value), partial):
             return [value.func, *value.args, *value.keywords.values()]
         if not self.owns_class(type(value)):
             return []
@@ -265,13 +268,13 @@ def _variables_of(frame: FrameType) -> dict[str, Any]:
 
 def _kind_of(value: Any) -> Any:
     """Return what code a value leads to."""
-    if isinstance(value, partial):
+    if issubclass(type(value), partial):
         return _kind_of(value.func)
-    function = value.__func__ if isinstance(value, MethodType) else value
+    function = value.__func__ if issubclass(type(value), MethodType) else value
     # Others are not asked: settings that look attributes up among their entries raise a KeyError.
-    if isinstance(function, FunctionType):
+    if issubclass(type(function), FunctionType):
         return function.__code__
-    return function if isinstance(function, type) else type(function)
+    return function if issubclass(type(function), type) else type(function)
 
 
 def _items_of(value: Any) -> list[Any]:
@@ -288,7 +291,7 @@ def _objects_in(tables: Iterable[Mapping[str, Any]], kind: type) -> list[Any]:
     inner = [
         part
         for value in values
-        if not isinstance(value, type | ModuleType)
+        if not issubclass(type(value), type | ModuleType)
         for part in getattr(value, "__dict__", {}).values()
     ]
     for value in (*values, *inner):
@@ -307,8 +310,8 @@ def _contents(function: FunctionType) -> Iterator[Any]:
 
 def _function_of(value: Any) -> Any:
     """Return the function of a method, a property or the like; None if there is none."""
-    if isinstance(value, classmethod | staticmethod):
+    if issubclass(type(value), classmethod | staticmethod):
         value = value.__func__
-    elif isinstance(value, property):
+    elif issubclass(type(value), property):
         value = value.fget
-    return value if isinstance(value, FunctionType) else None
+    return value if issubclass(type(value), FunctionType) else None
