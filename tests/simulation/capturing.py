@@ -84,6 +84,17 @@ def ranks_that_capture_together(device):
 
 
 @scenario(num_seeds=VERY_FEW)
+def ranks_that_train_inside_autocast(device):
+    """No graph takes a call there: the ranks agree on that, and run on."""
+    inside = torch.autocast(device.torch_device.type, dtype=torch.bfloat16)
+    with TrainLoop(plan="captured", device=device, ranks=TwoRanks()) as loop, inside:
+        loop.run_epoch(regression_data(), Regression())
+    report = loop.capture_report
+    assert [one.kind for one in report.refusals] == ["inside_autocast"]
+    assert (report.num_graphs, report.num_replays) == (0, 0)
+
+
+@scenario(num_seeds=VERY_FEW)
 def a_value_of_a_batch_of_one_rank(device):
     """Other ranks may find another value in theirs, and would not replay the same."""
     model = Regression()
