@@ -115,3 +115,21 @@ def test_iterators_that_the_step_makes_are_followed(read):
 
 def total_of(numbers):
     return sum(numbers)
+
+
+class Settings(dict):
+    """Looks attributes up among its entries, and can be called."""
+
+    __getattr__ = dict.__getitem__
+
+    def __call__(self, rows):
+        return rows * self["scale"]
+
+
+def test_a_called_object_is_not_asked_for_attributes_that_it_may_not_have():
+    """It raises a KeyError for them, which is none of the loop's."""
+    settings = Settings(scale=2.0)
+    with SimulatedDevice() as device:
+        step = gapless.capture(lambda rows: settings(rows).sum(), device=device)
+        rows = torch.ones(3, device=device.torch_device)
+        assert [step(rows).item() for _ in range(6)] == [6.0] * 6

@@ -13,7 +13,7 @@ import io
 import operator
 import sys
 import weakref
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any, NamedTuple
 
 
@@ -69,7 +69,8 @@ def advice_on_call(function: Any) -> str | None:
     known = _CALLED.get(id(function))
     if known is not None:
         return known[1]
-    if hasattr(function, "dispatch") and hasattr(function, "registry"):
+    # No other object is asked for attributes: to look one up may run code of the user's, which may raise.
+    if type(function) is FunctionType and {"dispatch", "registry"} <= vars(function).keys():
         return "choose the function with `isinstance`"
     return None
 
