@@ -1,0 +1,1 @@
+"""Trainings whose batches change their shape, with and without gapless, judged from outside."""
