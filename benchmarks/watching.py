@@ -1,11 +1,14 @@
 """What it costs until a captured step replays: watched calls, the capture, the time to the first replay.
 
-    PYTHONPATH=src python3 -m benchmarks.watching [--only gpt,lstm] [--form step,module] [--source SRC] [--json FILE]
+    PYTHONPATH=src python3 -m benchmarks.watching --device cuda --seconds 500 --json FILE
+    PYTHONPATH=src python3 -m benchmarks.watching [--only gpt-12,lstm] [--form step,module] [--source SRC]
 
 A plain call is the median of calls 3 to 10 of a process without gapless. Everything else is said in
 plain calls of the same batch: each watched call of the first kind and of the two kinds after it (other
 shapes), and the capture with its proof. Calls are watched at once here; elsewhere they wait until there
-is room for that. Each model has two processes of its own, one plain and one captured.
+is room for that. Each model has a plain process of its own, and a captured one for each form. The trainer is
+the project's own step on batches of base32; its model is gapless's, but the plain process captures nothing.
+No process begins after `--seconds`, and none goes on; each captured one that has ended prints a line of JSON.
 
 Times are of the wall on a GPU, which is waited for after each call. Without a GPU they are CPU seconds,
 replays do nothing, nothing is proved, and models are so small that the host's work is what counts, as
@@ -177,7 +180,8 @@ class Training:
         self.model = make(on_gpu if device.type == "cuda" else on_cpu, depth).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         draw = torch.Generator().manual_seed(1)
-        self.batches = [
+        self.captured_as: Any = self.step
+        self.batches: list[tuple[Any, ...]] = [
             (
                 torch.randint(VOCABULARY, (_ROWS, length), generator=draw).to(device),
                 torch.randint(length // 2, length, (_ROWS,), generator=draw).to(device),
@@ -185,9 +189,9 @@ class Training:
             for length in LENGTHS
         ]
 
-    def step(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def step(self, *batch: torch.Tensor) -> torch.Tensor:
         """Train on a batch; return its loss."""
-        loss: torch.Tensor = self.model(ids, lengths)
+        loss: torch.Tensor = self.model(*batch)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -204,9 +208,37 @@ class Training:
         return now() - begin
 
 
+class TrainerTraining(Training):
+    """The trainer's own step, which has its model and optimizer."""
+
+    def __init__(self, device: torch.device) -> None:
+        from benchmarks.base32_step import Base32
+
+        torch.manual_seed(0)
+        self.device = device
+        base32 = Base32(device, is_tiny=device.type != "cuda", most=0)
+        self._train, self.captured_as = base32.train, base32.step
+        self.model, self.optimizer = base32.step.model, base32.step.optimizer
+        # From a long to a short one, as the other models have them.
+        examples = base32.examples[:: -max(len(base32.examples) // len(LENGTHS), 1)]
+        self.batches = [(tokens,) for tokens in examples[: len(LENGTHS)]]
+
+    def step(self, *batch: Any) -> torch.Tensor:
+        """Train on a batch; return its loss."""
+        return self._train(*batch)
+
+
+TRAINER = "trainer"
+
+
+def training_of(name: str, device: torch.device) -> Training:
+    """Return a new training of a model."""
+    return TrainerTraining(device) if name == TRAINER else Training(name, device)
+
+
 def plain(name: str, device: torch.device) -> dict[str, Any]:
     """Return the seconds of calls as written, in a process that has no gapless."""
-    training = Training(name, device)
+    training = training_of(name, device)
     times = [
         [training.seconds_of(training.step, number) for _ in range(_NUM_PLAIN)]
         for number in range(len(LENGTHS))
@@ -218,12 +250,12 @@ def captured(name: str, form: str, device: torch.device) -> dict[str, Any]:
     """Return the seconds of the calls of each kind, up to its first replay."""
     import gapless
 
-    training = Training(name, device)
+    training = training_of(name, device)
     with ExitStack() as stack:
         _learn_at_once(stack)
         place: Any = device if device.type == "cuda" else _launches_nothing(stack)
         if form == "step":
-            call: Any = gapless.capture(training.step, device=place)
+            call: Any = gapless.capture(training.captured_as, device=place)
             report = call.report
         else:
             gapless.capture(training.model, training.optimizer, device=place)
@@ -288,20 +320,26 @@ def _launches_nothing(stack: ExitStack) -> Any:
     return LaunchesNothing()
 
 
-def measured(name: str, form: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return what two processes of a model found, or the error of one of them."""
-    found: dict[str, Any] = {}
-    for part in ("plain", "captured"):
-        command = [sys.executable, "-m", "benchmarks.watching", "--part", part]
-        command += ["--only", name, "--form", form, "--device", options.device]
-        folders = [options.source or os.environ.get("PYTHONPATH"), str(Path(__file__).parents[1])]
-        path = os.pathsep.join(filter(None, folders))
-        # One host thread, so that CPU seconds are those of the loop.
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            return {"error": (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]}
-        found |= json.loads(done.stdout.splitlines()[-1])
+def part_of(part: str, name: str, form: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what a process found, plain or captured, or its error."""
+    left_s = options.end_s - perf_counter()
+    if left_s <= 0.0:
+        return {"error": "no time is left"}
+    command = [sys.executable, "-m", "benchmarks.watching", "--part", part]
+    command += ["--only", name, "--form", form, "--device", options.device]
+    folders = [options.source or os.environ.get("PYTHONPATH"), str(Path(__file__).parents[1])]
+    path = os.pathsep.join(filter(None, folders))
+    # One host thread, so that CPU seconds are those of the loop.
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=left_s
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": "it did not end in time"}
+    if done.returncode:
+        return {"error": (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -316,32 +354,44 @@ def lines_of(name: str, form: str, found: dict[str, Any]) -> list[str]:
         ratios = " + ".join(f"{one / plain_s:.1f}" for one in watched)
         total = sum(watched) / plain_s
         first = f"first as written {found['first'][0] / plain_s:.1f}" if number == 0 else ""
-        capture = "none" if at is None else f"{calls[at] / plain_s:.1f}"
+        capture = "none" if at is None else f"{calls[at] / plain_s:.1f} = {calls[at]:.2f} s"
         ready = f"{sum(calls):.2f} s" if kind["replays"] else "no replay"
         lines.append(
             f"{name:12} {form:7} kind {number + 1}  plain {plain_s * 1e3:7.1f} ms  watched "
-            f"{total:6.1f} = {ratios:24}  capture {capture:>6}  first replay {ready}  {first}"
+            f"{total:6.1f} = {ratios:24}  capture {capture:>15}  first replay {ready}  {first}"
         )
     if not all(kind["replays"] for kind in found["kinds"]):
         lines.append(f"    {found['report']}")
     return lines
 
 
+def _rounded(value: Any) -> Any:
+    """Return figures with four digits behind the point, and no report."""
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items() if key != "report"}
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return round(value, 4) if isinstance(value, float) else value
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure models and print a line for each kind of their calls."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default=",".join(MODELS))
+    parser.add_argument("--only", default=",".join((*MODELS, TRAINER)))
     parser.add_argument("--form", default=",".join(FORMS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--source", help="the folder of the package that is measured")
+    parser.add_argument("--seconds", type=float, default=3_600.0, help="for all processes")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--part", choices=("plain", "captured"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     names, forms = options.only.split(","), options.form.split(",")
-    unknown = [one for one in (*names, *forms) if one not in (*MODELS, *FORMS)]
+    known = (*MODELS, TRAINER, *FORMS)
+    unknown = [one for one in (*names, *forms) if one not in known]
     if unknown:
-        print(f"unknown {unknown[0]!r}; there are {', '.join((*MODELS, *FORMS))}", file=sys.stderr)
+        print(f"unknown {unknown[0]!r}; there are {', '.join(known)}", file=sys.stderr)
         return 2
+    options.end_s = perf_counter() + options.seconds
     if options.part is not None:
         torch.set_num_threads(1)
         device = torch.device(options.device)
@@ -352,8 +402,13 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     results = {}
     for name in names:
+        as_written = part_of("plain", name, forms[0], options)
         for form in forms:
-            results[f"{name}, {form}"] = found = measured(name, form, options)
+            found = as_written
+            if "error" not in found:
+                found = as_written | part_of("captured", name, form, options)
+            results[f"{name}, {form}"] = found
+            print(json.dumps({"model": name, "form": form, **_rounded(found)}))
             print("\n".join(lines_of(name, form, found)), flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

@@ -16,7 +16,27 @@ def test_a_model_is_watched_and_captured_for_each_kind(tmp_path, capsys):
     found = json.loads(file.read_text(encoding="utf-8"))["lstm, step"]
     assert [kind["replays"] for kind in found["kinds"]] == [True] * len(LENGTHS)
     assert len(found["plain"]) == len(LENGTHS)
-    assert len(capsys.readouterr().out.splitlines()) == len(LENGTHS)
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert json.loads(first)["model"] == "lstm"
+    assert len(lines) == len(LENGTHS)
+
+
+def test_the_trainer_is_captured_where_it_stands(tmp_path):
+    """Its own step is called as its loop calls it; each shape is a kind."""
+    file = tmp_path / "found.json"
+    arguments = ["--only", "trainer", "--form", "module", "--device", "cpu", "--json", str(file)]
+
+    assert main(arguments) == 0
+
+    found = json.loads(file.read_text(encoding="utf-8"))["trainer, module"]
+    assert [kind["replays"] for kind in found["kinds"]] == [True] * len(LENGTHS)
+
+
+def test_no_process_begins_when_the_time_is_over(capsys):
+    """What was not measured is told in one line."""
+    assert main(["--only", "lstm", "--form", "step", "--device", "cpu", "--seconds", "0"]) == 0
+
+    assert capsys.readouterr().out.splitlines()[1] == "lstm         step    no time is left"
 
 
 def test_an_error_of_a_process_is_one_line():
