@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.peers.cases import TINY, base32
-from gapless.device.find import find_device
 from gapless.nmt.data.sampler import PairBatches
 from gapless.nmt.run.build import build_step, training_sampler
 
 
 if TYPE_CHECKING:
+    from gapless.device.base import Device
     from gapless.nmt.run.training_step import TranslationStep
 
 
@@ -35,20 +35,21 @@ class Base32:
         examples: one of each shape, likewise.
     """
 
-    def __init__(self, device: torch.device, *, is_tiny: bool, most: int) -> None:
-        place = find_device(str(device))
+    def __init__(self, device: Device, *, is_tiny: bool, most: int) -> None:
         sizes: dict[str, Any] = {**TINY, "num_pairs": 2_000} if is_tiny else {}
-        precision = "bf16" if device.type == "cuda" else "fp32"
+        precision = "fp32" if is_tiny else "bf16"
         case = base32(workers=0, precision=precision, **sizes)
         config = replace(case.config, **_LAYOUT)
         self.step: TranslationStep = build_step(
-            config, case.vocabs, compiles=False, device=place, total_updates=10**6
+            config, case.vocabs, compiles=False, device=device, total_updates=10**6
         )
         sampler = training_sampler(config, case.train, layout="fixed")
         pairs = PairBatches(case.train)
         micros = list(sampler)[:most]
-        self.batches = [_moved(pairs[micro], device) for micro in micros]
-        self.examples = [_moved(pairs[micro], device) for micro in sampler.one_of_each()]
+        self.batches = [_moved(pairs[micro], device.torch_device) for micro in micros]
+        self.examples = [
+            _moved(pairs[micro], device.torch_device) for micro in sampler.one_of_each()
+        ]
 
     def train(self, tokens: Any) -> torch.Tensor:
         """Train on a batch as written; return its loss."""

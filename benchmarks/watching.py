@@ -211,12 +211,13 @@ class Training:
 class TrainerTraining(Training):
     """The trainer's own step, which has its model and optimizer."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, place: Any) -> None:
         from benchmarks.base32_step import Base32
+        from gapless.device.find import find_device
 
         torch.manual_seed(0)
         self.device = device
-        base32 = Base32(device, is_tiny=device.type != "cuda", most=0)
+        base32 = Base32(find_device(place or device), is_tiny=device.type != "cuda", most=0)
         self._train, self.captured_as = base32.train, base32.step
         self.model, self.optimizer = base32.step.model, base32.step.optimizer
         # From a long to a short one, as the other models have them.
@@ -231,9 +232,9 @@ class TrainerTraining(Training):
 TRAINER = "trainer"
 
 
-def training_of(name: str, device: torch.device) -> Training:
-    """Return a new training of a model."""
-    return TrainerTraining(device) if name == TRAINER else Training(name, device)
+def training_of(name: str, device: torch.device, *, place: Any = None) -> Training:
+    """Return a new training of a model; the device may be one that has no name."""
+    return TrainerTraining(device, place) if name == TRAINER else Training(name, device)
 
 
 def plain(name: str, device: torch.device) -> dict[str, Any]:
@@ -252,7 +253,7 @@ def captured(name: str, form: str, device: torch.device) -> dict[str, Any]:
 
     training = training_of(name, device)
     with ExitStack() as stack:
-        _learn_at_once(stack)
+        learn_at_once(stack)
         place: Any = device if device.type == "cuda" else _launches_nothing(stack)
         if form == "step":
             call: Any = gapless.capture(training.captured_as, device=place)
@@ -275,7 +276,7 @@ def _calls_of_kind(training: Training, call: Any, report: Any, number: int) -> d
     return {"calls": times, "capture": capture, "replays": report.num_replays > before}
 
 
-def _learn_at_once(stack: ExitStack) -> None:
+def learn_at_once(stack: ExitStack) -> None:
     """Let no call be plain before it is watched, and none wait for room; older trees know neither."""
     with suppress(ImportError):
         from gapless.graphs import account
