@@ -164,7 +164,8 @@ def samples(options: argparse.Namespace, counts: Counts) -> Iterator[dict[str, A
             device = torch.device(getattr(place, "torch_device", place))
             era_begin = perf_counter()
             lasting = Trained("step", sizes, place, device)
-            while not is_over and perf_counter() - era_begin < era_s:
+            is_era_over = False
+            while not is_era_over:
                 short = Trained(("step", "module")[number % 2], sizes, place, device)
                 number += 1
                 for _ in range(options.epochs):
@@ -173,6 +174,7 @@ def samples(options: argparse.Namespace, counts: Counts) -> Iterator[dict[str, A
                 del short
                 seconds = perf_counter() - begin
                 is_over = seconds > options.seconds
+                is_era_over = is_over or perf_counter() - era_begin > era_s
                 if era_s == float("inf") and (is_over or seconds >= next_s):
                     yield {
                         "seconds": round(seconds),
