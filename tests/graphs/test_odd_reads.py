@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import array
+import collections
 import ctypes
+import datetime as dt
+import decimal
 import functools
 import io
 import itertools
+import mmap
 import operator
 import types
+import warnings
 import weakref
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import gapless
 from edited_parts import Part
+from gapless.graphs.reads.known_classes import is_known
 from gapless.testing import SimulatedDevice
 
 
@@ -63,6 +70,11 @@ ODD = [
     odd("ReferenceType", Part(), lambda part: weakref.ref(part)().weight),
     odd("WeakSet", weakref.WeakSet(), lambda parts: len(parts) + 1.0),
     odd("numpy.ndarray", np.array([2.0, "a"], dtype=object), lambda table: table[0]),
+    odd("numpy.ndarray", np.ones(2), lambda array: float(array.mean())),
+    odd("numpy.ndarray", [np.ones(2)], lambda arrays: float(np.stack(arrays).mean())),
+    odd("numpy.void", np.ones(1, dtype=[("a", "f8")])[0], lambda record: float(record["a"])),
+    odd("decimal.Decimal", decimal.Decimal(2), lambda number: float(number / 3)),
+    odd("mmap.mmap", mmap.mmap(-1, 8), lambda memory: memory[0] + 1.0),
 ]
 
 
@@ -133,3 +145,126 @@ def test_a_called_object_is_not_asked_for_attributes_that_it_may_not_have():
         step = gapless.capture(lambda rows: settings(rows).sum(), device=device)
         rows = torch.ones(3, device=device.torch_device)
         assert [step(rows).item() for _ in range(6)] == [6.0] * 6
+
+
+length_of = operator.length_hint
+
+
+class Length:
+    """An object that says how long it is."""
+
+    def __init__(self):
+        self.length = 2
+
+    def __length_hint__(self):
+        return self.length
+
+
+@pytest.mark.parametrize("is_foreign", [True, False])
+def test_a_function_of_a_package_made_in_c_is_given_no_objects(is_foreign, monkeypatch):
+    """What it reads of them, nobody sees; Python's own call methods, which are seen."""
+    if is_foreign:
+        monkeypatch.setattr(length_of, "__module__", "some_extension")
+    held = Length()
+    step, report = captured(lambda x: x.sum() * length_of(held))
+    step()
+
+    assert [first.name for first in report().refusals] == [
+        "some_extension.length_hint"
+    ] * is_foreign
+    assert bool(report().num_replays) != is_foreign
+
+
+def captured(read):
+    """Return what calls a step eight times, and its report."""
+    device = SimulatedDevice(scheduler="asap")
+    step = gapless.capture(read, device=device)
+
+    def call():
+        with device, device.allow_waits(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for number in range(8):
+                step(torch.full((2,), number + 1.0).to(device.torch_device))
+
+    return call, lambda: step.report
+
+
+@pytest.mark.parametrize(
+    ("read", "name"),
+    [
+        (lambda x: x.sum() * float("{.real}".format(2.0)), "str.format"),  # noqa: UP032
+        (lambda x: x.sum() * float("{[a]}".format({"a": 2.0})), "str.format"),
+        (lambda x: x.sum() * torch.initial_seed(), "torch.initial_seed"),
+        (lambda x: x.sum() * torch.get_num_threads(), "torch.get_num_threads"),
+        (lambda x: x.sum() * torch.get_rng_state().numel(), "torch.get_rng_state"),
+        (lambda x: x.sum() + torch.cuda.memory_allocated(), "torch.memory_allocated"),
+    ],
+)
+def test_readers_of_what_no_name_says_are_refused(read, name):
+    """Each with its name, and with what to do instead."""
+    step, report = captured(read)
+    step()
+
+    assert report().num_replays == 0
+    assert name in report().refusals[0].text
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.sum() * float("{}.{:d}".format(2, 0)),  # noqa: UP032
+        lambda x: checkpoint(torch.sin, x.requires_grad_(), use_reentrant=False).sum(),
+        lambda x: x.sum() * float(np.asarray(x.shape).mean()),
+        lambda x: x.sum() * np.float64(2.0),
+    ],
+    ids=["numbers of a text", "checkpoint", "array that is made", "scalar of numpy"],
+)
+def test_what_people_write_is_captured(read):
+    """Torch's own code asks for the state of generators; arrays that a call makes are its own."""
+    step, report = captured(read)
+    step()
+
+    assert report().refusals == []
+    assert report().num_replays > 0
+
+
+def test_an_array_that_a_call_returns_is_made_in_it():
+    """The loop keeps it, and no other call reads it."""
+    kept = []
+
+    def step(x):
+        sizes = sizes_of(x)
+        kept.append(sizes)
+        return x.sum() * float(sizes[0])
+
+    call, report = captured(step)
+    call()
+
+    assert not any("numpy" in refusal.text for refusal in report().refusals)
+
+
+def sizes_of(x):
+    return np.array(x.shape)
+
+
+class Odd(type):
+    """A class of classes that answers nothing."""
+
+    def __getattribute__(cls, name):
+        raise KeyError(name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_read"),
+    [
+        (np.ndarray, False), (np.recarray, False), (np.void, False), (decimal.Decimal, False),
+        (mmap.mmap, False), (np.float64, True), (np.random.Generator, True), (Part, True),
+        (torch.Generator, True), (torch.distributed.ReduceOp, True), (dt.datetime, True),
+        (collections.OrderedDict, True), (types.SimpleNamespace, True), (Odd("Class", (), {}), True),
+        (type("Array", (np.ndarray,), {}), False), (type("Text", (str,), {}), True),
+    ],
+    ids=lambda each: "" if isinstance(each, type) else str(each),
+)  # fmt: skip
+def test_classes_made_in_c_are_known_or_not(kind, is_read):
+    """A class of the user's is what its base made in C is."""
+    assert is_known(kind) == is_read

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import gapless
+from gapless.graphs.reads import torch_readers
 
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class CodeKind(Enum):
     """Torch, calling what it has compiled."""
     ACTING = auto()
     """Torch or this package, doing something on the host."""
+    READING = auto()
+    """Torch, reading what no tensor holds."""
     FORWARD_MODE = auto()
     """Torch, differentiating in forward mode."""
     TORCH = auto()
@@ -168,6 +171,11 @@ _ACTING = {
     _path(OWN_FOLDER, "pipeline", "prefetch.py"): ("__next__", "__iter__"),
 }
 
+# Functions in Python that read what no tensor holds.
+_READING = {
+    _path(TORCH_FOLDER, *file.split("/")): names for file, names in torch_readers.IN_PYTHON.items()
+}
+
 # Functions in Python that differentiate in forward mode: by file, the names.
 _FORWARD_MODE = {
     _path(TORCH_FOLDER, "_functorch", "eager_transforms.py"): (
@@ -184,6 +192,8 @@ def kind_when_called(code: CodeType, names: dict[str, Any]) -> CodeKind:
     """Return `kind_of`, or what a function of torch or of this package does when it is called."""
     if code.co_name.startswith(_ACTING.get(code.co_filename, ())):
         return CodeKind.ACTING
+    if code.co_name.startswith(_READING.get(code.co_filename, ())):
+        return CodeKind.READING
     if code.co_name in _FORWARD_MODE.get(code.co_filename, ()):
         return CodeKind.FORWARD_MODE
     return kind_of(code, names)

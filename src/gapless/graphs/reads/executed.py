@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import CodeType, FunctionType
 
     from gapless.graphs.reads.code_kinds import CodeKind
-    from gapless.graphs.reads.code_reads import CodeReads, Link
+    from gapless.graphs.reads.code_reads import Chain, CodeReads, Link
 
 
 # Longer containers are not looked into.
@@ -64,6 +64,13 @@ class Observed:
             for key, (ref, runs) in self.runs.items()
         ]
         return [value for value, is_kept in found if value is not None and is_kept]
+
+    def is_passing(self, value: object) -> bool:
+        """Return whether one run alone has shown one of the objects, and may have made it."""
+        _, runs = self.runs[id(value)]
+        # Of what the collector does not know, such as arrays of numbers, nobody knows when it was made.
+        is_given = id(value) in self.given and gc.is_tracked(value)
+        return len(runs) == 1 and not is_given
 
 
 @dataclass
@@ -106,6 +113,15 @@ class Executed:
     def follows(self, root: str) -> bool:
         """Return whether the code looks into an argument, or `""` for a result."""
         return root in self._paths
+
+    def is_passing(self, chain: Chain, value: object) -> bool:
+        """Return whether one run alone has shown an object where a chain begins, and may have made it."""
+        if chain.kind not in ("argument", "result"):
+            return False
+        shown = [each for (root, _), each in self.led.items() if root == chain.root]
+        shown += filter(None, [self.observed.get(chain.root)])
+        known = [each for each in shown if id(value) in each.runs]
+        return bool(known) and all(each.is_passing(value) for each in known)
 
     def parts_of(
         self, root: str, value: Any, links: tuple[Link, ...] = ()

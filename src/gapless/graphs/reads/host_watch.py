@@ -32,6 +32,7 @@ from torch import nn
 from torch.utils.weak import TensorWeakRef
 
 from gapless.device.torch_gpu import STREAM_TYPES, call_on_backward_thread, has_kernels_of_its_own
+from gapless.graphs.reads import torch_readers
 from gapless.graphs.reads.c_calls import SUSPECTS, effect_of
 from gapless.graphs.reads.code_kinds import (
     CodeKind,
@@ -51,7 +52,7 @@ from gapless.graphs.reads.host_state import (
     Text,
 )
 from gapless.graphs.reads.kept_reach import KeptReach
-from gapless.graphs.reads.made_in_c import ATTRIBUTE_READERS
+from gapless.graphs.reads.made_in_c import ATTRIBUTE_READERS, reads_attributes_in_text
 from gapless.graphs.reads.plain_values import (
     is_number_like,
     is_tensor_tree,
@@ -424,8 +425,8 @@ class HostWatch:
             else:
                 texts = (_text(difference.before), _text(difference.after))
                 note(name, site, *texts, _advice(difference))
-        for name, site in profile.effects:
-            note(name, site, "", "", "let it stand in `on_host`, or leave it out of the step")
+        for (name, site), advice in profile.effects.items():
+            note(name, site, "", "", advice)
         for name in _generators_used(random_states, profile, stores):
             site = profile.random_site if name == "random" else stores.site_of_name(name)
             note(name, site, "", "", "draw random numbers on the device, or in `on_host`")
@@ -764,6 +765,8 @@ def _told_of(kind: CodeKind) -> frozenset[str]:
 # Decorators and functions that stand in for the one that is called.
 _MOST_FRAMES_BETWEEN = 6
 
+_LEAVE_OUT = "let it stand in `on_host`, or leave it out of the step"
+
 
 def _holds_plain(value: Any, depth: int = _OBSERVED_DEPTH) -> bool:
     """Return whether a container holds settings, rather than what is large."""
@@ -818,7 +821,7 @@ class _Profile:
 
     Attributes:
         is_complete: False once torch has begun to compile.
-        effects: name and site of what C functions did on the host.
+        effects: name and site of what functions did on the host, with advice.
         forward_modes: sites of derivatives in forward mode.
         random_site: where the first random number of Python was drawn, "" if none was.
         draws_random: whether the generator that all share was used; one that is seeded each time
@@ -835,7 +838,7 @@ class _Profile:
         self._told: dict[int, frozenset[str]] = {}
         self.is_complete = True
         self.runs_compiled = False
-        self.effects: dict[tuple[str, str], None] = {}
+        self.effects: dict[tuple[str, str], str] = {}
         self.forward_modes: dict[str, None] = {}
         self.random_site = ""
         self.draws_random = False
@@ -942,6 +945,9 @@ class _Profile:
             self._note_code(frame, frame.f_code, kind)
         elif kind is CodeKind.ACTING:
             self._note_act(frame)
+        elif kind is CodeKind.READING:
+            # Torch's own code may: checkpointing asks for the state of the generator.
+            self._note_act(frame, 1, advice=torch_readers.ADVICE)
         elif kind is CodeKind.FORWARD_MODE:
             self._note_forward_mode(frame)
         elif kind is CodeKind.COMPILED:
@@ -1074,27 +1080,43 @@ class _Profile:
                 observed.runs[id(value)] = (held, {self._number})
 
     def _note_c_call(self, frame: FrameType, function: Any) -> None:
-        if getattr(function, "__name__", None) in SUSPECTS:
+        name = getattr(function, "__name__", None)
+        if name in SUSPECTS:
             effect = effect_of(function)
             site = self._user_site(frame) if effect is not None else None
             if effect is not None and site is not None:
-                self.effects.setdefault((effect, site))
+                self.effects.setdefault((effect, site), _LEAVE_OUT)
+        elif name in torch_readers.IN_C:
+            read = torch_readers.shown_reader(function)
+            site = self._user_site(frame) if read is not None else None
+            if read is not None and site is not None:
+                self.effects.setdefault((read, site), torch_readers.ADVICE)
+        elif name == "format" and reads_attributes_in_text(function):
+            site = self._user_site(frame)
+            if site is not None:
+                self.effects.setdefault(("str.format", site), "name the attribute")
         elif isinstance(getattr(function, "__self__", None), random.Random):
             self.random_site = self.random_site or self._user_site(frame) or ""
             self.draws_random |= function.__self__ is _RANDOM_OF_PYTHON and bool(self.random_site)
 
-    def _note_act(self, frame: FrameType) -> None:
+    def _note_act(
+        self,
+        frame: FrameType,
+        num_between: int = _MOST_FRAMES_BETWEEN,
+        *,
+        advice: str = _LEAVE_OUT,
+    ) -> None:
         """Note a function of torch or of this package, if the user's code has called it."""
         owner = frame.f_locals.get("self")
         name = frame.f_code.co_name
         shown_name = f"torch.{name}" if owner is None else f"{type(owner).__name__}.{name}"
         caller = frame.f_back
-        for _ in range(_MOST_FRAMES_BETWEEN):
+        for _ in range(num_between):
             if caller is None or id(caller) in self._around:
                 return
             if kind_of(caller.f_code, caller.f_globals) is CodeKind.USER:
                 site = site_of(caller.f_code, caller.f_lineno)
-                self.effects.setdefault((shown_name, site))
+                self.effects.setdefault((shown_name, site), advice)
                 return
             caller = caller.f_back
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import re
 from typing import Any
 
 from gapless.graphs.reads.code_reads import CHANGING_METHODS
@@ -24,6 +25,16 @@ ATTRIBUTE_READERS = (
 
 # Methods of containers made in C that change them and return nothing of what they hold.
 ONLY_CHANGING = CHANGING_METHODS - {"pop", "popleft", "popitem", "setdefault", "send"}
+
+
+# Such as `{0.rate}` and `{rows[0]}`.
+_FIELD_OF_AN_OBJECT = re.compile(r"\{\w*[.\[]")
+
+
+def reads_attributes_in_text(function: Any) -> bool:
+    """Return whether a function is `format` of a text whose fields name attributes or items."""
+    text = getattr(function, "__self__", None)
+    return type(text) is str and _FIELD_OF_AN_OBJECT.search(text) is not None
 
 
 def reads_attributes(function: Any) -> bool:

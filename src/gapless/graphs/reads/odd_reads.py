@@ -11,10 +11,12 @@ import ctypes
 import functools
 import io
 import operator
-import sys
 import weakref
-from types import FunctionType, MappingProxyType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodDescriptorType
 from typing import Any, NamedTuple
+
+from gapless.graphs.reads.code_kinds import FOREIGN_PACKAGES
+from gapless.graphs.reads.known_classes import is_known
 
 
 class OddRead(NamedTuple):
@@ -61,6 +63,8 @@ _HELD: dict[type, str] = {
     **dict.fromkeys((type({}.keys()), type({}.values()), type({}.items())), "make it in the step"),
 }
 
+_MADE_IN_C = (BuiltinFunctionType, MethodDescriptorType)
+
 _DATA_OF_C: type = ctypes.c_int.__mro__[2]
 
 
@@ -73,6 +77,19 @@ def advice_on_call(function: Any) -> str | None:
     if type(function) is FunctionType and {"dispatch", "registry"} <= vars(function).keys():
         return "choose the function with `isinstance`"
     return None
+
+
+def advice_on_arguments(function: Any) -> str | None:
+    """Return what to write instead if a function is given an object that lasts; None if what it reads is followed.
+
+    Frames of the user's that it calls are watched. What a package's function made in C reads of an object,
+    nobody sees.
+    """
+    if type(function) not in _MADE_IN_C:
+        return None
+    module = getattr(function, "__objclass__", function).__module__
+    is_foreign = module is None or module.partition(".")[0] in FOREIGN_PACKAGES
+    return None if is_foreign else "give it the numbers or tensors that it needs"
 
 
 def advice_on_object(value: Any) -> str | None:
@@ -91,10 +108,9 @@ def advice_on_object(value: Any) -> str | None:
         return "make it in the step"
     if kind.__module__ == "torch.utils.data.dataloader" and hasattr(kind, "__next__"):
         return "take the batch outside of the step"
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and kind is numpy.ndarray and value.dtype.hasobject:
-        return "use a list"
-    return None
+    if kind.__module__ == "numpy" and not is_known(kind):
+        return "make it a tensor outside of the step"
+    return None if is_known(kind) else "read it outside of the step, and pass what it gives"
 
 
 def is_iterator_made_in_c(kind: type) -> bool:

@@ -51,7 +51,13 @@ from gapless.graphs.reads.made_in_c import (
     ONLY_CHANGING,
     reads_attributes,
 )
-from gapless.graphs.reads.odd_reads import OddRead, advice_on_call, advice_on_object, shown_name
+from gapless.graphs.reads.odd_reads import (
+    OddRead,
+    advice_on_arguments,
+    advice_on_call,
+    advice_on_object,
+    shown_name,
+)
 from gapless.graphs.reads.torch_objects import reader_of_method
 from gapless.graphs.reads.value_places import (
     CONTAINERS,
@@ -250,7 +256,23 @@ class Reach:
         for chain, line in executed.reads.called.items() if self._is_users else ():
             for value, name in self._values(executed, chain, line):
                 self._note_odd(value, name, advice_on_call(value), site_of(executed.code, line))
+                advice = advice_on_arguments(value)
+                if advice is not None and self._is_given_an_object(executed, chain, line):
+                    self._note_odd(value, name, advice, site_of(executed.code, line))
         self._follow_readers(executed)
+
+    def _is_given_an_object(self, executed: Executed, function: Chain, line: int) -> bool:
+        """Return whether a function is given an object that lasts, whose attributes it may read.
+
+        What another call has returned is taken for made in this one.
+        """
+        return any(
+            entries_of(value) is not None
+            and not isinstance(value, (torch.Tensor, FunctionType, type, *CONTAINERS))
+            for chain in executed.reads.given.get(function, ())
+            if chain.kind != "result" and ("each", None) not in chain.links
+            for value, _ in self._values(executed, chain, line)
+        )
 
     def _follow_readers(self, executed: Executed) -> None:
         """Take note of objects whose attributes are read by a function of Python's library."""
@@ -303,9 +325,10 @@ class Reach:
             memo[chain] = []
             site = site_of(executed.code, line)
             found = memo[chain] = list(self._new_values(executed, chain, line, site))
-            if self._is_users:
-                for value, name in found:
-                    self._note_odd(value, name, advice_on_object(value), site)
+            for value, name in found if self._is_users else ():
+                advice = advice_on_object(value)
+                if advice is not None and not executed.is_passing(chain, value):
+                    self._note_odd(value, name, advice, site)
         return found
 
     def _note_odd(self, value: Any, name: str, advice: str | None, site: str) -> None:
@@ -939,6 +962,8 @@ class Reach:
             if len(value) > _MOST_ITEMS:
                 continue
             for part, shown in _items_of(value, name):
+                if self._is_users:
+                    self._note_odd(part, shown, advice_on_object(part), site)
                 self._arrive(part, shown, site)
                 todo.append((part, shown))
 
