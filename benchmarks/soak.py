@@ -6,9 +6,10 @@
 One model trains throughout. Beside it others are made, captured as a step or in place, trained and dropped.
 All train on batches of changing shapes, are evaluated, have their states saved and loaded, and audit one in
 32 replays. Every 30 seconds, when the others are dropped and collected, a line of JSON has the memory of the
-process, that of the device by torch's allocator, and the number of objects that the collector knows. At the
-end each of these figures is judged by a line through its second half: it is flat if it rises by less than
-2 % in that time. The exit code is 1 if one is not, or if an audit found a difference.
+process, what of it glibc's allocator has given out, that of the device by torch's allocator, and the number
+of objects that the collector knows. At the end each of these figures is judged by a line through its second
+half: it is flat if it rises by less than 2 % in that time. The exit code is 1 if one is not, or if an audit
+found a difference.
 
 A simulated device keeps what it has done, so each has a while, with models of its own.
 """
@@ -16,6 +17,7 @@ A simulated device keeps what it has done, so each has a while, with models of i
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import io
 import json
@@ -43,7 +45,7 @@ AUDIT_EVERY = 32
 # Rise of a line through the second half, as a share of the mean there.
 _MOST_RISE = 0.02
 
-FIGURES = ("rss_mib", "allocated_mib", "reserved_mib", "num_objects")
+FIGURES = ("rss_mib", "heap_mib", "allocated_mib", "reserved_mib", "num_objects")
 
 _NUM_BATCHES = 40
 
@@ -135,12 +137,38 @@ def _counts(report: Any) -> dict[str, int]:
     }
 
 
+class _MallInfo(ctypes.Structure):
+    """What `mallinfo2` of glibc returns."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+            "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+def _heap_bytes() -> int | None:
+    """Return what the C library's allocator has given out; None where it does not tell."""
+    try:
+        info = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError):
+        return None
+    info.restype = _MallInfo
+    told = info()
+    return int(told.uordblks + told.hblkhd)
+
+
 def memory(device: str) -> dict[str, float]:
     """Return the figures of `FIGURES` that there are, everything collected."""
     gc.collect()
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     rss_kib = int(status.split("VmRSS:")[1].split()[0])
     found = {"rss_mib": round(rss_kib / 1024, 1), "num_objects": len(gc.get_objects())}
+    heap = _heap_bytes()
+    if heap is not None:
+        found["heap_mib"] = round(heap / 2**20, 1)
     if device == "cuda":
         torch.cuda.synchronize()
         found["allocated_mib"] = round(torch.cuda.memory_allocated() / 2**20, 1)
