@@ -572,6 +572,47 @@ def a_step_that_reads_an_iterator(device):
     assert refusal.name == "NUMBERS (list_iterator)"
 
 
+def raising(base, name):
+    """Return an object that raises where it is looked at, and has a rate."""
+
+    def raises(*_):
+        raise RuntimeError("not known")
+
+    attribute = property(raises) if name == "__class__" else raises
+    return type("Raising", (base,), {name: attribute, "rate": 2.0})()
+
+
+@scenario(only=ONE)
+def a_step_whose_object_raises_when_it_is_looked_at(device):
+    """The error is none of the loop's."""
+    held = raising(list, "__len__")
+    assert refusal_of(device, lambda batch: batch * held.rate).kind == "unreadable"
+
+
+@scenario(only=ONE)
+def a_step_whose_object_raises_when_guards_are_made(device):
+    """It has run by then, and its result is the loop's."""
+    held = raising(dict, "__iter__")
+    assert refusal_of(device, lambda batch: batch * [held][0].rate).kind == "unreadable"
+
+
+@scenario(only=ONE)
+def examples_are_left_out_where_an_object_raises_when_it_is_looked_at(device):
+    """What the step reaches cannot be put back."""
+    with device.allow_waits():
+        training = toy_steps.Training(device)
+        training.part = raising(object, "__class__")
+        step = gapless.capture(
+            training.step,
+            example_inputs=training.data[:1],
+            model=training.model,
+            optimizer=training.optimizer,
+            device=device,
+        )
+    assert step.report.num_graphs == 0
+    assert "raised RuntimeError: not known in" in step.report.note
+
+
 def doubled_by_new_code(batch):
     """Make a function, and call it."""
     return eval("lambda rows: rows * 2.0")(batch)

@@ -125,6 +125,23 @@ def check_refused(device, model=Scaled, *, kind, words="", loop=Loop):
     assert words in report.refusals[0].text
 
 
+class HoldsAnOddClass(Loop):
+    def prepare(self):
+        class Classes(type):
+            def __getattribute__(cls, name):
+                if name == "__mro__":
+                    raise RuntimeError("not known")
+                return super().__getattribute__(name)
+
+        self.held = Classes("Odd", (), {})()
+
+
+@scenario(only=ONE)
+def a_loop_whose_class_raises_when_it_is_looked_at(device):
+    """Whether gradients are differentiated is not known then."""
+    check_refused(device, kind="unreadable", words="raised RuntimeError", loop=HoldsAnOddClass)
+
+
 class TakesAFactor(Scaled):
     def forward(self, x, factor):
         return super().forward(x) * factor

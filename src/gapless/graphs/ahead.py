@@ -120,7 +120,7 @@ class AheadOfRun:
         if entry.variants or self._report.forbids_all:
             return
         entry.is_expected = True
-        while not self._learning.has_seen(entry) and not self._report.forbids_all:
+        while not (self._learning.has_seen(entry) or entry.is_refused or self._report.forbids_all):
             with self._snapshot.watching():
                 self._learning.warm_up(entry, tree)
         if self._learning.may_capture(entry):

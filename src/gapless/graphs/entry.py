@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from gapless.graphs.proof.trial import Exactness
-from gapless.graphs.replay.step_guards import failure_of_reads
+from gapless.graphs.replay.step_guards import failure_of_error, failure_of_reads
 from gapless.graphs.states import TRANSITIONS, Event, State
 
 
@@ -76,7 +76,10 @@ class Variant:
         Sync: Does not block the host.
         """
         graph = self.graph if self.pending is None else self.pending.graph
-        return failure_of_reads(self.reads) if graph is None else graph.guards.failure()
+        try:
+            return failure_of_reads(self.reads) if graph is None else graph.guards.failure()
+        except Exception as error:
+            return failure_of_error(error)
 
     def is_dead(self) -> bool:
         """Return whether the step reads other memory by now."""

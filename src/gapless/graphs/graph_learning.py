@@ -12,11 +12,12 @@ from gapless.graphs.account import account_of
 from gapless.graphs.entry import Pending, Variant
 from gapless.graphs.objections import objection_to_profiler
 from gapless.graphs.proof.trial import Exactness, Trial
+from gapless.graphs.reads.failed_look import Look
 from gapless.graphs.reads.host_watch import HostWatch
 from gapless.graphs.reads.known_optimizers import KnownOptimizers
 from gapless.graphs.reads.observation import Observer
 from gapless.graphs.reads.weight_guards import KnownWeights
-from gapless.graphs.refusal import Refusal, proved_wrong, skipped_read
+from gapless.graphs.refusal import Refusal, proved_wrong, skipped_read, unreadable
 from gapless.graphs.replay.batch_changes import BatchWatch, returns_part_of
 from gapless.graphs.replay.gradient_graph import is_used_up, used_up
 from gapless.graphs.sharded import refusal_of_step, refusal_of_weights
@@ -224,8 +225,11 @@ class Learning:
             out, refusals, watched = self._warm_ups.run(entry, tree, self._callee.work)
         self._entries.refuse(entry, refusals)
         if self.has_seen(entry) and not refusals:
-            reads = self._host_watch.guards(carried=watched.kept)
-            self._entries.add(entry, tree.key(), Variant(watched, reads))
+            with Look(self._callee.step) as look:
+                reads = self._host_watch.guards(carried=watched.kept)
+                self._entries.add(entry, tree.key(), Variant(watched, reads))
+            if look.failure is not None:
+                self._entries.refuse(entry, [unreadable(look.failure)])
         return out if refusals else self.result(out, tree)
 
     # --- captures ---

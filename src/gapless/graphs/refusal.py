@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 
 if TYPE_CHECKING:
+    from gapless.graphs.reads.failed_look import FailedLook
     from gapless.graphs.reads.host_watch import HostWrite
     from gapless.graphs.reads.observation import Observation
     from gapless.graphs.reads.odd_reads import OddRead
@@ -37,6 +38,7 @@ RefusalKind: TypeAlias = Literal[
     "capture_failed",
     "host_write",
     "forward_mode",
+    "unreadable",
     "keeps_unknown",
     "replaced_tensor",
     "changes_batch",
@@ -107,6 +109,7 @@ KINDS: Final[dict[RefusalKind, Row]] = {
     "capture_failed": Row("the step does something that cannot be captured", "the code"),
     "host_write": Row("the step does something on the host that a replay would skip", "the code"),
     "forward_mode": Row("the step differentiates in forward mode", "the code"),
+    "unreadable": Row("what the step uses raises an error when it is read", "the code"),
     "keeps_unknown": Row(
         "the step keeps something from call to call that a graph cannot", "the code"
     ),
@@ -254,6 +257,18 @@ def odd_read(read: OddRead) -> Refusal:
         f"{read.advice}",
         site=read.site or None,
         name=read.name,
+    )
+
+
+def unreadable(look: FailedLook) -> Refusal:
+    """Refuse a step that could not be looked at, as an object that it uses raised an error."""
+    by = f" in {look.raised_by} ({look.site})" if look.raised_by else ""
+    return Refusal(
+        "unreadable",
+        f"reading what {look.step} uses raised {look.error}{by}, and a graph needs it compared before each "
+        "replay; take what the step needs out of that object, outside of the step",
+        site=look.site or None,
+        name=look.raised_by or None,
     )
 
 

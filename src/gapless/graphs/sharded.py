@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.graphs.reads.module_parts import named_parts
+from gapless.graphs.reads.value_places import entries_of
 from gapless.graphs.refusal import Refusal
 
 
@@ -118,12 +119,13 @@ def _modules_of(step: Any) -> Iterator[torch.nn.Module]:
 
 def _modules_among(values: Iterable[Any]) -> Iterator[torch.nn.Module]:
     for value in values:
-        if isinstance(value, torch.nn.Module):
+        # What an object says of its class is code of the user's, which may raise.
+        if issubclass(type(value), torch.nn.Module):
             yield value
 
 
 def _attributes(value: Any) -> list[Any]:
-    return list(getattr(value, "__dict__", {}).values())
+    return list((entries_of(value) or {}).values())
 
 
 def _is_filled(cell: Any) -> bool:

@@ -22,6 +22,7 @@ from gapless.graphs.refusal import (
     new_code,
     objections_to,
     odd_read,
+    unreadable,
 )
 from gapless.graphs.replay.written_memory import bytes_of
 from gapless.graphs.states import Event
@@ -201,6 +202,7 @@ class WarmUps:
         refusals += [] if objection is None else [Refusal("update", objection)]
         refusals += [host_write(write) for write in host.writes]
         refusals += [odd_read(read) for read in host.odd]
+        refusals += [] if host.failure is None else [unreadable(host.failure)]
         refusals += [forward_mode(site) for site in host.forward_modes]
         asks = self._host_watch.site_of_name(_COUNTED) if is_last else None
         refusals += [] if asks is None else [asks_of_its_call(asks)]

@@ -37,7 +37,8 @@ from gapless.graphs.objections import (
     objection_to_transforms,
 )
 from gapless.graphs.quick_call import NOT_ALIKE
-from gapless.graphs.refusal import Refusal
+from gapless.graphs.reads.failed_look import Look
+from gapless.graphs.refusal import Refusal, unreadable
 from gapless.graphs.sharded import refusal_of_module
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.step_call import is_within_a_step, within_a_step, work_of
@@ -299,9 +300,13 @@ class ModuleInPlace:
         first call, and by each that is to be captured.
         """
         if self._num_differentiated < _MANY_DIFFERENTIATED:
-            site, before = _SEARCH.site(getframe(1), self.target), self._differentiates
+            site, before = "", self._differentiates
+            with Look(self._as_written) as look:
+                site = _SEARCH.site(getframe(1), self.target)
             self._differentiates = may_differentiate(site) if site else None
-            self._asks_who_differentiates = bool(site)
+            if look.failure is not None:
+                self._differentiates = unreadable(look.failure)
+            self._asks_who_differentiates = self._differentiates is not None
             if before is not None and before != self._differentiates:
                 self.report.withdraw(before)
         if self._differentiates is None:

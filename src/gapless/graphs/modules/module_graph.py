@@ -36,7 +36,7 @@ from gapless.graphs.refusal import Refusal
 from gapless.graphs.replay.alignment import clone_of
 from gapless.graphs.replay.results import rebuilt
 from gapless.graphs.replay.step_graph import StaticInputs
-from gapless.graphs.replay.step_guards import Failure, failure_of_reads
+from gapless.graphs.replay.step_guards import Failure, all_of, failure_of_reads
 from gapless.graphs.replay.tensor_copies import TensorCopies
 from gapless.graphs.replay.versions import count_up, version_of
 from gapless.graphs.replay.written_memory import WrittenMemory
@@ -169,16 +169,13 @@ class ModuleGuards:
     """All that has to hold before a replay.
 
     Attributes:
-        hold: returns whether all of it holds; it does not block the host.
+        hold: returns whether all of it holds; it does not block the host, and raises nothing.
     """
 
     def __init__(self, reads: ReadGuards, memory: Sequence[Guard]) -> None:
         self._reads = reads
         self._checks = [(guard.check(), guard) for guard in memory]
-        self.hold: Callable[[], bool] = self._hold if memory else reads.holds
-
-    def _hold(self) -> bool:
-        return self._reads.holds() and all(check() for check, _ in self._checks)
+        self.hold = all_of([reads.holds, *[check for check, _ in self._checks]])
 
     def failure(self) -> Failure | None:
         """Return the first that does not hold, None if all do.

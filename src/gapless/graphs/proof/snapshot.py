@@ -14,8 +14,9 @@ import torch
 from gapless.device.torch_private import identity_of
 from gapless.graphs.proof.device_state import RandomStates, set_state_of
 from gapless.graphs.proof.python_state import PythonState
+from gapless.graphs.reads.failed_look import Look
 from gapless.graphs.reads.touched import TouchWatch, plain_parts
-from gapless.graphs.refusal import Refusal
+from gapless.graphs.refusal import Refusal, unreadable
 
 
 if TYPE_CHECKING:
@@ -72,7 +73,10 @@ class Snapshot:
 
         Sync: Blocks the host if a scaler is in use.
         """
-        python = PythonState(step, [self._model, self._optimizer, *self._scalers.values()])
+        with Look(step) as look:
+            python = PythonState(step, [self._model, self._optimizer, *self._scalers.values()])
+        if look.failure is not None:
+            return unreadable(look.failure)
         if python.objection:
             return Refusal("cannot_restore", python.objection)
         for tensor in self._tensors():

@@ -131,7 +131,7 @@ class BulkChecks:
     def comparisons(self) -> dict[str, Callable[[], bool]]:
         """Return functions that say, together, whether all is as it was, by what they compare.
 
-        They raise a LookupError, an AttributeError or a ValueError where a thing is gone.
+        They raise an error where a thing is gone, or where an object of the user's does.
 
         Sync: The functions do not block the host.
         """

@@ -21,7 +21,7 @@ import inspect
 import random
 import sys
 import weakref
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
@@ -43,6 +43,7 @@ from gapless.graphs.reads.code_kinds import (
 )
 from gapless.graphs.reads.code_reads import reads_of
 from gapless.graphs.reads.executed import Executed, Observed, is_asked
+from gapless.graphs.reads.failed_look import Look
 from gapless.graphs.reads.host_state import (
     OTHER_MEMORY,
     Difference,
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator
 
     from gapless.graphs.reads.code_reads import Chain, Store
+    from gapless.graphs.reads.failed_look import FailedLook
     from gapless.graphs.reads.kept_reach import Reached
     from gapless.graphs.reads.odd_reads import OddRead
 
@@ -142,6 +144,7 @@ class HostRun:
         forward_modes: `file:line` of every derivative in forward mode; "" if the step itself is
             one of torch's.
         got_gradients: tensors whose gradient is another tensor than before.
+        failure: an error of the watch itself; what else is here says little then.
     """
 
     writes: list[HostWrite] = field(default_factory=list)
@@ -152,6 +155,40 @@ class HostRun:
     odd: list[OddRead] = field(default_factory=list)
     forward_modes: list[str] = field(default_factory=list)
     got_gradients: list[torch.Tensor] = field(default_factory=list)
+    failure: FailedLook | None = None
+
+
+@dataclass
+class _Begun:
+    """What was seen of a step before a run: what it reaches, and what stood there.
+
+    Attributes:
+        kind: of the arguments.
+        key: what kind of call it is beside these.
+        skip: ids of what the batch is made of.
+        guards: that hold, if what the code reaches is known by them.
+        reach: what the code reaches; found anew after the run if that may have changed it.
+        is_of_guards: whether guards would be made for all of that, and for nothing else.
+        before: what stood there.
+        gradients: all that can have one, with that which it had.
+        states: of random numbers.
+        num_known: how much code had run by then.
+        profile: sees the run.
+        needs_profile: whether it has to.
+    """
+
+    kind: Any
+    key: Hashable
+    skip: set[int]
+    guards: ReadGuards | None
+    reach: Reach | Reached
+    is_of_guards: bool
+    before: HostState
+    gradients: list[tuple[torch.Tensor, TensorWeakRef | None]]
+    states: RandomStates
+    num_known: int
+    profile: _Profile
+    needs_profile: bool
 
 
 class HostWatch:
@@ -227,55 +264,88 @@ class HostWatch:
         """
         # The profiler would see what a collection runs, and what is noted here is gone soon.
         with _collector_paused():
-            run = HostRun()
-            self._num_runs += 1
-            skip, tensors, kind = _parts_of_batch((args, kwargs))
-            self._batch = [weakref.ref(tensor) for tensor in tensors]
-            del tensors
-            self.let_go()
-            guards, known = self._known_now(skip)
-            reach: Reach | Reached = known or self._reach(least_runs=1, skip=skip)
-            # Of all that it leads to, a guard would be made as well.
-            is_of_guards = known is not None or self._is_of_guards(reach)
-            before = HostState(reach, on_device=self._on_device, skip=skip)
-            gradients = _gradients_of(tensor for tensor, _, _ in reach.tensors.values())
-            states = RandomStates(torchs=self._torch_random)
-            num_known = len(self._executed)
-            profile = _Profile(self._executed, self._num_runs, batch=skip)
-            # Its last run, with the same to be read, ran known code alone, and did nothing but compute.
-            needs_profile = known is None or (kind, key) not in self._only_compute
-            self._only_compute.discard((kind, key))
-            with (
-                self._backward_passes_seen(profile if needs_profile else None),
-                profile.running() if needs_profile else nullcontext(),
-            ):
+            run, look = HostRun(), Look(self._step)
+            # What objects of the user's raise where they are looked at is none of the loop's.
+            with look:
+                begun = self._begin(args, kwargs, key, look)
+            if look.failure is not None:
                 yield run
-            run.is_complete = profile.is_complete
-            run.runs_compiled = profile.runs_compiled
-            run.forward_modes = list(profile.forward_modes)
-            run.found_code = len(self._executed) > num_known
-            run.got_gradients = [
-                tensor for tensor, had in gradients if tensor.grad is not (had and had())
-            ]
-            self._num_complete += run.is_complete
-            is_as_before = not run.found_code and not profile.found_given
-            differences = list(before.differences(_stored_names(reach)))
-            if not is_as_before or differences:
-                is_as_before = False
-                del reach, known
-                reach = self._found_anew(skip)
-                differences = list(before.differences(_stored_names(reach)))
-                is_of_guards = self._is_of_guards(reach)
-            run.odd = list(reach.odd.values()) if isinstance(reach, Reach) else []
-            changed = states.changed()
-            if guards is not None and is_as_before:
-                self._newest_guards = guards
-                if needs_profile and profile.only_computes and not changed:
-                    self._only_compute.add((kind, key))
-            elif is_of_guards and self._num_complete > 1:
-                assert isinstance(reach, Reach)
-                self._newest = reach
-            self._sum_up(run, differences, reach, profile, changed, kind)
+            else:
+                profile = begun.profile
+                with (
+                    self._backward_passes_seen(profile if begun.needs_profile else None),
+                    profile.running() if begun.needs_profile else nullcontext(),
+                ):
+                    yield run
+            if look.failure is None:
+                with look:
+                    self._end(run, begun)
+            run.failure = look.failure
+            if run.failure is not None:
+                self.let_go()
+                self.forget()
+
+    def _begin(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable, look: Look
+    ) -> _Begun:
+        """Look at the step before a run."""
+        self._num_runs += 1
+        skip, tensors, kind = _parts_of_batch((args, kwargs))
+        self._batch = [weakref.ref(tensor) for tensor in tensors]
+        del tensors
+        self.let_go()
+        guards, known = self._known_now(skip)
+        reach: Reach | Reached = known or self._reach(least_runs=1, skip=skip)
+        # Its last run, with the same to be read, ran known code alone, and did nothing but compute.
+        needs_profile = known is None or (kind, key) not in self._only_compute
+        self._only_compute.discard((kind, key))
+        return _Begun(
+            kind,
+            key,
+            skip,
+            guards,
+            reach,
+            # Of all that it leads to, a guard would be made as well.
+            is_of_guards=known is not None or self._is_of_guards(reach),
+            before=HostState(reach, on_device=self._on_device, skip=skip),
+            gradients=_gradients_of(tensor for tensor, _, _ in reach.tensors.values()),
+            states=RandomStates(torchs=self._torch_random),
+            num_known=len(self._executed),
+            profile=_Profile(self._executed, self._num_runs, batch=skip, look=look),
+            needs_profile=needs_profile,
+        )
+
+    def _end(self, run: HostRun, begun: _Begun) -> None:
+        """Look at the step after a run, and say what the run has done."""
+        profile, is_of_guards = begun.profile, begun.is_of_guards
+        run.is_complete = profile.is_complete
+        run.runs_compiled = profile.runs_compiled
+        run.forward_modes = list(profile.forward_modes)
+        run.found_code = len(self._executed) > begun.num_known
+        run.got_gradients = [
+            tensor for tensor, had in begun.gradients if tensor.grad is not (had and had())
+        ]
+        self._num_complete += run.is_complete
+        is_as_before = not run.found_code and not profile.found_given
+        differences = list(begun.before.differences(_stored_names(begun.reach)))
+        if not is_as_before or differences:
+            is_as_before = False
+            # What only that held is gone when it is searched anew.
+            del begun.reach
+            begun.reach = self._found_anew(begun.skip)
+            differences = list(begun.before.differences(_stored_names(begun.reach)))
+            is_of_guards = self._is_of_guards(begun.reach)
+        reach = begun.reach
+        run.odd = list(reach.odd.values()) if isinstance(reach, Reach) else []
+        changed = begun.states.changed()
+        if begun.guards is not None and is_as_before:
+            self._newest_guards = begun.guards
+            if begun.needs_profile and profile.only_computes and not changed:
+                self._only_compute.add((begun.kind, begun.key))
+        elif is_of_guards and self._num_complete > 1:
+            assert isinstance(reach, Reach)
+            self._newest = reach
+        self._sum_up(run, differences, reach, profile, changed, begun.kind)
 
     def _known_now(self, skip: set[int]) -> tuple[ReadGuards | None, Reached | None]:
         """Return guards that hold, and what the code reaches as long as they do; None if it is to be found."""
@@ -465,14 +535,12 @@ def _generators_used(changed: list[str], profile: _Profile, stores: _Stores) -> 
 @contextmanager
 def _as_before(paths: list[KeptPath]) -> Iterator[None]:
     """Let plain values stand in the body as they stood before the run."""
-    after = [path.get() for path in paths]
-    for path in paths:
-        path.set(path.before)
-    try:
+    # One that cannot be set must not keep the others from being put back.
+    with ExitStack() as stack:
+        for path in paths:
+            stack.callback(path.set, path.get())
+            path.set(path.before)
         yield
-    finally:
-        for path, value in zip(paths, after, strict=True):
-            path.set(value)
 
 
 def _is_left_again(difference: Difference, left: dict[Any, Any]) -> bool:
@@ -829,10 +897,13 @@ class _Profile:
         runs_compiled: whether compiled code has run.
     """
 
-    def __init__(self, executed: dict[int, Executed], number: int, *, batch: set[int]) -> None:
+    def __init__(
+        self, executed: dict[int, Executed], number: int, *, batch: set[int], look: Look
+    ) -> None:
         self._executed = executed
         self._number = number
         self._batch = batch
+        self._look = look
         self._kinds: dict[int, tuple[CodeType, CodeKind]] = {}
         # Of code by id, what has to be told of its frames; nothing of most of torch's.
         self._told: dict[int, frozenset[str]] = {}
@@ -918,17 +989,23 @@ class _Profile:
     def _note_event(self, frame: FrameType, event: str, arg: Any) -> None:
         if self._other is not None:
             self._other(frame, event, arg)
-        kind = self._kind(frame)
-        if event == "c_call":
-            if kind in _WITH_EFFECTS:
-                self._note_c_call(frame, arg)
-        elif event == "call":
-            self._note_call(frame, kind)
-        elif event == "return" and kind is CodeKind.USER:
-            if not frame.f_code.co_flags & _STOPS_MIDWAY or not self._is_at(frame, _yields):
-                # Before its end, a generator has no more than it will have had.
-                self._note_locals(frame)
-            self._note_return(frame, arg)
+        if self._look.failure is not None:
+            return
+        try:
+            kind = self._kind(frame)
+            if event == "c_call":
+                if kind in _WITH_EFFECTS:
+                    self._note_c_call(frame, arg)
+            elif event == "call":
+                self._note_call(frame, kind)
+            elif event == "return" and kind is CodeKind.USER:
+                if not frame.f_code.co_flags & _STOPS_MIDWAY or not self._is_at(frame, _yields):
+                    # Before its end, a generator has no more than it will have had.
+                    self._note_locals(frame)
+                self._note_return(frame, arg)
+        except Exception as error:
+            # What a profile function raises, the code that it watches gets.
+            self._look.note(error)
 
     def _kind(self, frame: FrameType) -> CodeKind:
         known = self._kinds.get(id(frame.f_code))

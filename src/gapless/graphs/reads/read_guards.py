@@ -446,14 +446,12 @@ class ReadGuards:
                 for hold in all_of:
                     if not hold():
                         return False
-            except _FAILURES:
+            except Exception:
+                # A thing is gone, or an object of the user's raises where it is compared.
                 return False
             return True
 
         return holds
-
-
-_FAILURES = (LookupError, AttributeError, ValueError)
 
 
 def _may_walk_parts(module: nn.Module) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gapless.device.user_line import UserCode, module_that_runs
 from gapless.graphs.reads.static_values import Names
+from gapless.graphs.reads.value_places import entries_of
 
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class UserFunctions:
             type(value)
         ):
             return []
-        return list(getattr(value, "__dict__", {}).values())[:_MOST_ITEMS]
+        return list((entries_of(value) or {}).values())[:_MOST_ITEMS]
 
     def _follow_frame(self, frame: FrameType) -> None:
         for value in self._variables[frame].values():
@@ -292,7 +293,7 @@ def _objects_in(tables: Iterable[Mapping[str, Any]], kind: type) -> list[Any]:
         part
         for value in values
         if not issubclass(type(value), type | ModuleType)
-        for part in getattr(value, "__dict__", {}).values()
+        for part in (entries_of(value) or {}).values()
     ]
     for value in (*values, *inner):
         if issubclass(type(value), kind):

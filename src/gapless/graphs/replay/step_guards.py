@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gapless.graphs.reads.failed_look import text_of
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,7 +52,7 @@ class StepGuards:
         kept: tensors that the step keeps from call to call.
 
     Attributes:
-        hold: returns whether all of them hold; it does not block the host.
+        hold: returns whether all of them hold; it does not block the host, and raises nothing.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class StepGuards:
             checks.append(lambda: updates.changed() is None)
         if kept:
             checks.append(kept.are_alike)
-        self.hold = _all_of(checks)
+        self.hold = all_of(checks)
 
     def failure(self) -> Failure | None:
         """Return the first that does not hold, None if all do.
@@ -97,13 +99,21 @@ class StepGuards:
         return None
 
 
-def _all_of(checks: Sequence[Callable[[], bool]]) -> Callable[[], bool]:
-    """Return one function in place of several: a loop over them costs more than some of them."""
-    first, *others = checks
-    if not others:
-        return first
-    rest = _all_of(others)
-    return lambda: first() and rest()
+def all_of(checks: Sequence[Callable[[], bool]]) -> Callable[[], bool]:
+    """Return one function in place of several; a check that raises does not hold."""
+    if len(checks) == 1:
+        return checks[0]
+
+    def hold() -> bool:
+        try:
+            for check in checks:
+                if not check():
+                    return False
+        except Exception:
+            return False
+        return True
+
+    return hold
 
 
 def failure_of_reads(reads: ReadGuards, *, in_environment: bool = True) -> Failure | None:
@@ -120,6 +130,12 @@ def failure_of_reads(reads: ReadGuards, *, in_environment: bool = True) -> Failu
         return None
     advice = _WRITE_INTO_IT if change.is_memory else _MAKE_A_TENSOR
     return Failure(_text_of(change), change.is_memory, advice)
+
+
+def failure_of_error(error: Exception) -> Failure:
+    """Return the failure that it is if a guard raises, as objects of the user's may when they are compared."""
+    text = f"what the step reads changed into something that raises {text_of(error)}"
+    return Failure(text, is_memory=False, advice="let it raise nothing when it is read")
 
 
 _WRITE_INTO_IT = "write new values into what is there, into a tensor by `copy_()`"
