@@ -22,20 +22,18 @@ _LAYOUT: dict[str, Any] = {"pack": False, "fixed_shapes": True, "compile": False
 
 
 class Base32:
-    """Steps of a translation model on padded batches of 32 sentences.
+    """A translation model and its step, with padded batches of 32 sentences.
 
     Args:
         device: where it trains.
         is_tiny: whether the model is that of a test.
-        most: batches at most, in their order of training.
 
     Attributes:
         step: the trainer's.
-        batches: on the device, few shapes.
-        examples: one of each shape, likewise.
+        examples: a batch of each shape, on the device.
     """
 
-    def __init__(self, device: Device, *, is_tiny: bool, most: int) -> None:
+    def __init__(self, device: Device, *, is_tiny: bool) -> None:
         sizes: dict[str, Any] = {**TINY, "num_pairs": 2_000} if is_tiny else {}
         precision = "fp32" if is_tiny else "bf16"
         case = base32(workers=0, precision=precision, **sizes)
@@ -45,8 +43,6 @@ class Base32:
         )
         sampler = training_sampler(config, case.train, layout="fixed")
         pairs = PairBatches(case.train)
-        micros = list(sampler)[:most]
-        self.batches = [_moved(pairs[micro], device.torch_device) for micro in micros]
         self.examples = [
             _moved(pairs[micro], device.torch_device) for micro in sampler.one_of_each()
         ]

@@ -217,7 +217,7 @@ class TrainerTraining(Training):
 
         torch.manual_seed(0)
         self.device = device
-        base32 = Base32(find_device(place or device), is_tiny=device.type != "cuda", most=0)
+        base32 = Base32(find_device(place or device), is_tiny=device.type != "cuda")
         self._train, self.captured_as = base32.train, base32.step
         self.model, self.optimizer = base32.step.model, base32.step.optimizer
         # From a long to a short one, as the other models have them.
