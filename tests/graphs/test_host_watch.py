@@ -120,10 +120,6 @@ def _deque(thing):
     thing.value  # noqa: B018
 
 
-def _array(thing):
-    thing.array[0] += 1
-
-
 def _nested_list(thing):
     thing.table["list"].append(1)
 
@@ -138,14 +134,13 @@ def _nested_list(thing):
         (_set, "thing.members"),
         (_counter, "thing.counter['steps']"),
         (_deque, "thing.recent"),
-        (_array, "thing.array"),
         (_nested_list, "thing.table['list']"),
     ],
 )
 def test_a_write_to_an_object_is_found_in_functions_that_the_step_calls(act, name):
     thing = Thing(
         value=0, inner=Thing(value=0), members=set(), counter=collections.Counter(),
-        recent=collections.deque(), array=np.zeros(3), table={"list": []},
+        recent=collections.deque(), table={"list": []},
     )  # fmt: skip
 
     def step(batch):
@@ -800,7 +795,6 @@ class Trainer:
         self.dtype = torch.float32
         self.epoch = 0
         self.betas = [0.9, 0.99]
-        self.offsets = np.zeros(2)
         self.function = _double
         self.cells = Thing(inner=Thing(deep=3))
         self.beta = 2.0
@@ -820,7 +814,7 @@ class Trainer:
             total = total.to(self.dtype) * self.factor
         config = self.cells
         total = total + config.inner.deep
-        total = total + sum(beta for beta in self.betas) + float(self.offsets[0])
+        total = total + sum(beta for beta in self.betas)
         total = self.function(total) * getattr(self, "beta")  # noqa: B009
         return total * len(self.sizes)
 
@@ -846,7 +840,6 @@ CHANGES = {
     "self.mode": lambda t: setattr(t, "mode", Mode.SLOW),
     "self.dtype": lambda t: setattr(t, "dtype", torch.float64),
     "self.betas[1]": lambda t: t.betas.__setitem__(1, 0.5),
-    "self.offsets": lambda t: t.offsets.__setitem__(0, 0.5),
     "self.function": lambda t: setattr(t, "function", _triple),
     "self.beta": lambda t: setattr(t, "beta", 2),
     "self.cells.inner.deep": lambda t: setattr(t.cells.inner, "deep", 4),

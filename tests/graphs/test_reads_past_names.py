@@ -520,43 +520,6 @@ def test_a_method_of_a_generator_that_is_kept_draws():
     assert names(run) == ["uniform.__self__[0]"]
 
 
-@pytest.mark.parametrize(
-    ("make", "call", "changed"),
-    [
-        (lambda: np.ones(3), lambda held: functools.partial(held.fill, 0.0), True),
-        (lambda: np.arange(3.0)[::-1].copy(), lambda held: functools.partial(held.sort), True),
-        (lambda: np.arange(3.0), lambda held: functools.partial(held.sum), False),
-    ],
-    ids=["fill", "sort", "sum"],
-)
-def test_what_a_method_made_in_c_changes(make, call, changed):
-    held = make()
-    do = call(held)
-
-    def step(batch):
-        do()
-        return batch
-
-    def batch():
-        if isinstance(held, np.ndarray):  # so that it changes again
-            held[:] = [2.0, 1.0, 0.0]
-        return (torch.randn(3, 4),)
-
-    _, run = watched(step, batch=batch)
-    assert bool(run.writes) is changed
-
-
-def test_an_array_that_takes_the_place_of_another_is_named():
-    counts = Term(np.zeros(3))
-
-    def step(batch):
-        counts.weight = counts.weight + 1
-        return batch
-
-    _, run = watched(step)
-    assert names(run) == ["counts.weight"]
-
-
 def test_the_date_is_work_of_the_host():
     def step(batch):
         return batch * dt.datetime.now().hour

@@ -174,9 +174,9 @@ GUARDS = [
     ),
     # --- contents ---
     always(
-        "bytes of arrays",
-        "ContentChecks.add_bytes",
-        "read() == content",
+        "bytes of tensors on the host",
+        "ContentChecks._add_content",
+        "read_bytes() == content",
         "tensor on the host, past its version",
     ),
     # --- tensors ---

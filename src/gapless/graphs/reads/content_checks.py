@@ -1,4 +1,4 @@
-"""Contents that a step reads: the bytes of arrays and of tensors on the host, results of caches."""
+"""Contents that a step reads: the bytes of tensors on the host, results of caches."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from gapless.graphs.reads.read_check import Content, Shown, check_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gapless.graphs.reads.bulk_checks import BulkChecks
 
 
@@ -31,29 +29,6 @@ class ContentChecks:
 
     def __init__(self, checks: BulkChecks) -> None:
         self._checks = checks
-        # Arrays, held so that no other gets the id of one.
-        self._arrays: dict[int, Any] = {}
-
-    def add_array(self, value: Any, name: str, site: str) -> None:
-        """Compare what an array of numpy has in it."""
-        if id(value) in self._arrays or value.nbytes > MOST_BYTES:
-            return
-        self._arrays[id(value)] = value
-        if value.dtype.hasobject:
-            read = lambda: value.ravel().tolist()  # noqa: E731
-            items = read()
-            check = check_of(read, items, name=name, site=site, is_memory=False)
-            self._checks.add(check, lambda: are_same_items(read(), items))
-            return
-        self.add_bytes(value.tobytes, name, site)
-
-    def add_bytes(self, read: Callable[[], bytes], name: str, site: str) -> None:
-        """Compare the bytes that a function returns."""
-        content = read()
-        check = check_of(
-            lambda: Content(read()), Content(content), name=name, site=site, is_memory=False
-        )
-        self._checks.add(check, lambda: read() == content)
 
     def add_tensor(self, tensor: torch.Tensor, name: str, site: str) -> None:
         """Compare the version of a tensor on the host, and its bytes."""
@@ -79,7 +54,12 @@ class ContentChecks:
         read = lambda: Shown("its memory" if tensor.data_ptr() == address else "other memory")  # noqa: E731
         check = check_of(read, Shown("its memory"), name=name, site=site, is_memory=True)
         self._checks.add(check, lambda: tensor.data_ptr() == address)
-        self.add_bytes(memory.tobytes, name, site)
+        read_bytes = memory.tobytes
+        content = read_bytes()
+        check = check_of(
+            lambda: Content(read_bytes()), Content(content), name=name, site=site, is_memory=False
+        )
+        self._checks.add(check, lambda: read_bytes() == content)
 
     def add_results_of(self, function: Any, name: str) -> None:
         """Compare whether a cache holds what it held: one that is cleared makes new results."""

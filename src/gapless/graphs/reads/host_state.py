@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from gapless.graphs.reads.code_kinds import CodeKind, is_foreign, is_own, kind_of
-from gapless.graphs.reads.plain_values import is_array, is_plain, same
+from gapless.graphs.reads.plain_values import is_plain, same
 from gapless.graphs.reads.value_places import (
     HOOK_TABLES,
     MISSING,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 
 _MOST_ITEMS = 10_000
-_MOST_BYTES = 1 << 22
 _DEPTH = 3
 
 # Torch's own entries of modules and optimizers.
@@ -448,8 +447,6 @@ def _inner_state_of(value: Any) -> Callable[[Any], Any] | None:
             return state
     if isinstance(value, torch.Generator):
         return _generator_state if value.device.type == "cpu" else None
-    if is_array(value):
-        return _array_bytes
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.random.Generator | numpy.random.RandomState):
         return _numpy_state
@@ -503,7 +500,7 @@ def _numpy_state(value: Any) -> _State:
 def _flat(state: Any) -> Any:
     if isinstance(state, dict):
         return tuple((key, _flat(part)) for key, part in state.items())
-    return state.tobytes() if is_array(state) else state
+    return state.tobytes() if hasattr(state, "tobytes") else state
 
 
 def _context_value(value: Any) -> _State:
@@ -514,14 +511,6 @@ def _context_value(value: Any) -> _State:
 def _cached_calls(value: Any) -> _State:
     info = value.cache_info()
     return _State(f"{info.currsize} results", (info.misses, info.currsize))
-
-
-def _array_bytes(value: Any) -> _State:
-    if value.nbytes > _MOST_BYTES:
-        return _State("its content", None)
-    if value.dtype.hasobject:
-        return _State("its content", (value.shape, _Items(list(value.flat))))
-    return _State("its content", (value.shape, value.tobytes()))
 
 
 def _version(value: torch.Tensor) -> _State:

@@ -44,7 +44,6 @@ _BY_IDENTITY = (
 )
 _WITHOUT_ATTRIBUTES = frozenset((*_BY_EQUALITY, *_TORCH_PLAIN))
 _DEPTH = 5
-_MOST_BYTES_COMPARED = 1 << 22
 
 
 def is_plain(value: Any) -> bool:
@@ -64,16 +63,12 @@ def is_number_like(value: Any) -> bool:
     return type(value) in (int, float, bool, str, bytes, NoneType, complex)
 
 
-def is_array(value: Any) -> bool:
-    """Return whether a value is an array of numpy, or a record, which can be written like one."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, (numpy.ndarray, numpy.void))
-
-
 def is_scalar_of_numpy(value: Any) -> bool:
-    """Return whether a value is a scalar of numpy."""
+    """Return whether a value is a scalar of numpy, other than a record, which can be written to."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.generic)
+    if numpy is None:
+        return False
+    return isinstance(value, numpy.generic) and not isinstance(value, numpy.void)
 
 
 def same(before: Any, after: Any, depth: int = _DEPTH) -> bool:
@@ -145,8 +140,9 @@ def _same_parts(before: Any, after: Any, depth: int) -> bool:
             same(getattr(before, part), getattr(after, part), depth)
             for part in ("func", "args", "keywords")
         )
-    if is_array(before) or is_scalar_of_numpy(before):
-        return _same_arrays(before, after)
+    if is_scalar_of_numpy(before):
+        # By their bits, as floats are.
+        return bool(before.dtype == after.dtype and before.tobytes() == after.tobytes())
     if isinstance(before, torch.nn.Module):
         return False
     mine, theirs = entries_of(before), entries_of(after)
@@ -161,16 +157,6 @@ def _cells(function: FunctionType) -> list[Any]:
         except ValueError:
             contents.append(MISSING)
     return contents
-
-
-def _same_arrays(before: Any, after: Any) -> bool:
-    return bool(
-        before.shape == after.shape
-        and before.dtype == after.dtype
-        and not before.dtype.hasobject
-        and before.nbytes <= _MOST_BYTES_COMPARED
-        and before.tobytes() == after.tobytes()
-    )
 
 
 def is_tensor_tree(value: Any, on_device: Callable[[torch.Tensor], bool]) -> bool:

@@ -1008,6 +1008,7 @@ class Reach:
                 self._use_whole(value, name, site)
                 todo += _items_of(value, name)
                 continue
+            self._note_odd(value, name, advice_on_object(value), site)
             self._arrive(value, name, site)
             if isinstance(value, _NOT_READ_AS_A_WHOLE) or is_own(type(value)):
                 continue

@@ -29,7 +29,6 @@ from gapless.graphs.reads.content_checks import ContentChecks
 from gapless.graphs.reads.hooks_and_classes import HooksAndClasses
 from gapless.graphs.reads.plain_values import (
     are_same_items,
-    is_array,
     is_number_like,
     is_plain,
     is_value,
@@ -189,14 +188,8 @@ class ReadGuards:
             self._checks.tell(check)
         else:
             self._checks.add_place(place, check)
-        if not names_another_class(value):
-            self._add_array_or_tensor(value, place.name, place.site)
-
-    def _add_array_or_tensor(self, value: Any, name: str, site: str) -> None:
-        if is_array(value):
-            self._contents.add_array(value, name, site)
-        elif isinstance(value, torch.Tensor):
-            self._add_tensor(value, name, site)
+        if not names_another_class(value) and isinstance(value, torch.Tensor):
+            self._add_tensor(value, place.name, place.site)
 
     def _add_object(self, value: Any, name: str) -> None:
         """Compare an object's class, and what those are asked for that are made in C."""
@@ -302,8 +295,6 @@ class ReadGuards:
             if isinstance(value, tuple):
                 if isinstance(item, torch.Tensor):
                     self._add_tensor(item, f"{name}[{index}]", site)
-                elif is_array(item):
-                    self._contents.add_array(item, f"{name}[{index}]", site)
             else:
                 place = Place("item", value, index, name=f"{name}[{index}]", site=site)
                 self._add_place(place, is_in_whole=is_whole)
