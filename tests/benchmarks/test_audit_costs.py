@@ -48,6 +48,7 @@ def test_a_difference_is_told():
     assert audit_costs.lines_of([turn])[-1].strip() == "a loss"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["step", "module"])
 def test_a_model_is_audited_in_one_process_and_not_in_the_other(form, tmp_path):
     """On the simulated device; whatever was audited was equal."""

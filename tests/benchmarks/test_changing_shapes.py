@@ -83,6 +83,7 @@ def test_variants_take_turns():
     assert first[0] == ("encoder", "padded", AS_WRITTEN)
 
 
+@pytest.mark.slow
 def test_one_command_trains_with_and_without_and_prints_a_table(tmp_path, capsys):
     """On the simulated device, with the same bits; a plot is written."""
     file, picture = tmp_path / "shapes.jsonl", tmp_path / "shapes.svg"
@@ -100,6 +101,22 @@ def test_one_command_trains_with_and_without_and_prints_a_table(tmp_path, capsys
     assert printed.count("encoder, padded, step") == 2
     assert "OTHER BITS" not in printed
     assert picture.read_text().count("<polyline") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["accelerate", "trainer"])
+def test_loops_of_frameworks_train_with_and_without(loop, tmp_path):
+    """On a CPU, where nothing is captured; each logs losses of the same bits."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    file = tmp_path / "shapes.jsonl"
+    arguments = ["--device", "cpu", "--tiny", "--runs", "1", "--only", loop, "--steps", "20"]
+
+    assert main([*arguments, "--json", str(file)]) == 0
+
+    written, captured = (json.loads(text) for text in file.read_text().splitlines())
+    assert written["hashes"] == captured["hashes"]
+    assert len(set(written["hashes"].values())) == 3
 
 
 def test_no_run_begins_when_the_time_is_over(capsys):

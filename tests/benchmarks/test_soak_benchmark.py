@@ -17,6 +17,7 @@ def test_a_line_through_the_second_half_tells_growth():
     assert rise_of(growing) == pytest.approx(9.0 / 114.5)
 
 
+@pytest.mark.slow
 def test_a_soak_trains_drops_and_audits(capsys):
     """On the simulated device, as long as it takes to see an audit; nothing differs."""
     main(["--device", "simulated", "--seconds", "1", "--every", "1", "--epochs", "2"])

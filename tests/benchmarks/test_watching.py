@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from benchmarks.watching import LENGTHS, lines_of, main
 
 
@@ -21,6 +22,7 @@ def test_a_model_is_watched_and_captured_for_each_kind(tmp_path, capsys):
     assert len(lines) == len(LENGTHS)
 
 
+@pytest.mark.slow
 def test_the_trainer_is_captured_where_it_stands(tmp_path):
     """Its own step is called as its loop calls it; each shape is a kind."""
     file = tmp_path / "found.json"
