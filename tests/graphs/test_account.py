@@ -120,6 +120,32 @@ def test_calls_that_take_long_are_learnt_soon():
     assert done.index("replay") < 80
 
 
+@pytest.mark.parametrize("is_no_slower", [True, False])
+def test_a_host_that_becomes_slower_is_no_debt_of_replays_that_are_no_slower(is_no_slower):
+    """They save nothing that is known of, and what they saved before is not kept."""
+    clock, spent = Clock(), TimeSpent()
+    account, times = Account(clock), CallTimes(spent, is_no_slower=is_no_slower)
+
+    def call(what, seconds):
+        account.begin()
+        clock.now += seconds
+        account.end(times, what)
+
+    for _ in range(8):
+        call("plain", 0.010)
+    for _ in range(100):
+        call("replay", 0.009)
+    account.begin()
+    assert spent.saved_s == pytest.approx(0.1)
+    # Somebody else uses the host from here on; the time between calls is allowed for.
+    times.most_of_replay_s = 1.0
+    for _ in range(1_000):
+        call("replay", 0.018)
+    account.begin()
+    lost_s = 0.0 if is_no_slower else 1_000 * 0.008 - 0.1
+    assert (account.debt_s, spent.saved_s) == pytest.approx((lost_s, -lost_s), abs=1e-6)
+
+
 def test_what_a_first_watch_takes_is_not_expected_of_further_kinds():
     """Their code is known by then, and each object has its own first kind."""
     account, spent = Account(lambda: 0.0), [TimeSpent(), TimeSpent()]

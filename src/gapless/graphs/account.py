@@ -84,8 +84,12 @@ class CallTimes:
 
     Args:
         spent: of the object.
+        is_no_slower: whether replays are known to take no longer than plain calls.
 
     Attributes:
+        is_no_slower: likewise, and once their times have shown it. If replays have cost more than they have
+            saved by then, everything has become slower since the last plain call: a host that others use.
+        saved_s: by all replays of the kind.
         as_written_s: what a plain call takes, None as long as none was seen.
         most_of_replay_s: more than this is not counted between the begins of a replay and of the next call.
         least_of_replay_s: nor is less than this, once replays have been timed on the device.
@@ -93,10 +97,12 @@ class CallTimes:
         verdict: whether replays pay, None as long as that was not shown.
     """
 
-    __slots__ = ("_pauses", "_plain", "_saving_s", "_unknown", "as_written_s", "least_of_replay_s", "most_of_replay_s", "num", "spent", "usual_pause_s", "verdict")  # fmt: skip
+    __slots__ = ("_pauses", "_plain", "_saving_s", "_unknown", "as_written_s", "is_no_slower", "least_of_replay_s", "most_of_replay_s", "num", "saved_s", "spent", "usual_pause_s", "verdict")  # fmt: skip
 
-    def __init__(self, spent: TimeSpent) -> None:
+    def __init__(self, spent: TimeSpent, *, is_no_slower: bool = False) -> None:
         self.spent = spent
+        self.is_no_slower = is_no_slower
+        self.saved_s = 0.0
         self.as_written_s: float | None = None
         self.usual_pause_s = self.most_of_replay_s = self.least_of_replay_s = 0.0
         self.num = 0
@@ -150,6 +156,7 @@ class CallTimes:
             pairs: all that there are by now, at least one.
         """
         self.verdict = judged(pairs)
+        self.is_no_slower = self.verdict == "pays"
         saving_ms = median(pair.written_ms - pair.replayed_ms for pair in pairs)
         self._saving_s = max(saving_ms, 0.0) / 1000.0
         self._bound_saving()
@@ -278,9 +285,13 @@ class Account:
                     seconds = times.most_of_replay_s
                 elif seconds < times.least_of_replay_s:
                     seconds = times.least_of_replay_s
+                saved_s = as_written_s - seconds
+                if saved_s < 0.0 and times.is_no_slower:
+                    saved_s = max(saved_s, min(-times.saved_s, 0.0))
                 times.num += 1
-                times.spent.saved_s += as_written_s - seconds
-                self.time_s += seconds
+                times.saved_s += saved_s
+                times.spent.saved_s += saved_s
+                self.time_s += as_written_s - saved_s
                 self.as_written_s += as_written_s
             else:
                 self._close(times, now_ms)
