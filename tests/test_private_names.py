@@ -39,7 +39,7 @@ STILL: dict[str, int] = {
     "graphs/modules/gradient_paths.py": 4,
     "graphs/replay/graph_gradients.py": 6,
     "graphs/reads/host_state.py": 12,
-    "graphs/reads/host_watch.py": 3,
+    "graphs/reads/run_profile.py": 3,
     "graphs/modules/module_graph.py": 5,
     "graphs/in_place/module_in_place.py": 5,
     "graphs/reads/module_parts.py": 2,

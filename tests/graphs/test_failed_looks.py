@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import gapless
-from gapless.graphs.reads.host_watch import KeptPath, _as_before
+from gapless.graphs.reads.host_run import KeptPath
+from gapless.graphs.reads.host_watch import _as_before
 from gapless.graphs.reads.value_places import Place
 from gapless.testing import SimulatedDevice
 

@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from gapless.graphs.reads import host_watch
+from gapless.graphs.reads import host_watch, run_profile
 from gapless.graphs.reads.host_watch import HostWatch
 from watched_steps import is_cpu, names
 
@@ -36,13 +36,13 @@ def searches(monkeypatch):
 def profiled(monkeypatch):
     """Return a list that gets an entry for each run that a profiler has seen."""
     found = []
-    running = host_watch._Profile.running
+    running = run_profile.RunProfile.running
 
     def note_and_run(self):
         found.append(None)
         return running(self)
 
-    monkeypatch.setattr(host_watch._Profile, "running", note_and_run)
+    monkeypatch.setattr(run_profile.RunProfile, "running", note_and_run)
     return found
 
 

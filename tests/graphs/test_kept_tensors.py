@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from gapless.graphs.reads.host_watch import KeptPath
+from gapless.graphs.reads.host_run import KeptPath
 from gapless.graphs.reads.value_places import Place
 from gapless.graphs.replay.kept_tensors import KeptTensors, place_of
 from gapless.graphs.replay.results import Results

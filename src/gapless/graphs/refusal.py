@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from gapless.graphs.reads.failed_look import FailedLook
-    from gapless.graphs.reads.host_watch import HostWrite
+    from gapless.graphs.reads.host_run import HostWrite
     from gapless.graphs.reads.observation import Observation
     from gapless.graphs.reads.odd_reads import OddRead
 

@@ -10,7 +10,7 @@ from gapless.graphs.account import account_of
 from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.reads.addresses import address_of
 from gapless.graphs.reads.batch_reads import ReadWatch
-from gapless.graphs.reads.host_watch import HostRun
+from gapless.graphs.reads.host_run import HostRun
 from gapless.graphs.reads.touched import TouchWatch, plain_parts
 from gapless.graphs.refusal import (
     Refusal,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
     from gapless.graphs.reads.batch_reads import BatchRead
-    from gapless.graphs.reads.host_watch import KeptPath
+    from gapless.graphs.reads.host_run import KeptPath
     from gapless.graphs.reads.touched import TouchWatch
 
 

@@ -21,7 +21,7 @@ from gapless.pipeline.tree.flatten import flatten
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
-    from gapless.graphs.reads.host_watch import KeptPath
+    from gapless.graphs.reads.host_run import KeptPath
     from gapless.pipeline.tree.flatten import Tree
 
 
