@@ -26,10 +26,8 @@ _LEAVE_OUT = "let it stand in `on_host`, or leave it out of the step"
 class HostEffects:
     """Takes note of them while a step runs.
 
-    Args:
-        around: frames around the run, by id.
-
     Attributes:
+        around: frames around the run, by id.
         effects: name and site of what functions did on the host, with advice.
         forward_modes: sites of derivatives in forward mode.
         random_site: where the first random number of Python was drawn, "" if none was.
@@ -38,7 +36,7 @@ class HostEffects:
     """
 
     def __init__(self, around: dict[int, FrameType]) -> None:
-        self._around = around
+        self.around = around
         self.effects: dict[tuple[str, str], str] = {}
         self.forward_modes: dict[str, None] = {}
         self.random_site = ""
@@ -81,7 +79,7 @@ class HostEffects:
         shown_name = f"torch.{name}" if owner is None else f"{type(owner).__name__}.{name}"
         caller = frame.f_back
         for _ in range(num_between):
-            if caller is None or id(caller) in self._around:
+            if caller is None or id(caller) in self.around:
                 return
             if kind_of(caller.f_code, caller.f_globals) is CodeKind.USER:
                 site = site_of(caller.f_code, caller.f_lineno)
@@ -91,7 +89,7 @@ class HostEffects:
 
     def note_forward_mode(self, frame: FrameType | None) -> None:
         """Note the user's line behind a derivative in forward mode."""
-        while frame is not None and id(frame) not in self._around:
+        while frame is not None and id(frame) not in self.around:
             if kind_of(frame.f_code, frame.f_globals) is CodeKind.USER:
                 self.forward_modes.setdefault(site_of(frame.f_code, frame.f_lineno))
                 return
@@ -100,7 +98,7 @@ class HostEffects:
 
     def user_site(self, frame: FrameType | None) -> str | None:
         """Return the user's line behind a call, None if it is torch's or this package's."""
-        while frame is not None and id(frame) not in self._around:
+        while frame is not None and id(frame) not in self.around:
             kind = kind_of(frame.f_code, frame.f_globals)
             if kind is CodeKind.USER:
                 return site_of(frame.f_code, frame.f_lineno)

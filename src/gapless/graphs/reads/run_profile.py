@@ -232,7 +232,7 @@ class RunProfile:
             sys.setprofile(self._other)
             if paused is not None:
                 paused.enable()
-            self._around.clear()
+            self._around = self.host.around = {}
             for held in self._held.values():
                 if held.is_alone:
                     for observed in held.roles:
