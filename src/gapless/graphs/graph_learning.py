@@ -297,7 +297,10 @@ class Learning:
             self._report.seconds += (self._device.now_ms() - start) / 1000.0
             self._report.captured_bytes += self._limits.captured_bytes - num_bytes
         self._report.proof_seconds += tried.proof_seconds
-        if tried.graph is not None and not self._knows_reads_of(tree, variant.watched, tried):
+        # In the meantime another thread may have captured the call.
+        if tried.graph is not None and (
+            variant.has_graph or not self._knows_reads_of(tree, variant.watched, tried)
+        ):
             tried.graph = None
         self._entries.refuse(entry, tried.refusals)
         if tried.graph is not None:

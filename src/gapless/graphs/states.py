@@ -5,6 +5,9 @@ from Python is a variant of it, which goes on alone: it is captured, waits for i
 audited now and then. A call without a graph runs as written, and brings its kind one state further.
 
 A kind can be refused in any state, and goes on from there if that is lifted.
+
+The table has each event in each state. One of a graph that comes late leaves the state as it is: another
+thread, or the step itself, may have let the graph go, or captured another, while a call was captured or audited.
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ _OF_KINDS: Final = {
     (State.WATCHED, Event.WATCHED): State.WATCHED,
     (State.WATCHED, Event.SEEN): State.SEEN,
     (State.WATCHED, Event.CHANGED): State.WATCHED,
+    (State.SEEN, Event.WATCHED): State.WATCHED,
     (State.SEEN, Event.SEEN): State.SEEN,
     (State.SEEN, Event.CHANGED): State.WATCHED,
 }
@@ -75,4 +79,13 @@ _OF_VARIANTS: Final = {
     (State.AUDITED, Event.DROPPED): State.SEEN,
 }
 
-TRANSITIONS: Final[dict[tuple[State, Event], State]] = {**_OF_KINDS, **_OF_VARIANTS}
+OF_KINDS: Final = (State.PLAIN, State.WATCHED, State.SEEN)
+OF_VARIANTS: Final = (State.SEEN, State.CAPTURED, State.READY, State.AUDITED)
+
+_LATE: Final = {
+    (state, event): state
+    for state in OF_VARIANTS
+    for event in (Event.CAPTURED, Event.PROVED, Event.AUDITED, Event.EQUAL, Event.DROPPED)
+}
+
+TRANSITIONS: Final[dict[tuple[State, Event], State]] = {**_LATE, **_OF_KINDS, **_OF_VARIANTS}
