@@ -6,11 +6,8 @@ Copies are shallow and short-lived: values that stood in a place are held until 
 from __future__ import annotations
 
 import collections
-import contextvars
 import functools
 import logging
-import random
-import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +16,15 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from gapless.graphs.reads.code_kinds import CodeKind, is_foreign, is_own, kind_of
+from gapless.graphs.reads.inner_states import (
+    Text,
+    about,
+    groups_of,
+    inner_state_of,
+    of_script,
+    state_by,
+    version_of,
+)
 from gapless.graphs.reads.plain_values import is_plain, same
 from gapless.graphs.reads.value_places import (
     HOOK_TABLES,
@@ -68,12 +74,6 @@ class Difference(NamedTuple):
     before: Any
     after: Any
     is_fill: bool = False
-
-
-class Text(str):
-    """A text about a state, as against a value that is a string."""
-
-    __slots__ = ()
 
 
 # Where a tensor lies that was moved, in a difference.
@@ -163,7 +163,7 @@ class HostState:
         for value, reader, name, site in reach.of_torch.values():
             # That a step calls a schedule is seen by itself.
             if not isinstance(value, torch.optim.lr_scheduler.LRScheduler):
-                state = _state_by(reader)
+                state = state_by(reader)
                 self._inner[id(value)] = (value, state(value), state, name, site)
 
     @staticmethod
@@ -198,7 +198,7 @@ class HostState:
             if isinstance(hooks, dict):
                 self._take_dict(hooks, f"{name}.{table}", "")
         shown = f"{name}.param_groups"
-        self._inner[id(value.param_groups)] = (value, _groups_of(value), _groups_of, shown, "")
+        self._inner[id(value.param_groups)] = (value, groups_of(value), groups_of, shown, "")
         if is_foreign(type(value)):
             return
         self._take_dict(vars(value), name, "", holder=value)
@@ -216,7 +216,7 @@ class HostState:
             if isinstance(entries.get(table), dict):
                 self._take_dict(entries[table], f"{name}.{table}", "")
         if isinstance(module, torch.jit.ScriptModule):
-            self._inner[id(module)] = (module, _of_script(module), _of_script, name, "")
+            self._inner[id(module)] = (module, of_script(module), of_script, name, "")
 
     def _take_dict(self, value: dict[Any, Any], name: str, site: str, holder: Any = None) -> None:
         if id(value) in self._dicts or id(value) in self._skip or len(value) > _MOST_ITEMS:
@@ -248,7 +248,7 @@ class HostState:
         elif isinstance(value, nn.Module):
             return
         else:
-            state = _inner_state_of(value)
+            state = inner_state_of(value)
             if state is not None and id(value) not in self._inner:
                 self._inner[id(value)] = (value, state(value), state, name, site)
 
@@ -268,7 +268,7 @@ class HostState:
             self._layouts.append((value, layout, name, site))
         self._take_attributes(value, name, site)
         if not self._on_device(value) and id(value) not in self._inner:
-            self._inner[id(value)] = (value, _version(value), _version, name, site)
+            self._inner[id(value)] = (value, version_of(value), version_of, name, site)
 
     def _take_attributes(self, value: torch.Tensor, name: str, site: str) -> None:
         entries = entries_of(value)
@@ -317,7 +317,7 @@ class HostState:
         for thing, before_state, state, name, site in self._inner.values():
             after_state = state(thing)
             if before_state != after_state:
-                before, after = _about(before_state), _about(after_state)
+                before, after = about(before_state), about(after_state)
                 is_fill = isinstance(thing, functools._lru_cache_wrapper)
                 yield Difference(None, thing, name, site, before, after, is_fill)
         for tensor, layout, name, site in self._layouts:
@@ -422,150 +422,9 @@ def _slots_of(kind: type) -> list[Any]:
     return found
 
 
-# --- states that are no attributes ---
-
-
-class _State(NamedTuple):
-    text: str
-    state: Any
-
-
-def _groups_of(optimizer: torch.optim.Optimizer) -> _State:
-    """Return which groups an optimizer has; `load_state_dict` makes them anew."""
-    groups = optimizer.param_groups
-    return _State(f"{len(groups)} groups", tuple(map(id, groups)))
-
-
-def _about(state: Any) -> Text:
-    return Text(state.text if isinstance(state, _State) else state)
-
-
-def _inner_state_of(value: Any) -> Callable[[Any], Any] | None:
-    """Return a function that reads what changes inside a value, None for other values."""
-    for kind, state in _STATES.items():
-        if isinstance(value, kind):
-            return state
-    if isinstance(value, torch.Generator):
-        return _generator_state if value.device.type == "cpu" else None
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.random.Generator | numpy.random.RandomState):
-        return _numpy_state
-    return None
-
-
-def _state_by(reader: Callable[[], Any]) -> Callable[[Any], _State]:
-    return lambda _: _State("its state", reader())
-
-
-class _Items:
-    """Objects that are compared as `same` does."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, items: list[Any]) -> None:
-        self._items = items
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Items) or len(self._items) != len(other._items):
-            return False
-        return all(map(same, self._items, other._items))
-
-
-class _HostBytes:
-    """The content of a tensor on the host."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _HostBytes) and torch.equal(self._tensor, other._tensor)
-
-
-def _random_state(value: Any) -> _State:
-    return _State("random numbers", value.getstate())
-
-
-def _generator_state(value: Any) -> _State:
-    return _State("random numbers", _HostBytes(value.get_state()))
-
-
-def _numpy_state(value: Any) -> _State:
-    bits = getattr(value, "bit_generator", None)
-    state = bits.state if bits is not None else value.get_state(legacy=False)
-    return _State("random numbers", _flat(state))
-
-
-def _flat(state: Any) -> Any:
-    if isinstance(state, dict):
-        return tuple((key, _flat(part)) for key, part in state.items())
-    return state.tobytes() if hasattr(state, "tobytes") else state
-
-
-def _context_value(value: Any) -> _State:
-    content = value.get(MISSING)
-    return _State("its value", content if is_plain(content) else id(content))
-
-
-def _cached_calls(value: Any) -> _State:
-    info = value.cache_info()
-    return _State(f"{info.currsize} results", (info.misses, info.currsize))
-
-
-def _version(value: torch.Tensor) -> _State:
-    try:
-        version = value._version
-    except RuntimeError:
-        # Tensors of inference mode have no version.
-        return _State("its content", None)
-    return _State("its content", version)
-
-
-def _of_script(module: Any) -> _State:
-    """Return the attributes of a scripted module, which its compiled code changes."""
-    names = module._concrete_type.get_attributes()
-    values = [module._c.getattr(name) for name in names]
-    plain = [value for value in values if not isinstance(value, torch.Tensor)]
-    return _State("its attributes", _Items(plain))
-
-
-_STATES: dict[Any, Callable[[Any], Any]] = {
-    random.Random: _random_state,
-    contextvars.ContextVar: _context_value,
-    functools._lru_cache_wrapper: _cached_calls,
-}
-
-
 def _layout(value: torch.Tensor) -> _Layout | None:
     try:
         return _Layout(value.data_ptr(), tuple(value.shape), value.stride(), value.requires_grad)
     except (RuntimeError, NotImplementedError, ValueError):
         # Sparse tensors, weights of lazy modules and other subclasses have no address of their own.
         return None
-
-
-class RandomStates:
-    """The random numbers of Python, numpy and torch on the host, as of now.
-
-    Args:
-        torchs: watch the host generator of torch too.
-    """
-
-    def __init__(self, *, torchs: bool) -> None:
-        self._torchs = torchs
-        self._states = self._now()
-
-    def _now(self) -> dict[str, Any]:
-        states: dict[str, Any] = {"random": random.getstate()}
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            states["numpy.random"] = _flat(numpy.random.get_state(legacy=False))
-        if self._torchs:
-            states["torch"] = _HostBytes(torch.get_rng_state())
-        return states
-
-    def changed(self) -> list[str]:
-        """Return the names of those that are different now."""
-        now = self._now()
-        return [name for name, state in now.items() if self._states.get(name, state) != state]

@@ -38,9 +38,9 @@ from gapless.graphs.reads.host_run import HostRun, KeptPath
 from gapless.graphs.reads.host_state import (
     EveryName,
     HostState,
-    RandomStates,
 )
 from gapless.graphs.reads.host_writes import HostWrites
+from gapless.graphs.reads.inner_states import RandomStates
 from gapless.graphs.reads.kept_reach import KeptReach
 from gapless.graphs.reads.plain_values import (
     is_number_like,

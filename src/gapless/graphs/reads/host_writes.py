@@ -9,7 +9,8 @@ import torch
 
 from gapless.graphs.reads.code_kinds import CodeKind, is_foreign, site_of
 from gapless.graphs.reads.host_run import HostRun, HostWrite, KeptPath
-from gapless.graphs.reads.host_state import OTHER_MEMORY, Difference, Text
+from gapless.graphs.reads.host_state import OTHER_MEMORY, Difference
+from gapless.graphs.reads.inner_states import Text
 from gapless.graphs.reads.plain_values import (
     is_number_like,
     is_tensor_tree,
