@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import weakref
     from types import CodeType, FunctionType
 
+    from gapless.graphs.reads.chains import Chain, CodeReads, Link
     from gapless.graphs.reads.code_kinds import CodeKind
-    from gapless.graphs.reads.code_reads import Chain, CodeReads, Link
 
 
 # Longer containers are not looked into.

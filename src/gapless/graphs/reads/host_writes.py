@@ -25,7 +25,7 @@ from gapless.pipeline.tree.containers import tensors_inside
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gapless.graphs.reads.code_reads import Chain, Store
+    from gapless.graphs.reads.chains import Chain, Store
     from gapless.graphs.reads.executed import Executed
     from gapless.graphs.reads.kept_reach import Reached
     from gapless.graphs.reads.reach import Reach

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from gapless.graphs.reads.code_reads import Chain
+    from gapless.graphs.reads.chains import Chain
     from gapless.graphs.reads.executed import Executed
     from gapless.graphs.reads.reach import Reach
     from gapless.graphs.reads.read_guards import ReadGuards

@@ -8,7 +8,7 @@ import functools
 import re
 from typing import Any
 
-from gapless.graphs.reads.code_reads import CHANGING_METHODS
+from gapless.graphs.reads.chains import CHANGING_METHODS
 
 
 # Functions that read attributes which no code names, of whatever they are given.

@@ -35,6 +35,7 @@ import torch
 from torch import nn
 
 from gapless.device.torch_private import MODULE_TENSORS
+from gapless.graphs.reads.chains import CHANGING_METHODS, Chain
 from gapless.graphs.reads.code_kinds import (
     FOREIGN_PACKAGES,
     CodeKind,
@@ -44,7 +45,7 @@ from gapless.graphs.reads.code_kinds import (
     kind_of,
     site_of,
 )
-from gapless.graphs.reads.code_reads import CHANGING_METHODS, Chain, reads_of
+from gapless.graphs.reads.code_reads import reads_of
 from gapless.graphs.reads.executed import Executed
 from gapless.graphs.reads.made_in_c import (
     ATTRIBUTE_READERS,
@@ -82,7 +83,7 @@ from gapless.graphs.reads.value_places import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from gapless.graphs.reads.code_reads import Store
+    from gapless.graphs.reads.chains import Store
 
 
 # Longer containers are not looked into item by item, unless their items are plain.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gapless.graphs.reads.code_reads import Chain
+from gapless.graphs.reads.chains import Chain
 from gapless.graphs.reads.stand_in import StandIn
 
 
