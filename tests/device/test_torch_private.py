@@ -261,8 +261,22 @@ SETTINGS = {
     for path in [f"torch._C.{name}"]
 }
 
+FFT_PLANS = {
+    f"torch.{name}": gives(
+        lambda module, shown=shown: module.changes_of_fft_plans[
+            f"torch.backends.cuda.cufft_plan_cache.{shown}"
+        ],
+        None,
+    )
+    for shown, name in (
+        ("clear", "_cufft_clear_plan_cache"),
+        ("max_size", "_cufft_set_plan_cache_max_size"),
+    )
+}
+
 MISSING = {
     **SETTINGS,
+    **FFT_PLANS,
     "torch.utils._python_dispatch.TorchDispatchMode": refuses(
         lambda module: module.TorchDispatchMode()
     ),

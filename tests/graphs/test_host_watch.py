@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import contextvars
 import csv
 import enum
@@ -253,6 +254,29 @@ def test_what_a_step_prints_or_writes_to_a_file_is_a_write(tmp_path, capsys):
 
         _, run = watched(step)
     assert names(run) == ["file.write", "print"]
+
+
+@pytest.mark.parametrize(
+    ("name", "change_plans"),
+    [
+        ("clear", lambda plans: plans.clear()),
+        ("max_size", lambda plans: setattr(plans, "max_size", 4)),
+    ],
+)
+def test_a_change_of_the_plans_of_cufft_is_a_write(name, change_plans):
+    """A replay without the plans that it was captured with ends the process."""
+    plans = torch.backends.cuda.cuFFTPlanCache(0)
+
+    def step(batch):
+        with contextlib.suppress(RuntimeError):  # without a GPU
+            change_plans(plans)
+        return batch.sum()
+
+    _, run = watched(step)
+    (write,) = run.writes
+    assert write.name == f"torch.backends.cuda.cufft_plan_cache.{name}"
+    assert write.site.startswith("test_host_watch.py:")
+    assert write.advice.startswith("do it before training")
 
 
 def test_clocks_and_logging_are_writes():

@@ -623,6 +623,19 @@ def call_when_cuda_starts(function: Callable[[], None]) -> None:
         tell(function)
 
 
+# By the name that a user knows: what takes plans away from graphs that were captured with them.
+changes_of_fft_plans: dict[str, Any] = {
+    f"torch.backends.cuda.cufft_plan_cache.{shown}": _look_up(
+        f"torch.{name}",
+        why="The public method calls it, and is found by no name in the code: a class looks it up.",
+        missing="A step that calls the public method is not refused.",
+    )
+    for shown, name in (
+        ("clear", "_cufft_clear_plan_cache"),
+        ("max_size", "_cufft_set_plan_cache_max_size"),
+    )
+}
+
 # --- waits for the GPU ---
 
 

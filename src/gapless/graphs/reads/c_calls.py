@@ -13,10 +13,14 @@ import warnings
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
+from gapless.device.torch_private import changes_of_fft_plans
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
+LEAVE_OUT = "let it stand in `on_host`, or leave it out of the step"
 
 _CLOCKS = (
     "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns",
@@ -52,6 +56,8 @@ def _named() -> dict[str, dict[int, str]]:
     add(warnings.warn, "warnings.warn")
     add(warnings.warn_explicit, "warnings.warn")
     add(pickle.dump, "pickle.dump")
+    for shown, function in changes_of_fft_plans.items():
+        add(function, shown)
     return found
 
 
@@ -68,6 +74,14 @@ _OTHERS = {
     "__subclasses__": "__subclasses__",
 }  # fmt: skip
 SUSPECTS = frozenset(_BY_NAME) | _FILES | _SOCKETS | _QUEUES | _DATABASES | _DATES | set(_OTHERS)
+
+
+def advice_on(effect: str) -> str:
+    """Return what to do about an effect, by its name."""
+    # Their kernels are in the graph: a replay without them ends the process.
+    if effect in changes_of_fft_plans:
+        return "do it before training, since a graph needs the plans that it was captured with"
+    return LEAVE_OUT
 
 
 def effect_of(function: Callable[..., Any]) -> str | None:

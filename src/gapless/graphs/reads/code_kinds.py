@@ -40,7 +40,7 @@ class CodeKind(Enum):
     TORCH = auto()
     """Torch, anything else."""
     LIBRARY = auto()
-    """The standard library or numpy."""
+    """The standard library or numpy, or torch where it changes cuFFT's plans."""
     SILENT = auto()
     """The standard library, where it warns, imports or shows source lines."""
     OWN = auto()
@@ -73,6 +73,7 @@ _MODULES = (
 _FRAME = (os.sep + "module.py", os.sep + "container.py")
 _COMPILER = TORCH_FOLDER + "_dynamo" + os.sep + "convert_frame.py"
 _COMPILED = TORCH_FOLDER + "_dynamo" + os.sep + "eval_frame.py"
+_PLANS_OF_CUFFT = str(Path(TORCH_FOLDER, "backends", "cuda", "__init__.py"))
 _FUNCTIONS = {CodeKind.COMPILER: "__call__", CodeKind.COMPILED: "compile_wrapper"}
 _SILENT = {"warnings.py", "linecache.py", "traceback.py", "inspect.py", "tokenize.py"}
 _TAKEN_FOR_GRANTED = {
@@ -108,6 +109,8 @@ def _kind_of_file(path: str) -> CodeKind:
     if path.startswith("<frozen"):
         is_import = path.startswith(("<frozen importlib", "<frozen zipimport", "<frozen runpy"))
         return CodeKind.SILENT if is_import else CodeKind.LIBRARY
+    if path == _PLANS_OF_CUFFT:
+        return CodeKind.LIBRARY
     if path.startswith(TORCH_FOLDER):
         if path.startswith(_MODULES) and not path.endswith(_FRAME):
             return CodeKind.MODULE

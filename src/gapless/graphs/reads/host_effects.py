@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from gapless.graphs.reads import torch_readers
-from gapless.graphs.reads.c_calls import SUSPECTS, effect_of
+from gapless.graphs.reads.c_calls import LEAVE_OUT, SUSPECTS, advice_on, effect_of
 from gapless.graphs.reads.code_kinds import CodeKind, kind_of, site_of
 from gapless.graphs.reads.made_in_c import reads_attributes_in_text
 
@@ -19,8 +19,6 @@ _RANDOM_OF_PYTHON = random.random.__self__  # type: ignore[attr-defined]
 
 # Decorators and functions that stand in for the one that is called.
 MOST_FRAMES_BETWEEN = 6
-
-_LEAVE_OUT = "let it stand in `on_host`, or leave it out of the step"
 
 
 class HostEffects:
@@ -52,7 +50,7 @@ class HostEffects:
             effect = effect_of(function)
             site = self.user_site(frame) if effect is not None else None
             if effect is not None and site is not None:
-                self.effects.setdefault((effect, site), _LEAVE_OUT)
+                self.effects.setdefault((effect, site), advice_on(effect))
         elif name in torch_readers.IN_C:
             read = torch_readers.shown_reader(function)
             site = self.user_site(frame) if read is not None else None
@@ -71,7 +69,7 @@ class HostEffects:
         frame: FrameType,
         num_between: int = MOST_FRAMES_BETWEEN,
         *,
-        advice: str = _LEAVE_OUT,
+        advice: str = LEAVE_OUT,
     ) -> None:
         """Note a function of torch or of this package, if the user's code has called it."""
         owner = frame.f_locals.get("self")
