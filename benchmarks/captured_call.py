@@ -297,9 +297,8 @@ def parts_of(timer: Timer, step: gapless.CapturedFunction) -> dict[str, Callable
 
 def parts_of_guards(guards: Any) -> dict[str, Callable[[], object]]:
     """Return what the guards of a graph compare, each as a function."""
-    parts: dict[str, Callable[[], object]] = dict(guards._reads.comparisons)
-    parts |= {guard.watches: check for check, guard in guards._checks}
-    return parts | {"updates that are captured": guards._updates.changed}
+    parts: dict[str, Callable[[], object]] = guards.rows.parts()
+    return parts
 
 
 def chain_for(busy_us: float, case: tuple[str, MakeModel], timer: Timer) -> int:

@@ -52,7 +52,6 @@ STILL: dict[str, int] = {
     "graphs/updates/quick_updates.py": 6,
     "graphs/reads/reach.py": 9,
     "graphs/reads/read_guards.py": 9,
-    "graphs/reads/same_tensors.py": 2,
     "graphs/modules/seen_calls.py": 1,
     "graphs/in_place/shared_casts.py": 5,
     "graphs/modules/stand_ins.py": 7,

@@ -312,6 +312,10 @@ MISSING = {
     "torch._C._len_torch_dispatch_stack": refuses(lambda module: module.num_operator_modes()),
     "torch._C._get_function_stack_at": refuses(lambda module: module.function_mode_at(0)),
     "torch._C._get_dispatch_stack_at": refuses(lambda module: module.operator_mode_at(0)),
+    "torch._C._push_on_torch_function_stack": refuses(
+        lambda module: module.enter_function_mode(BARE)
+    ),
+    "torch._C._pop_torch_function_stack": refuses(lambda module: module.leave_function_mode()),
     "torch.overrides._push_mode": refuses(lambda module: module.push_function_mode(BARE)),
     "torch.overrides._pop_mode": refuses(lambda module: module.pop_function_mode()),
     "torch.utils._python_dispatch._push_mode": refuses(

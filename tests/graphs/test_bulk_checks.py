@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 from gapless.graphs.reads import read_tables
-from gapless.graphs.reads.read_tables import Tables
+from gapless.graphs.reads.guard_rows import GuardRows
+from gapless.graphs.reads.read_check import check_of
+from gapless.graphs.reads.read_tables import Table, Tables
+from gapless.graphs.reads.value_places import MISSING
 from watched_steps import watched
 
 
@@ -31,15 +34,26 @@ class Other(Net):
         return x
 
 
-class Count:
-    """A dictionary's comparison, which counts how often it is made."""
+class Counted(Table):
+    """What is compared of a dictionary, which counts how often it is read by itself."""
 
-    def __init__(self, table, key):
-        self.table, self.key, self.before, self.num = table, key, table.get(key), 0
+    def __init__(self, entries, key):
+        super().__init__(entries)
+        self.num = 0
+        self.add(
+            key, check_of(lambda: entries.get(key, MISSING), entries.get(key, MISSING), name=key)
+        )
 
-    def __call__(self):
+    def hold(self):
         self.num += 1
-        return self.table.get(self.key) is self.before
+        return super().hold()
+
+
+def compared(*tables):
+    """Return rows that compare dictionaries."""
+    rows = GuardRows()
+    Tables(tables, rows)
+    return rows
 
 
 @pytest.fixture(params=["versions", "no versions"])
@@ -71,8 +85,8 @@ def test_a_dictionary_that_nobody_wrote_to_is_read_once():
     if read_tables.dict_version is None:
         pytest.skip("this torch has no versions of dictionaries")
     table = {"a": 1}
-    comparison = Count(table, "a")
-    tables = Tables([(table, comparison)])
+    comparison = Counted(table, "a")
+    tables = compared(comparison)
 
     assert [tables.hold() for _ in range(5)] == [True] * 5
     assert comparison.num == 1
@@ -82,8 +96,8 @@ def test_a_dictionary_that_is_written_to_now_and_then_is_read_then():
     if read_tables.dict_version is None:
         pytest.skip("this torch has no versions of dictionaries")
     table = {"a": 1}
-    comparison = Count(table, "a")
-    tables = Tables([(table, comparison)])
+    comparison = Counted(table, "a")
+    tables = compared(comparison)
     tables.hold()
 
     for number in range(3):
@@ -96,12 +110,12 @@ def test_dictionaries_that_are_all_written_to_are_not_read_for_ever():
     """As `eval()` and `train()` write to those of all modules, time and again."""
     if read_tables.dict_version is None:
         pytest.skip("this torch has no versions of dictionaries")
-    comparisons = [Count({"training": True}, "training") for _ in range(100)]
-    tables = Tables([(comparison.table, comparison) for comparison in comparisons])
+    comparisons = [Counted({"training": True}, "training") for _ in range(100)]
+    tables = compared(*comparisons)
     for _ in range(5):
         for comparison in comparisons:
-            comparison.table |= {"training": False}
-            comparison.table |= {"training": True}
+            comparison.entries |= {"training": False}
+            comparison.entries |= {"training": True}
         assert tables.hold()
     num = comparisons[0].num
 
@@ -112,7 +126,7 @@ def test_dictionaries_that_are_all_written_to_are_not_read_for_ever():
 @pytest.mark.parametrize("kind", [dict, collections.OrderedDict])
 def test_a_dictionary_that_is_written_to_all_the_time_is_still_compared(versions, kind):
     table = kind(a=1)
-    tables = Tables([(table, Count(table, "a"))])
+    tables = compared(Counted(table, "a"))
 
     for _ in range(10):
         table["other"] = object()
@@ -126,7 +140,7 @@ def test_a_dictionary_that_is_written_to_all_the_time_is_still_compared(versions
 @pytest.mark.parametrize("kind", [dict, collections.OrderedDict])
 def test_a_dictionary_that_was_empty_is_compared_when_it_is_not(versions, kind):
     table = kind()
-    tables = Tables([(table, Count(table, "a"))])
+    tables = compared(Counted(table, "a"))
 
     assert tables.hold()
     table["other"] = 1
@@ -138,6 +152,23 @@ def test_a_dictionary_that_was_empty_is_compared_when_it_is_not(versions, kind):
     table.clear()
     table["a"] = 1
     assert not tables.hold()
+
+
+def test_a_dictionary_that_others_have_found_to_be_written_to_is_compared_by_all():
+    """Rows that are asked in two places know of each other's changes."""
+    table = {"a": 1}
+    tables = compared(Counted(table, "a"))
+    others = GuardRows(tables.asked)
+    others.add_all(tables)
+    assert others.hold()
+
+    for _ in range(10):
+        table["other"] = object()
+        assert tables.hold()
+    assert others.hold()
+    table["a"] = 2
+
+    assert not others.hold()
 
 
 # --- guards ---
@@ -218,6 +249,22 @@ def test_each_change_is_seen_and_named(guarded, monkeypatch, change, text, is_ea
 
     assert not seen
     assert f"{first.name} changed from {first.before} to {first.after}" == text
+
+
+def test_a_mode_that_is_left_is_a_change():
+    """Torch raises where it is asked for one that is not there."""
+    model = Net()
+
+    def step(batch):
+        return model(batch).sum()
+
+    with torch.device("cpu"):
+        guards = watched(step)[0].guards()
+        assert guards.holds()
+
+    assert not guards.holds()
+    with torch.device("cpu"):
+        assert guards.holds()
 
 
 def test_what_is_written_anew_with_an_equal_value_is_no_change(guarded):

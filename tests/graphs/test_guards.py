@@ -12,6 +12,7 @@ import torch
 
 import gapless
 from gapless.graphs import reads
+from gapless.graphs.reads.guard_rows import GuardRows
 from gapless.graphs.reads.read_check import Change
 from gapless.graphs.reads.weight_guards import GradientsInPlace, WeightsInPlace
 from gapless.graphs.replay.step_guards import StepGuards
@@ -61,8 +62,9 @@ class Reads:
 
     change: Change | None = None
 
-    def holds(self):
-        return self.change is None
+    def __post_init__(self):
+        self.rows = GuardRows()
+        self.rows.hold_too("reads", [lambda: self.change is None])
 
     def first_changed(self, *, in_environment=True):
         return self.change
@@ -77,6 +79,9 @@ class Updates:
 
     def changed(self):
         return self.change
+
+    def compare_in(self, rows):
+        rows.hold_too("updates", [lambda: self.change is None])
 
 
 class Level:

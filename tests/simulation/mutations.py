@@ -217,8 +217,10 @@ KINDS = [
             "self._in_flight.add(staged)",
             "self._writers.append(stream)",
             "history.take(self.rows.read(history.num_read, copy.end))",
-            "checks.append(lambda: updates.changed() is None)",
-            "checks.append(kept.are_alike)",
+            "updates.compare_in(self.rows)",
+            "self.rows.hold_too('shapes of kept tensors', [kept.are_alike])",
+            "self.rows.add_all(reads.rows)",
+            "rows.equal('classes of modules', type, self._modules)",
             "self._entries.drop_graphs()",
             "self._entries.forget_all()",
         ),
@@ -249,16 +251,6 @@ KINDS = [
         _null_context,
     ),
     Kind("always holds", question(*guards()), _guard_that_holds),
-    Kind(
-        "always holds",
-        written(ast.Attribute, "reads.holds"),
-        lambda node: _expression("lambda: True"),
-    ),
-    Kind(
-        "answered True",
-        written(ast.Call, "self._have_their_classes()"),
-        lambda node: ast.Constant(True),
-    ),
     Kind(
         "always holds", written(ast.UnaryOp, "not verdict.holds"), lambda node: ast.Constant(False)
     ),

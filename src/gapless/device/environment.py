@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -12,8 +12,10 @@ from gapless.device.float32_precision import readers_of_float32_precision
 from gapless.device.torch_modes import kinds_of_modes
 from gapless.device.torch_private import (
     choose_attention,
+    has_transforms,
     is_multithreading_enabled,
     keeps_parametrizations,
+    level_of_forward_mode,
     order_of_attention,
     preferred_library_readers,
     saved_tensors_hooks,
@@ -25,6 +27,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+class Setting(NamedTuple):
+    """A setting of torch.
+
+    Attributes:
+        name: of it.
+        read: returns its value, a plain one.
+        read_in_c: returns something that is equal as long as the value is, without a call in Python.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    read_in_c: Callable[[], Any]
+
+
 def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]:
     """Return the names of settings that a graph bakes in, and functions that read them.
 
@@ -33,7 +49,20 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
     Args:
         device_type: for example "cuda".
     """
+    return [("modes of torch", kinds_of_modes)] + [
+        (setting.name, setting.read) for setting in settings_of_torch(device_type)
+    ]
+
+
+def settings_of_torch(device_type: str) -> list[Setting]:
+    """Return the settings that a graph bakes in, but for the modes of torch.
+
+    Args:
+        device_type: for example "cuda".
+    """
     known: list[tuple[str, Callable[[], Any]]] = [
+        ("transforms of torch.func", has_transforms),
+        ("torch.autograd.forward_ad.dual_level", level_of_forward_mode),
         ("torch.is_grad_enabled()", torch.is_grad_enabled),
         ("torch.is_inference_mode_enabled()", torch.is_inference_mode_enabled),
         ("autocast's cache", torch.is_autocast_cache_enabled),
@@ -44,7 +73,6 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
         ),
         ("torch.autograd.set_multithreading_enabled", is_multithreading_enabled),
         ("torch.is_anomaly_enabled()", torch.is_anomaly_enabled),
-        ("modes of torch", kinds_of_modes),
         ("torch.autograd.graph.saved_tensors_hooks", saved_tensors_hooks or _nothing),
         ("torch.nn.utils.parametrize.cached", keeps_parametrizations),
         ("torch.backends.mha.get_fastpath_enabled()", torch.backends.mha.get_fastpath_enabled),
@@ -59,12 +87,14 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
             ),
         ]
     known += setting_readers.items()
+    found = [Setting(name, reader, reader) for name, reader in known]
     for name, reader in preferred_library_readers.items():
-        known.append((name, partial(_number_of, reader)))
+        found.append(Setting(name, partial(_number_of, reader), reader))
     if order_of_attention is not None:
         _let_torch_order_attention(device_type)
-        known.append(("the order of attention's kernels", _order_of_attention))
-    return [(name, reader) for name, reader in known if _can_read(reader)]
+        name = "the order of attention's kernels"
+        found.append(Setting(name, _order_of_attention, order_of_attention))
+    return [setting for setting in found if _can_read(setting.read)]
 
 
 def _number_of(reader: Callable[[], Any]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gapless.device.torch_private import (
@@ -19,7 +20,7 @@ from gapless.device.torch_private import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 def kinds_of_modes() -> tuple[Any, ...]:
@@ -29,6 +30,16 @@ def kinds_of_modes() -> tuple[Any, ...]:
     return tuple(
         [mode.device if isinstance(mode, DeviceContext) else type(mode) for mode in _modes()]
     )
+
+
+def readers_of_modes() -> list[Callable[[], Any]]:
+    """Return functions, not of Python, whose answers are the same as long as the modes around are."""
+    return [
+        num_function_modes,
+        num_operator_modes,
+        *[partial(function_mode_at, place) for place in range(num_function_modes())],
+        *[partial(operator_mode_at, place) for place in range(num_operator_modes())],
+    ]
 
 
 def watching_modes() -> list[Any]:

@@ -342,6 +342,21 @@ operator_mode_at: Callable[[int], Any] = _look_up(
     otherwise=_refusal("_get_dispatch_stack_at", _MODES),
 )
 
+_COMPARE = "to compare lists of tensors"
+
+enter_function_mode: Callable[[Any], None] = _look_up(
+    "torch._C._push_on_torch_function_stack",
+    why="Lists of tensors are compared before each replay in a mode that forbids to compare their values.",
+    missing="Captures are refused.",
+    otherwise=_refusal("_push_on_torch_function_stack", _COMPARE),
+)
+leave_function_mode: Callable[[], object] = _look_up(
+    "torch._C._pop_torch_function_stack",
+    why="The same mode is left again.",
+    missing="Captures are refused.",
+    otherwise=_refusal("_pop_torch_function_stack", _COMPARE),
+)
+
 _LEAVE = "to leave a mode for a while"
 
 push_function_mode: Callable[[Any], None] = _look_up(
@@ -445,14 +460,19 @@ _note(
 )
 
 
+# What `is_transformed` asks; both run before each replay as well: no call of Python.
+level_of_forward_mode: Callable[[], int] = partial(
+    getattr, torch.autograd.forward_ad, "_current_level", -1
+)
+has_transforms: Callable[[], Any] = getattr(torch._C, "_are_functorch_transforms_active", _nothing)
+
+
 def is_transformed() -> bool:
     """Return whether `torch.func` or a derivative in forward mode is around.
 
     Tensors may then have no memory of their own.
     """
-    if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
-        return True
-    return bool(getattr(torch._C, "_are_functorch_transforms_active", _nothing)())
+    return level_of_forward_mode() >= 0 or bool(has_transforms())
 
 
 _note(
@@ -462,9 +482,10 @@ _note(
 )
 
 
-def keeps_parametrizations() -> bool:
-    """Return whether `torch.nn.utils.parametrize.cached` is around."""
-    return bool(getattr(torch.nn.utils.parametrize, "_cache_enabled", 0))
+# How many blocks of `torch.nn.utils.parametrize.cached` are around. It runs before each replay: no call of Python.
+keeps_parametrizations: Callable[[], int] = partial(
+    getattr, torch.nn.utils.parametrize, "_cache_enabled", 0
+)
 
 
 # What `torch.nn.Module` keeps its tensors, and the modules within it, in.

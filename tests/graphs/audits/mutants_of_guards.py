@@ -50,9 +50,27 @@ GUARDS = [
     # --- what a step's code reads ---
     always(
         "settings of torch",
-        "ReadGuards._add_environment",
-        "list(map(call, ask)) == values",
+        "GuardRows.hold",
+        "list(map(call, self._asked_first)) == self._answers",
         "default dtype",
+    ),
+    always(
+        "rows of plain values",
+        "GuardRows.hold",
+        "list(map(list, map(call, self._reads))) == self._expected",
+        "memory of a weight replaced",
+    ),
+    always(
+        "rows of objects",
+        "GuardRows.hold",
+        "all(map(all, map(map, repeat(is_), map(call, self._finds), self._found)))",
+        "variable of a closure",
+    ),
+    always(
+        "rows of objects with attributes",
+        "GuardRows.hold",
+        "self._objects_hold()",
+        "class of an object",
     ),
     always(
         "equal values",
@@ -93,7 +111,7 @@ GUARDS = [
     without(
         "lengths",
         "BulkChecks.add_length",
-        "self._lengths.append((container, number))",
+        "self._lengths.append(container)",
         "list that grows outside",
     ),
     without(
@@ -162,8 +180,8 @@ GUARDS = [
     ),
     without(
         "lists of tensors",
-        "ReadGuards._add_sequence",
-        "self._lists.append(items)",
+        "ReadGuards._compare",
+        "self.rows.lists(now, before)",
         "tensor in a list",
     ),
     without(
@@ -180,36 +198,41 @@ GUARDS = [
         "tensor on the host, past its version",
     ),
     # --- tensors ---
-    always(
+    without(
         "addresses of tensors",
-        "TensorForms.hold",
-        "self._lie_there(self._tensors)",
+        "TensorForms.compare_in",
+        "rows.equal('addresses of tensors', torch.Tensor.data_ptr, self._tensors)",
         "memory of a weight replaced",
     ),
     always(
         "forms of tensors",
-        "TensorForms.hold",
-        "(self._match is not None and self._match(*self._tensors)) or self._forms_hold()",
+        "TensorForms._forms_hold",
+        "list(map(_form_of, self._tensors)) != self._forms",
         "frozen weight",
     ),
     # --- hooks and classes ---
-    never("empty tables of hooks", "HooksAndClasses.hold", "any(self._empty)", "hook of a part"),
-    never(
+    without(
+        "empty tables of hooks",
+        "HooksAndClasses.compare_in",
+        "rows.equal('empty tables of hooks', any, [self._empty])",
+        "hook of a part",
+    ),
+    always(
         "filled tables of hooks",
-        "HooksAndClasses.hold",
-        "_hooks_in(table) != hooks",
+        "HooksAndClasses._filled_hold",
+        "all(_hooks_in(table) == hooks for table, hooks in self._filled)",
         "hook replaced",
     ),
     never(
         "hooks of tensors",
-        "HooksAndClasses.hold",
-        "RemovableHandle.next_id != self._next_id",
+        "HooksAndClasses._are_no_others",
+        "self._hooks_now() != self._hooks",
         "hook of a weight",
     ),
-    always(
+    without(
         "classes of modules",
-        "HooksAndClasses.hold",
-        "self._have_their_classes()",
+        "HooksAndClasses.compare_in",
+        "rows.equal('classes of modules', type, self._modules)",
         "class of a part",
     ),
     # --- weights, gradients and optimizers ---
@@ -225,10 +248,10 @@ GUARDS = [
         "not _have(*others)",
         "gradient given by the loop",
     ),
-    never(
+    always(
         "hooks of optimizers",
-        "UpdateAsCaptured.change",
-        "has_hooks(self._optimizer)",
+        "_Unwritten._has_no_hooks",
+        "not has_hooks(self._optimizer)",
         "hook of the optimizer",
     ),
     never(
@@ -243,26 +266,29 @@ GUARDS = [
         "not self._has_its_state()",
         "optimizer state loaded",
     ),
-    never(
+    without(
         "memory of the state of optimizers",
-        "UpdateAsCaptured.change",
-        "not self._lie_still()",
+        "UpdateAsCaptured.compare_in",
+        "rows.equal(name, torch.Tensor.data_ptr, self._in_memory)",
         "memory of the state replaced",
     ),
     without(
         "shapes of kept tensors",
         "StepGuards.__init__",
-        "checks.append(kept.are_alike)",
+        "self.rows.hold_too('shapes of kept tensors', [kept.are_alike])",
         "kept tensor of another shape",
     ),
     without(
         "updates",
         "StepGuards.__init__",
-        "checks.append(lambda: updates.changed() is None)",
+        "updates.compare_in(self.rows)",
         "rate",
     ),
     always(
-        "identity of tensors in lists", "are_the_same", "bool(before == now)", "weight taken out"
+        "identity of tensors in lists",
+        "GuardRows.hold",
+        "self._lists == self._lists_now",
+        "weight taken out",
     ),
 ]
 

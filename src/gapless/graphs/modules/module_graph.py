@@ -32,11 +32,12 @@ from gapless.graphs.modules.gradient_paths import (
 from gapless.graphs.proof.device_state import DeviceState, DrawnFrom
 from gapless.graphs.proof.same_results import has_bits_of
 from gapless.graphs.reads.addresses import address_of, share_memory
+from gapless.graphs.reads.guard_rows import GuardRows
 from gapless.graphs.refusal import Refusal
 from gapless.graphs.replay.alignment import clone_of
 from gapless.graphs.replay.results import rebuilt
 from gapless.graphs.replay.step_graph import StaticInputs
-from gapless.graphs.replay.step_guards import Failure, all_of, failure_of_reads
+from gapless.graphs.replay.step_guards import Failure, failure_of_reads
 from gapless.graphs.replay.tensor_copies import TensorCopies
 from gapless.graphs.replay.versions import count_up, version_of
 from gapless.graphs.replay.written_memory import WrittenMemory
@@ -169,13 +170,18 @@ class ModuleGuards:
     """All that has to hold before a replay.
 
     Attributes:
+        rows: say whether all of it holds.
         hold: returns whether all of it holds; it does not block the host, and raises nothing.
     """
 
     def __init__(self, reads: ReadGuards, memory: Sequence[Guard]) -> None:
         self._reads = reads
         self._checks = [(guard.check(), guard) for guard in memory]
-        self.hold = all_of([reads.holds, *[check for check, _ in self._checks]])
+        self.rows = GuardRows(reads.rows.asked)
+        self.rows.add_all(reads.rows)
+        for check, guard in self._checks:
+            self.rows.hold_too(guard.watches, [check])
+        self.hold: Callable[[], bool] = self.rows.hold
 
     def failure(self) -> Failure | None:
         """Return the first that does not hold, None if all do.

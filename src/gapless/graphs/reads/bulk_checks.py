@@ -1,7 +1,7 @@
 """What is compared before each replay, many things at a time.
 
-Python reads and compares a thing in 50 to 300 ns; C does so with many in 5 to 50 ns each. So all of one
-kind are read at once and compared by identity, and only what is another object is looked at by value.
+All of one kind are read at once and compared by identity, and only what is another object is looked at by
+value: see `gapless.graphs.reads.guard_rows`.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ from __future__ import annotations
 import collections
 import gc
 from functools import partial
-from itertools import repeat
 from operator import call, getitem
 from typing import TYPE_CHECKING, Any
 
 from gapless.graphs.reads.plain_values import same
-from gapless.graphs.reads.read_check import compared_together
-from gapless.graphs.reads.read_tables import Tables
+from gapless.graphs.reads.read_tables import Table, Tables
 from gapless.graphs.reads.value_places import MISSING
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sized
 
+    from gapless.graphs.reads.guard_rows import GuardRows
     from gapless.graphs.reads.read_check import Change, Check
     from gapless.graphs.reads.value_places import Place
 
@@ -40,11 +39,11 @@ class BulkChecks:
 
     def __init__(self) -> None:
         self._all: list[Check] = []
-        self._tables: dict[int, _Table] = {}
+        self._tables: dict[int, Table] = {}
         # Functions of C with two arguments, and what they are expected to return.
         self._reads: list[tuple[Callable[[Any, Any], Any], Any, Any, Check]] = []
         self._objects: list[tuple[Callable[[], Any], type, Any]] = []
-        self._lengths: list[tuple[Sized, int]] = []
+        self._lengths: list[Sized] = []
         self._singly: list[Callable[[], bool]] = []
 
     def __len__(self) -> int:
@@ -116,97 +115,33 @@ class BulkChecks:
         self._all += checks
         self._objects.append((referent, kind, entries))
 
-    def add_length(self, container: Sized, number: int, check: Check) -> None:
+    def add_length(self, container: Sized, check: Check) -> None:
         """Compare how many items a container has."""
         self._all.append(check)
-        self._lengths.append((container, number))
+        self._lengths.append(container)
 
-    def _table(self, entries: dict[Any, Any]) -> _Table:
+    def _table(self, entries: dict[Any, Any]) -> Table:
         if id(entries) not in self._tables:
-            self._tables[id(entries)] = _Table(entries)
+            self._tables[id(entries)] = Table(entries)
         return self._tables[id(entries)]
 
     # --- comparisons ---
 
-    def comparisons(self) -> dict[str, Callable[[], bool]]:
-        """Return functions that say, together, whether all is as it was, by what they compare.
-
-        They raise an error where a thing is gone, or where an object of the user's does.
-
-        Sync: The functions do not block the host.
-        """
-        made: dict[str, Callable[[], bool]] = {}
+    def compare_in(self, rows: GuardRows) -> None:
+        """Let rows say, together, whether all is as it was."""
         if self._tables:
-            of_tables = [(table.entries, table.comparison()) for table in self._tables.values()]
-            made["dictionaries"] = Tables(of_tables).hold
+            Tables(self._tables.values(), rows)
+        if self._lengths:
+            rows.equal("lengths", len, self._lengths)
+        rows.hold_too("one by one", self._singly)
         if self._reads:
             functions, firsts, seconds, checks = zip(*self._reads, strict=True)
-            made["other places"] = compared_together(
-                lambda: list(map(call, functions, firsts, seconds)), checks
-            )
+            rows.checked("other places", call, functions, firsts, seconds, checks=checks)
         if self._objects:
-            made["objects"] = _comparison_of_objects(self._objects)
-        if self._lengths:
-            containers, lengths = zip(*self._lengths, strict=True)
-            made["lengths"] = lambda: tuple(map(len, containers)) == lengths
-        singly = tuple(self._singly)
-        if singly:
-            made["one by one"] = lambda: all(map(call, singly))
-        return made
-
-
-class _Table:
-    """What is compared of one dictionary.
-
-    Args:
-        entries: the dictionary.
-
-    Attributes:
-        entries: as given.
-    """
-
-    def __init__(self, entries: dict[Any, Any]) -> None:
-        self.entries = entries
-        self._keys: list[Any] = []
-        self._checks: list[Check] = []
-        self._order: list[Any] | None = None
-
-    def add(self, key: Any, check: Check) -> None:
-        """Compare an entry, or that there is none."""
-        self._keys.append(key)
-        self._checks.append(check)
-
-    def keep_keys(self, keys: list[Any]) -> None:
-        """Compare all keys, which are plain, and their order."""
-        self._order = keys
-
-    def comparison(self) -> Callable[[], bool]:
-        """Return a function that reads the dictionary and says whether what is compared is as it was."""
-        entries, keys, order = self.entries, self._keys, self._order
-        entries_hold = compared_together(
-            lambda: list(map(entries.get, keys, repeat(MISSING))), self._checks
-        )
-        if order is None:
-            return entries_hold
-        return lambda: same(order, list(entries)) and entries_hold()
+            rows.objects(*zip(*self._objects, strict=True))
 
 
 def _entries_of_class(kind: type) -> dict[str, Any] | None:
     """Return the dictionary that a class shows in `vars`, which alone has a version; None if it is not found."""
     found = gc.get_referents(vars(kind))
     return found[0] if len(found) == 1 and type(found[0]) is dict else None
-
-
-def _comparison_of_objects(
-    objects: list[tuple[Callable[[], Any], type, Any]],
-) -> Callable[[], bool]:
-    entries_of = object.__getattribute__
-
-    def hold() -> bool:
-        for referent, kind, entries in objects:
-            thing = referent()
-            if type(thing) is not kind or entries_of(thing, "__dict__") is not entries:
-                return False
-        return True
-
-    return hold

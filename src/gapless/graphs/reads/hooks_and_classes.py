@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from operator import is_
+from operator import call, is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,11 @@ from gapless.graphs.reads.value_places import HOOK_TABLES
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
+
+    from gapless.graphs.reads.guard_rows import GuardRows
 
 
 class HooksAndClasses:
@@ -38,33 +42,38 @@ class HooksAndClasses:
         self._names = [name for _, name in modules]
         self._classes = list(map(type, self._modules))
         self._tensors = [tensor for tensor, _ in tensors]
-        self._next_id = RemovableHandle.next_id
         self._hooks = self._hooks_now()
+        self._empty: list[Any] = []
+        # What is asked of tables that have hooks, if there are any.
+        self._asked: list[Callable[[], bool]] = []
         self._know_tables(self._tables_now())
 
-    def hold(self) -> bool:
-        """Return whether there are no other hooks and classes.
+    def compare_in(self, rows: GuardRows) -> None:
+        """Let rows say whether there are no other hooks and classes."""
+        rows.equal("empty tables of hooks", any, [self._empty])
+        rows.equal("classes of modules", type, self._modules)
+        self._of_filled = rows.equal("tables with hooks", call, self._asked)
+        self._newest = rows.equal(
+            "the newest hook",
+            getattr,
+            [RemovableHandle],
+            ["next_id"],
+            otherwise=self._are_no_others,
+        )
 
-        Sync: Does not block the host.
-        """
-        if any(self._empty) or not self._have_their_classes():
-            return False
-        for table, hooks in self._filled:
-            if _hooks_in(table) != hooks:
+    def _filled_hold(self) -> bool:
+        return all(_hooks_in(table) == hooks for table, hooks in self._filled)
+
+    def _are_no_others(self) -> bool:
+        """Return whether the hooks that were registered since are none of these modules and tensors."""
+        tables = self._tables_now()
+        if not all(map(is_, tables, self._tables)):
+            if self._hooks_now() != self._hooks:
                 return False
-        if RemovableHandle.next_id != self._next_id:
-            next_id = RemovableHandle.next_id
-            tables = self._tables_now()
-            if not all(map(is_, tables, self._tables)):
-                if self._hooks_now() != self._hooks:
-                    return False
-                self._know_tables(tables)
-            self._next_id = next_id
+            self._know_tables(tables)
+            self._of_filled.expected = [True] * len(self._asked)
+        self._newest.renew()
         return True
-
-    def _have_their_classes(self) -> bool:
-        """Return whether modules have the classes they had, and so their methods."""
-        return list(map(type, self._modules)) == self._classes
 
     def first_changed(self) -> Change | None:
         """Return the first thing with other hooks, or module of another class; None if there is none."""
@@ -100,8 +109,9 @@ class HooksAndClasses:
     def _know_tables(self, tables: list[Any]) -> None:
         """Look at these tables from now on, whose hooks are known."""
         self._tables = tables
-        self._empty = [table for table in tables if type(table) in _PLAIN and not table]
+        self._empty[:] = [table for table in tables if type(table) in _PLAIN and not table]
         self._filled = [(table, _hooks_in(table)) for table in tables if table]
+        self._asked[:] = [self._filled_hold] if self._filled else []
 
 
 _OF_TENSORS = [name for name in HOOK_TABLES if hasattr(torch.Tensor, name)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from gapless.graphs.reads.plain_values import is_scalar_of_numpy, is_value, same, shown
@@ -11,7 +10,7 @@ from gapless.graphs.reads.value_places import MISSING
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True)
@@ -113,34 +112,6 @@ def check_of_length(container: Any, name: str, site: str = "") -> Check:
         lambda: Shown(f"{len(container)} items"), Shown(f"{len(container)} items"), name=name,
         site=site, is_memory=False,
     )  # fmt: skip
-
-
-def compared_together(
-    read: Callable[[], list[Any]], checks: Sequence[Check]
-) -> Callable[[], bool]:
-    """Return a function that says whether all that is read at once is as it was.
-
-    Args:
-        read: returns a value for each of the checks.
-        checks: what these values were.
-    """
-    expected = [check.expected for check in checks]
-
-    def hold() -> bool:
-        nonlocal expected
-        now = read()
-        if all(map(is_, now, expected)):
-            return True
-        if not all(
-            one is before or check.holds(one)
-            for check, before, one in zip(checks, expected, now, strict=True)
-        ):
-            return False
-        # These very objects were found to be as good.
-        expected = now
-        return True
-
-    return hold
 
 
 def _shown(value: Any) -> str:

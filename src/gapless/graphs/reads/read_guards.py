@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gapless.device.environment import environment_readers
+from gapless.device.environment import environment_readers, settings_of_torch
 from gapless.device.torch_gpu import STREAM_TYPES
+from gapless.device.torch_modes import kinds_of_modes, readers_of_modes
 from gapless.device.torch_private import hooks_of_all_modules
 from gapless.graphs.reads.addresses import address_of
 from gapless.graphs.reads.bulk_checks import BulkChecks
 from gapless.graphs.reads.code_kinds import CodeKind, is_foreign, site_of
 from gapless.graphs.reads.code_reads import compares_objects
 from gapless.graphs.reads.content_checks import ContentChecks
+from gapless.graphs.reads.guard_rows import GuardRows
 from gapless.graphs.reads.hooks_and_classes import HooksAndClasses
 from gapless.graphs.reads.plain_values import (
     are_same_items,
@@ -35,7 +37,6 @@ from gapless.graphs.reads.plain_values import (
     same,
 )
 from gapless.graphs.reads.read_check import Members, Shown, check_of, check_of_length
-from gapless.graphs.reads.same_tensors import are_the_same
 from gapless.graphs.reads.tensor_forms import TensorForms
 from gapless.graphs.reads.value_places import (
     HOOK_TABLES,
@@ -73,9 +74,7 @@ class ReadGuards:
     Attributes:
         tensors: tensors on the device that the code reaches.
         compares_objects: whether the user's code may ask whether two objects are the same one.
-        comparisons: functions that say whether all is as it was, by what they compare; a thing that is gone
-            may be an error of theirs.
-        holds: returns whether all is as it was.
+        rows: say whether all is as it was.
     """
 
     def __init__(
@@ -106,7 +105,8 @@ class ReadGuards:
             executed.kind is CodeKind.USER and compares_objects(executed.code)
             for executed in reach.codes.values()
         )
-        self.comparisons = {"settings of torch": self._add_environment(device_type)}
+        self.rows = GuardRows()
+        self._add_environment(device_type)
         self._num_of_environment = len(self._checks)
         for place in reach.places.values():
             self._add_place(place)
@@ -131,7 +131,14 @@ class ReadGuards:
         self._hooks = HooksAndClasses(
             list(reach.modules.values()), [(tensor, name) for tensor, name, _ in known]
         )
-        self.holds = self._all_hold()
+        self._compare()
+
+    def holds(self) -> bool:
+        """Return whether all is as it was.
+
+        Sync: Does not block the host.
+        """
+        return self.rows.hold()
 
     def names_by_address(self) -> dict[int, str]:
         """Return what the step's code calls the memory of `tensors`, such as model.0.weight."""
@@ -167,13 +174,22 @@ class ReadGuards:
 
     # --- what is compared ---
 
-    def _add_environment(self, device_type: str) -> Callable[[], bool]:
-        readers = environment_readers(device_type)
-        values = [reader() for _, reader in readers]
-        for (name, reader), value in zip(readers, values, strict=True):
-            self._checks.tell(check_of(reader, value, name=name))
-        ask = [reader for _, reader in readers]
-        return lambda: list(map(call, ask)) == values
+    def _add_environment(self, device_type: str) -> None:
+        for name, reader in environment_readers(device_type):
+            self._checks.tell(check_of(reader, reader(), name=name))
+        in_c = [setting.read_in_c for setting in settings_of_torch(device_type)]
+        kinds, settings = kinds_of_modes(), list(map(call, in_c))
+
+        def are_as_good() -> bool:
+            """Modes may be others of the same kinds."""
+            if kinds_of_modes() != kinds or list(map(call, in_c)) != settings:
+                return False
+            row.columns = ([*readers_of_modes(), *in_c],)
+            row.renew()
+            return True
+
+        readers = [*readers_of_modes(), *in_c]
+        row = self.rows.ask_first("settings of torch", readers, otherwise=are_as_good)
 
     def _add_place(self, place: Place, *, is_in_whole: bool = False) -> None:
         if place.id in self._seen or place.id in self._carried:
@@ -307,7 +323,7 @@ class ReadGuards:
         return not any(kind == "item" and owner == id(value) for kind, owner, _ in self._carried)
 
     def _add_length(self, value: Any, name: str, site: str) -> None:
-        self._checks.add_length(value, len(value), check_of_length(value, name, site))
+        self._checks.add_length(value, check_of_length(value, name, site))
 
     def _add_module(self, module: nn.Module, name: str) -> None:
         self._seen["module", id(module)] = name
@@ -419,30 +435,12 @@ class ReadGuards:
             if hooks:
                 self._checks.tell(check_of_length(hooks, f"torch.nn.modules.module.{name}"))
 
-    # --- the function ---
-
-    def _all_hold(self) -> Callable[[], bool]:
-        self.comparisons |= self._checks.comparisons()
-        if self._lists:
-            self.comparisons["lists of tensors"] = partial(
-                are_the_same, self._lists, self._lists_now
-            )
-        self.comparisons["tensors"] = self._forms.hold
-        self.comparisons["hooks and classes"] = self._hooks.hold
-        all_of = tuple(self.comparisons.values())
-
-        def holds() -> bool:
-            try:
-                # A loop of Python calls its functions sooner than C does.
-                for hold in all_of:
-                    if not hold():
-                        return False
-            except Exception:
-                # A thing is gone, or an object of the user's raises where it is compared.
-                return False
-            return True
-
-        return holds
+    def _compare(self) -> None:
+        self._checks.compare_in(self.rows)
+        for now, before in zip(self._lists_now, self._lists, strict=True):
+            self.rows.lists(now, before)
+        self._forms.compare_in(self.rows)
+        self._hooks.compare_in(self.rows)
 
 
 def _may_walk_parts(module: nn.Module) -> bool:

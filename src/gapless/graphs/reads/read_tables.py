@@ -8,15 +8,20 @@ read again.
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import compress, count
-from operator import call, ne
+from itertools import compress, count, repeat
+from operator import call, is_, ne
 from typing import TYPE_CHECKING, Any
 
 from gapless.device.torch_private import dict_version
+from gapless.graphs.reads.plain_values import same
+from gapless.graphs.reads.value_places import MISSING
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
+
+    from gapless.graphs.reads.guard_rows import GuardRows
+    from gapless.graphs.reads.read_check import Check
 
 
 # A dictionary that was written to before two of so many calls is read at each; but not if more than a few are
@@ -37,12 +42,48 @@ def versions_of(tables: list[Any]) -> list[int] | None:
     return list(map(dict_version, tables))
 
 
-def are_unwritten(tables: list[Any], versions: list[int] | None) -> bool:
-    """Return whether dictionaries are known not to have been written to since they had these versions.
+class Table:
+    """What is compared of one dictionary.
 
-    Sync: Does not block the host.
+    Args:
+        entries: the dictionary, of Python's own class or an OrderedDict.
+
+    Attributes:
+        entries: as given.
+        keys: of the entries that are compared.
+        checks: of what stands there.
+        order: all keys, where their order is compared as well.
     """
-    return dict_version is not None and list(map(dict_version, tables)) == versions
+
+    def __init__(self, entries: dict[Any, Any]) -> None:
+        self.entries = entries
+        self.keys: list[Any] = []
+        self.checks: list[Check] = []
+        self.order: list[Any] | None = None
+        self._found: list[Any] = []
+
+    def add(self, key: Any, check: Check) -> None:
+        """Compare an entry, or that there is none."""
+        self.keys.append(key)
+        self.checks.append(check)
+        self._found.append(check.expected)
+
+    def keep_keys(self, keys: list[Any]) -> None:
+        """Compare all keys, which are plain, and their order."""
+        self.order = keys
+
+    def hold(self) -> bool:
+        """Read it, and return whether what is compared is as it was."""
+        if self.order is not None and not same(self.order, list(self.entries)):
+            return False
+        now = list(map(self.entries.get, self.keys, repeat(MISSING)))
+        if all(map(is_, now, self._found)):
+            return True
+        if not all(check.holds(one) for check, one in zip(self.checks, now, strict=True)):
+            return False
+        # These very objects were found to be as good.
+        self._found = now
+        return True
 
 
 class Tables:
@@ -52,80 +93,88 @@ class Tables:
     written to so often are read each time, which costs less than to find out which of all they are.
 
     Args:
-        tables: each dictionary, of Python's own class or an OrderedDict, with a function that reads it and
-            returns whether what is compared of it is as it was.
+        tables: what is compared of each.
+        rows: where they are compared.
     """
 
-    def __init__(self, tables: Iterable[tuple[dict[Any, Any], Callable[[], bool]]]) -> None:
-        self._num_calls = 0
-        self._empty: list[tuple[dict[Any, Any], Callable[[], bool]]] = []
-        self._empty_tables: list[dict[Any, Any]] = []
-        self._quiet_tables: list[dict[Any, Any]] = []
-        self._quiet: list[Callable[[], bool]] = []
-        self._versions: list[int] = []
+    def __init__(self, tables: Iterable[Table], rows: GuardRows) -> None:
+        tables = list(tables)
+        self._asked = rows.asked
+        self._empty = [table for table in tables if not table.entries]
+        self._empty_entries = [table.entries for table in self._empty]
+        self._quiet: list[Table] = []
+        self._quiet_entries: list[Any] = []
         # At which call a quiet one was last seen to be written to.
         self._written: list[int] = []
-        self._restless: list[Callable[[], bool]] = []
-        for table, holds in tables:
-            if table:
-                self._add(table, holds)
-            else:
-                self._empty.append((table, holds))
-                self._empty_tables.append(table)
+        self._entries: list[Any] = []
+        self._keys: list[Any] = []
+        self._checks: list[Check] = []
+        self._ordered: list[Table] = []
+        rows.equal("empty dictionaries", any, [self._empty_entries], otherwise=self._filled_hold)
+        self._versions = rows.equal(
+            "dictionaries", dict_version or id, self._quiet_entries, otherwise=self._written_hold
+        )
+        self._in_order = rows.equal("order of keys", call, [])
+        self._read = rows.checked(
+            "dictionaries that are written to", dict.get, self._entries, self._keys,
+            repeat(MISSING), checks=self._checks,
+        )  # fmt: skip
+        for table in tables:
+            if table.entries:
+                self._add(table)
 
-    def hold(self) -> bool:
-        """Return whether what is compared of them is as it was.
-
-        Sync: Does not block the host.
-        """
-        self._num_calls += 1
-        if any(self._empty_tables) and not self._filled_hold():
-            return False
-        if dict_version is not None:
-            versions = list(map(dict_version, self._quiet_tables))
-            if versions != self._versions and not self._written_hold(versions):
-                return False
-        return all(map(call, self._restless))
-
-    def _add(self, table: dict[Any, Any], holds: Callable[[], bool]) -> None:
+    def _add(self, table: Table) -> None:
         """Read a dictionary when it has another version, or each time if it has no versions."""
-        if type(table) in _WITH_VERSIONS and dict_version is not None:
-            self._quiet_tables.append(table)
-            self._quiet.append(holds)
-            self._versions.append(_NO_VERSION)
+        if type(table.entries) in _WITH_VERSIONS and dict_version is not None:
+            self._quiet.append(table)
+            self._quiet_entries.append(table.entries)
+            self._versions.expected.append(_NO_VERSION)
             self._written.append(-_NEAR)
         else:
-            self._restless.append(holds)
+            self._read_each_time(table)
+
+    def _read_each_time(self, table: Table) -> None:
+        if table.order is not None:
+            self._ordered.append(table)
+            self._in_order.columns = ([one.hold for one in self._ordered],)
+            self._in_order.expected = [True] * len(self._ordered)
+            return
+        self._entries += [table.entries] * len(table.keys)
+        self._keys += table.keys
+        self._checks += table.checks
+        self._read.expected += [check.expected for check in table.checks]
 
     def _filled_hold(self) -> bool:
         """Read those that were empty and are not any more."""
-        filled = [(table, holds) for table, holds in self._empty if table]
-        if not all(holds() for _, holds in filled):
+        filled = [table for table in self._empty if table.entries]
+        if not all(table.hold() for table in filled):
             return False
-        self._empty = [(table, holds) for table, holds in self._empty if not table]
-        self._empty_tables = [table for table, _ in self._empty]
-        for table, holds in filled:
-            self._add(table, holds)
+        self._empty = [table for table in self._empty if not table.entries]
+        self._empty_entries[:] = [table.entries for table in self._empty]
+        for table in filled:
+            self._add(table)
         return True
 
-    def _written_hold(self, versions: list[int]) -> bool:
+    def _written_hold(self) -> bool:
         """Read those that were written to since they were last read, and know them by their new versions."""
-        written = list(compress(count(), map(ne, versions, self._versions)))
+        versions, before = self._versions.read(), self._versions.expected
+        written = list(compress(count(), map(ne, versions, before)))
         for number in written:
-            if not self._quiet[number]():
+            if not self._quiet[number].hold():
                 return False
-        again = [number for number in written if self._versions[number] != _NO_VERSION]
-        self._versions = versions
+        again = [number for number in written if before[number] != _NO_VERSION]
+        self._versions.expected = versions
         if len(again) <= _FEW:
             self._read_at_each_call(again)
         return True
 
     def _read_at_each_call(self, written: list[int]) -> None:
         """Read those at each call that are written to and were so a few calls ago."""
-        near = [number for number in written if self._num_calls - self._written[number] < _NEAR]
+        now = self._asked.num_calls
+        near = [number for number in written if now - self._written[number] < _NEAR]
         for number in written:
-            self._written[number] = self._num_calls
+            self._written[number] = now
         for number in reversed(near):
-            self._restless.append(self._quiet.pop(number))
-            for of_quiet in (self._quiet_tables, self._versions, self._written):
+            self._read_each_time(self._quiet.pop(number))
+            for of_quiet in (self._quiet_entries, self._versions.expected, self._written):
                 del of_quiet[number]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+from operator import call
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gapless.device.torch_private import tensor_guards
-from gapless.graphs.reads.addresses import lie_where
 from gapless.graphs.reads.read_check import Change
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from gapless.graphs.reads.guard_rows import GuardRows, Row
 
 
 class TensorForms:
@@ -26,24 +27,21 @@ class TensorForms:
         self._known = [each for each in tensors if _has_address(each[0])]
         self._tensors = [tensor for tensor, _, _ in self._known]
         self._ids = frozenset(map(id, self._tensors))
-        self._lie_there = lie_where(self._tensors)
         self._addresses = list(map(torch.Tensor.data_ptr, self._tensors))
         self._forms = list(map(_form_of, self._tensors))
-        self._match: Callable[..., bool] | None = None
+        self._match: Row | None = None
 
     def compares(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is one of these."""
         return id(tensor) in self._ids
 
-    def hold(self) -> bool:
-        """Return whether all is as it was.
-
-        Sync: Does not block the host.
-        """
-        return not self._tensors or (
-            self._lie_there(self._tensors)
-            and ((self._match is not None and self._match(*self._tensors)) or self._forms_hold())
-        )
+    def compare_in(self, rows: GuardRows) -> None:
+        """Let rows say whether all is as it was."""
+        if self._tensors:
+            rows.equal("addresses of tensors", torch.Tensor.data_ptr, self._tensors)
+            self._match = rows.equal(
+                "forms of tensors", call, [self._forms_hold], otherwise=self._forms_hold
+            )
 
     def first_changed(self) -> Change | None:
         """Return the first change, None if there is none."""
@@ -64,7 +62,9 @@ class TensorForms:
         if list(map(_form_of, self._tensors)) != self._forms:
             return False
         # It compares modes as well, which are no part of a form. Alignment follows from the addresses.
-        self._match = tensor_guards(self._tensors)
+        match = tensor_guards(self._tensors)
+        if match is not None and self._match is not None:
+            self._match.columns = ([partial(match, *self._tensors)],)
         return True
 
 

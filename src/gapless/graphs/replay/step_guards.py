@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gapless.graphs.reads.failed_look import text_of
+from gapless.graphs.reads.guard_rows import GuardRows
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import torch
 
@@ -52,6 +53,7 @@ class StepGuards:
         kept: tensors that the step keeps from call to call.
 
     Attributes:
+        rows: say whether all of them hold.
         hold: returns whether all of them hold; it does not block the host, and raises nothing.
     """
 
@@ -66,12 +68,14 @@ class StepGuards:
         self._updates = updates
         self._checks = [(guard.check(), guard) for guard in memory]
         self._kept = kept
-        checks: list[Callable[[], bool]] = [reads.holds, *[check for check, _ in self._checks]]
-        if updates.inside or updates.outside:
-            checks.append(lambda: updates.changed() is None)
+        self.rows = GuardRows(reads.rows.asked)
+        self.rows.add_all(reads.rows)
+        for check, guard in self._checks:
+            self.rows.hold_too(guard.watches, [check])
+        updates.compare_in(self.rows)
         if kept:
-            checks.append(kept.are_alike)
-        self.hold = all_of(checks)
+            self.rows.hold_too("shapes of kept tensors", [kept.are_alike])
+        self.hold = self.rows.hold
 
     def failure(self) -> Failure | None:
         """Return the first that does not hold, None if all do.
@@ -97,23 +101,6 @@ class StepGuards:
             names = ", ".join(path.name for path in self._kept.paths)
             return Failure(f"the shapes in {names}", is_memory=False, advice="keep one shape")
         return None
-
-
-def all_of(checks: Sequence[Callable[[], bool]]) -> Callable[[], bool]:
-    """Return one function in place of several; a check that raises does not hold."""
-    if len(checks) == 1:
-        return checks[0]
-
-    def hold() -> bool:
-        try:
-            for check in checks:
-                if not check():
-                    return False
-        except Exception:
-            return False
-        return True
-
-    return hold
 
 
 def failure_of_reads(reads: ReadGuards, *, in_environment: bool = True) -> Failure | None:

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from gapless.device.base import Cut, Device
+    from gapless.graphs.reads.guard_rows import GuardRows
 
 
 # "exact": a rate is the Python number of the loop as written. "tensor": a number in float32 on the
@@ -402,6 +403,11 @@ class CapturedUpdates:
             if change is not None:
                 return change
         return None
+
+    def compare_in(self, rows: GuardRows) -> None:
+        """Let rows say whether `changed` returns None."""
+        for one in self._as_captured:
+            one.compare_in(rows)
 
     @contextmanager
     def rates_in_place(self) -> Iterator[None]:

@@ -36,7 +36,7 @@ _HAVE_CAPTURABLE = frozenset(
 )
 
 # Classes of users that do not call torch's `__init__` have none.
-_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 # Torch's own but LBFGS call a closure once, before their update.
 CALL_A_CLOSURE_ONCE = (
@@ -156,15 +156,20 @@ def _is_not_on_the_device(
 
 def has_hooks(optimizer: Optimizer) -> bool:
     """Return whether `step` has hooks, other than those with which gapless watches."""
-    for table in _HOOKS:  # before each replay: a generator costs more
-        if getattr(optimizer, table, None):
-            return True
-    before = torch_optimizer._global_optimizer_pre_hooks
-    after = torch_optimizer._global_optimizer_post_hooks
-    if not (before or after):
-        return False
+    *own, before, after = tables_of_hooks(optimizer)
+    if any(own):
+        return True
     common = (*before.values(), *after.values())
     return not all(getattr(hook, "__module__", "").startswith("gapless.") for hook in common)
+
+
+def tables_of_hooks(optimizer: Optimizer) -> list[Any]:
+    """Return the tables in which hooks of `step` stand: of its own, where it has any, and of all optimizers."""
+    return [
+        *[getattr(optimizer, table, None) for table in HOOKS],
+        torch_optimizer._global_optimizer_pre_hooks,
+        torch_optimizer._global_optimizer_post_hooks,
+    ]
 
 
 def name_of(optimizer: Optimizer) -> str:
