@@ -24,6 +24,11 @@ often that replays of its calls so far would have saved what learning it takes.
 The expected time of an action is that of a plain call times a factor, the largest of the last ones that
 this process has seen, or a guess as long as it has seen none, less for calls that take long. To watch the first kind of an object takes
 longer than to watch those after it, whose code is known by then: it has a factor of its own.
+
+A watch that takes longer than expected is not broken off. Of what it takes beyond a plain call about four
+fifths are looks before the run and behind it; only the profile could be taken off in its midst, and the call
+would have to be watched once more. Graphs would come later: of calls of 0.3 s, watches that take 50 of them
+would cost 44 s in place of 32 s until the first replay.
 """
 
 from __future__ import annotations
