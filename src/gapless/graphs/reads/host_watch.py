@@ -29,22 +29,14 @@ from torch import nn
 from torch.utils.weak import TensorWeakRef
 
 from gapless.device.torch_gpu import call_on_backward_thread, has_kernels_of_its_own
-from gapless.graphs.reads.code_kinds import (
-    CodeKind,
-    site_of,
-)
+from gapless.graphs.reads.code_kinds import CodeKind, site_of
 from gapless.graphs.reads.failed_look import Look
 from gapless.graphs.reads.host_run import HostRun, KeptPath
-from gapless.graphs.reads.host_state import (
-    EveryName,
-    HostState,
-)
+from gapless.graphs.reads.host_state import EveryName, HostState
 from gapless.graphs.reads.host_writes import HostWrites
 from gapless.graphs.reads.inner_states import RandomStates
 from gapless.graphs.reads.kept_reach import KeptReach
-from gapless.graphs.reads.plain_values import (
-    is_number_like,
-)
+from gapless.graphs.reads.plain_values import is_number_like
 from gapless.graphs.reads.reach import Reach
 from gapless.graphs.reads.read_guards import ReadGuards
 from gapless.graphs.reads.run_profile import RunProfile
