@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gapless.graphs.modules.module_graph import ModuleGraph, Run
-    from gapless.graphs.proof.same_results import Comparison, Verdict
+    from gapless.graphs.proof.same_results import Comparison
+    from gapless.graphs.proof.verdict import Verdict
     from gapless.pipeline.tree.flatten import Tree
 
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from gapless.device.base import Cut, Device, Graph
     from gapless.graphs.graph_pool import GraphPool
     from gapless.graphs.proof.consent import Consent
-    from gapless.graphs.proof.same_results import AnyVerdict, Distances, Verdict
+    from gapless.graphs.proof.verdict import AnyVerdict, Distances, Verdict
     from gapless.graphs.reads.guards import Guard
     from gapless.graphs.reads.known_optimizers import KnownOptimizers
     from gapless.graphs.reads.read_guards import ReadGuards
