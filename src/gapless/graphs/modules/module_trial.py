@@ -40,9 +40,10 @@ from gapless.graphs.modules.module_refusals import (
 from gapless.graphs.modules.rehearsal import Rehearsal
 from gapless.graphs.modules.seen_calls import Given, SeenCalls, note_gradients
 from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
+from gapless.graphs.proof.capture_failure import why_it_failed
 from gapless.graphs.proof.device_state import DeviceState
 from gapless.graphs.proof.same_results import Comparison, NotProved, prove
-from gapless.graphs.proof.trial import Tried, why_it_failed
+from gapless.graphs.proof.trial import Tried
 from gapless.graphs.reads.addresses import address_of, share_memory
 from gapless.graphs.reads.module_parts import named_parts, weights_within
 from gapless.graphs.reads.touched import TouchWatch
