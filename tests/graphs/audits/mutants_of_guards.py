@@ -381,7 +381,7 @@ VERDICTS = [
         "patched builtin",
     ),
     GuardMutant(
-        "results", "_Run.of", "state.checksum(chunks)", "state.checksum()", "patched builtin"
+        "results", "ProofRun.of", "state.checksum(chunks)", "state.checksum()", "patched builtin"
     ),
     GuardMutant(
         "the node of a replay",

@@ -22,8 +22,8 @@ from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.in_place.captor import ATTRIBUTE, left_out
 from gapless.graphs.in_place.create_graph import CreateGraphSearch
 from gapless.graphs.in_place.shared_casts import watch_rest_of_block
+from gapless.graphs.modules.forward_runs import Runs
 from gapless.graphs.modules.gradient_paths import number_of_next_node
-from gapless.graphs.modules.module_graph import Runs
 from gapless.graphs.modules.module_refusals import (
     COMPILED_AROUND,
     COPIED,
@@ -352,7 +352,7 @@ class ModuleInPlace:
             def work(call: Call) -> Any:
                 trial = self._trials[key]
                 with within_a_step():
-                    return trial.observed(
+                    return trial.seen.observed(
                         self._now.tree, lambda: self._as_written(*call.args, **call.kwargs)
                     )
 

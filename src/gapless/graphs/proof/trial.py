@@ -348,24 +348,26 @@ class Trial:
         # Guarded, and made by the run before if it was their first update.
         for optimizer in side.optimizers:
             known |= {address_of(tensor) for tensor, _ in tensors_of(optimizer, {})}
-        some, others = (
-            {address_of(tensor): tensor for tensor in [*look.read, *look.written]}
-            for look in (watched.touched, second_look)
-        )
-        for address in others.keys() - some.keys() - known:
-            tensor = others[address]
-            return [
-                Refusal(
-                    "replaced_tensor",
-                    f"the step uses a tensor ({tensor.dtype}, shape {tuple(tensor.shape)}) that "
-                    "is another one in each call; pass it as an argument, or fill one tensor in "
-                    "place",
-                )
-            ]
-        return []
+        anew = used_anew(watched.touched, second_look, known)
+        if not anew:
+            return []
+        return [
+            Refusal(
+                "replaced_tensor",
+                f"the step uses a tensor ({anew[0].dtype}, shape {tuple(anew[0].shape)}) that "
+                "is another one in each call; pass it as an argument, or fill one tensor in "
+                "place",
+            )
+        ]
 
     def _is_on_device(self, tensor: torch.Tensor) -> bool:
         return not self._device.needs_copy(tensor)
+
+
+def used_anew(first: TouchWatch, second: TouchWatch, known: set[int]) -> list[torch.Tensor]:
+    """Return the tensors that a run has used, and a run before has not, but for those at known addresses."""
+    before = known | set(map(address_of, [*first.read, *first.written]))
+    return [one for one in [*second.read, *second.written] if address_of(one) not in before]
 
 
 class _Spoilt:
