@@ -265,7 +265,7 @@ class Trial:
             return found
 
         # Those on the host are not put back before each run.
-        spoilt = _Spoilt(filter(self._is_on_device, graph.gradients_let_go_of(before)))
+        spoilt = _Spoilt(filter(self._is_on_device, graph.gradients.let_go_of(before)))
         start = self._device.now_ms()
         proof: tuple[Any, Verdict] | Exception
         try:
@@ -317,7 +317,7 @@ class Trial:
             return [(tensor, names.get(address_of(tensor), "")) for tensor in tensors]
 
         found = named(weight for weight, _ in side.gradients)
-        made = set(map(id, graph.gradients_made_of(side.gradients)))
+        made = set(map(id, graph.gradients.made_of(side.gradients)))
         for weight, gradient in side.gradients:
             if gradient is not None and id(gradient) not in made:
                 name = names.get(address_of(weight))

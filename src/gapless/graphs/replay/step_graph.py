@@ -54,10 +54,8 @@ class StepGraph:
         counted: tensors whose versions a run of the step counts up, each as often as it does.
 
     Attributes:
-        expected_gradients: weights, with the gradients that every replay has to find.
+        gradients: as given.
         changes_batch: whether the step changes its batch, or returns a part of it that can be changed.
-        gradients_let_go_of: returns those of given gradients whose values no replay may depend on.
-        gradients_made_of: returns those that a replay has made and the next one replaces.
     """
 
     def __init__(
@@ -83,10 +81,7 @@ class StepGraph:
         self._graph = graph
         self._inputs = StaticInputs(inputs, batch)
         self._results = results
-        self._gradients = gradients
-        self.expected_gradients = gradients.expected
-        self.gradients_let_go_of = gradients.let_go_of
-        self.gradients_made_of = gradients.made_of
+        self.gradients = gradients
         self.updates = updates
         self._kept = kept
         self._changes = changes
@@ -125,7 +120,7 @@ class StepGraph:
         return self._why_not_on(leaves) is None
 
     def _why_not_on(self, leaves: Sequence[torch.Tensor]) -> str | None:
-        if not self._gradients.may_overwrite():
+        if not self.gradients.may_overwrite():
             return "views of its gradients are kept, which a replay would overwrite"
         if self._written.holds_any(leaves):
             return "a tensor of the batch lies in memory that the step writes"
@@ -170,12 +165,12 @@ class StepGraph:
 
     def _launch(self, leaves: list[torch.Tensor]) -> None:
         self._inputs.fill(leaves)
-        self._gradients.let_go()
+        self.gradients.let_go()
         if self._keeps:
             self._kept.fill()
         self.updates.before_replay()
         self._graph.replay()
-        self._gradients.hand_out()
+        self.gradients.hand_out()
         count_up(self._counted)
 
     def _own_results(self, leaves: list[torch.Tensor]) -> tuple[Any, Sequence[torch.Tensor]]:
