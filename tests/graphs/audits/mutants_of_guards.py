@@ -386,8 +386,8 @@ VERDICTS = [
     GuardMutant(
         "the node of a replay",
         "_Replayed.backward",
-        "(None, *run.graph.backward(run, given))",
-        "(None, *[one if one is None else one * 2 for one in run.graph.backward(run, given)])",
+        "(None, None, *ctx.graph.backward(run, given))",
+        "(None, None, *[one if one is None else one * 2 for one in ctx.graph.backward(run, given)])",
         "plain",
         "in_place",
     ),

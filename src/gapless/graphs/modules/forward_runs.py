@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import torch
 
     from gapless.graphs.capture_report import CaptureReport
-    from gapless.graphs.modules.module_graph import ModuleGraph
     from gapless.graphs.refusal import Refusal
     from gapless.graphs.side_stream import SideStream
 
@@ -72,36 +71,44 @@ class Runs:
 class Run:
     """One forward pass by a graph, whose backward pass may come.
 
-    Attributes:
+    Args:
         inputs: the arguments' tensors.
+        nodes: numbers of the operations behind each output.
+        versions_of_unsaved: returns the versions of what the graph reads and nobody keeps for a run.
         random: the state of random numbers before it, None if it draws none.
         written: copies of what it has changed, from before.
+
+    Attributes:
+        inputs: as given.
+        random: as given.
+        written: as given.
         is_done: whether its memory is used up.
         pass_number: of the backward pass that an audit sees, None before it.
         num_backwards: backward passes so far.
-        nodes: numbers of the operations in them.
     """
 
     def __init__(
         self,
-        graph: ModuleGraph,
         inputs: list[torch.Tensor],
+        nodes: list[set[int]],
+        versions_of_unsaved: Callable[[], list[int]],
         *,
         random: list[Any] | None,
         written: list[torch.Tensor],
     ) -> None:
-        self.graph = graph
         self.inputs = inputs
         self.random = random
         self.written = written
         self.is_done = False
         self.pass_number: int | None = None
         self.num_backwards = 0
-        self.nodes: set[int] = set()
+        self._nodes = nodes
+        self._nodes_before: set[int] = set()
         self._outs: list[tuple[weakref.ref[torch.Tensor], int]] = []
         self._versions_now = versions_of(inputs)
         self._versions = self._versions_now()
-        self._versions_of_unsaved = graph.again.versions_of_unsaved()
+        self._unsaved_now = versions_of_unsaved
+        self._unsaved = versions_of_unsaved()
 
     def is_left(self) -> bool:
         """Return whether the backward pass that an audit sees is over in this thread."""
@@ -112,9 +119,9 @@ class Run:
         nodes: set[int] = set()
         for number, one in enumerate(given):
             if one is not None:
-                nodes |= self.graph.paths.nodes[number]
-        is_apart = self.num_backwards > 0 and not nodes & self.nodes
-        self.nodes |= nodes
+                nodes |= self._nodes[number]
+        is_apart = self.num_backwards > 0 and not nodes & self._nodes_before
+        self._nodes_before |= nodes
         return is_apart
 
     def note_outs(self, outs: Sequence[torch.Tensor]) -> None:
@@ -133,7 +140,7 @@ class Run:
         """Return what was changed since, "" if nothing."""
         if self._versions_now() != self._versions:
             return "an argument"
-        if self.graph.again.versions_of_unsaved() != self._versions_of_unsaved:
+        if self._unsaved_now() != self._unsaved:
             return "a weight or buffer"
         return ""
 

@@ -185,11 +185,13 @@ class ModuleGraph:
         before = TensorCopies(self.written).make() if self.written else []
         random = None if self._random is None else self._random.read()
         count_up(self.counted)
-        run = Run(self, inputs, random=random, written=before)
         paths = self.paths
+        run = Run(
+            inputs, paths.nodes, self.again.versions_of_unsaved, random=random, written=before
+        )
         edges = repeated(compress(inputs, paths.needs_grad), paths.uses) + paths.weight_edges
         if edges and torch.is_grad_enabled():
-            outs = _apply(run, *edges)
+            outs = _apply(self, run, *edges)
             run.note_outs(outs)
         else:
             outs = self.launch_forward(run)
@@ -389,15 +391,17 @@ class _Replayed(torch.autograd.Function):
     """The node that stands for both passes."""
 
     @staticmethod
-    def forward(ctx: Any, run: Run, *targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, graph: ModuleGraph, run: Run, *targets: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         """Launch the forward pass."""
         del targets
-        outs = run.graph.launch_forward(run)
-        ctx.run = run
+        outs = graph.launch_forward(run)
+        ctx.graph, ctx.run = graph, run
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*run.graph.paths.without_gradient(outs))
+        ctx.mark_non_differentiable(*graph.paths.without_gradient(outs))
         # Torch then tells whoever changes them before the backward pass, as it does as written.
-        ctx.save_for_backward(*run.graph.saved_of(run, outs))
+        ctx.save_for_backward(*graph.saved_of(run, outs))
         return tuple(outs)
 
     @staticmethod
@@ -406,7 +410,7 @@ class _Replayed(torch.autograd.Function):
         run: Run = ctx.run
         if not run.is_apart(given):
             ctx.saved_tensors  # noqa: B018  # raises if one was changed, or the pass was run before
-        return (None, *run.graph.backward(run, given))
+        return (None, None, *ctx.graph.backward(run, given))
 
 
 # What `Function.apply` calls where no transform of torch.func is around.

@@ -173,7 +173,8 @@ class ModuleTrial:
         self, tree: Tree, graph: ModuleGraph, watched: Watched, exact: Exactness
     ) -> Tried:
         of_gradients = self._names_of_gradients(graph)
-        run = Run(graph, tree.leaves, random=None, written=[])
+        versions = graph.again.versions_of_unsaved
+        run = Run(tree.leaves, graph.paths.nodes, versions, random=None, written=[])
         look = TouchWatch(self._device)
         since = number_of_next_node()
         out: Tree | None = None

@@ -9,17 +9,14 @@ this work, and read when it has arrived; nobody waits for it. What the fingerpri
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gapless.errors import GaplessError
 from gapless.graphs.proof.consent import Alone, Readiness
-from gapless.graphs.proof.device_state import DeviceState, unlike
-from gapless.graphs.proof.packing import chunks_of, described, regions_of
-from gapless.graphs.proof.verdict import OTHER_FORM, Verdict
-from gapless.pipeline.tree.flatten import flatten
+from gapless.graphs.proof.device_state import DeviceState
+from gapless.graphs.proof.verdict import ProofRun, Verdict, form_of
 
 
 if TYPE_CHECKING:
@@ -27,9 +24,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
     from gapless.graphs.proof.consent import Consent
-    from gapless.graphs.proof.packing import Chunk
     from gapless.graphs.proof.verdict import Distances
-    from gapless.pipeline.tree.flatten import Tree
 
 
 # A copy may lead to this share of the device's memory; what is left is for libraries and fragments.
@@ -171,72 +166,6 @@ def _check_budget(
         )
 
 
-@dataclass(slots=True)
-class ProofRun:
-    """What one run left behind.
-
-    Attributes:
-        out: what it returned.
-        tree: of what it returned.
-        on_host: copies of the tensors in it that are on the host.
-        chunks: of those on the device.
-        sizes: of their pieces.
-        fingerprint: of the state and of these chunks.
-        random: the states of random numbers.
-    """
-
-    out: Any
-    tree: Tree
-    on_host: list[torch.Tensor]
-    chunks: list[Chunk]
-    sizes: list[list[int]]
-    fingerprint: torch.Tensor
-    random: dict[str, Any]
-
-    @classmethod
-    def of(
-        cls,
-        call: Callable[[], Any],
-        state: DeviceState,
-        device: Device,
-        names: Sequence[str] = (),
-        *,
-        sees_random: bool = True,
-    ) -> ProofRun:
-        """Run and see what it leaves behind."""
-        out = call()
-        with torch.no_grad(), torch.inference_mode(mode=False):
-            tree, random = flatten(out), state.random.read() if sees_random else {}
-            on_host, regions = [], []
-            for number, leaf in enumerate(tree.leaves, start=1):
-                if device.needs_copy(leaf):
-                    # A copy to page-locked memory may be under way, so that it cannot be read.
-                    if not leaf.is_pinned():
-                        on_host.append(leaf.detach().clone())
-                else:
-                    # Each for itself, so that they are as many if two share memory in one run.
-                    name = names[number - 1] if number <= len(names) else f"result {number}"
-                    regions += regions_of([_dense(leaf)], [f"{name} ({described(leaf)})"])
-            chunks = chunks_of(regions)
-            sizes = [[piece.num_bytes for piece in chunk.pieces] for chunk in chunks]
-            return cls(out, tree, on_host, chunks, sizes, state.checksum(chunks), random)
-
-    def differences(self, other: ProofRun) -> list[str]:
-        """Return what the host can see to differ from another run."""
-        found = unlike(self.random, other.random)
-        if not _is_alike(self.tree, other.tree) or self.sizes != other.sizes:
-            found.append(OTHER_FORM)
-        elif not all(map(has_bits_of, self.on_host, other.on_host)):
-            found.append("a tensor on the host that it returns")
-        return found
-
-    def forget_results(self) -> None:
-        """Let go of the memory of its results; what they were stays."""
-        key = self.tree.key()
-        self.tree = self.tree.map(lambda _: torch.empty(0))
-        self.tree.known_key, self.out, self.chunks = key, None, []
-
-
 class Comparison:
     """Compares what a graph gives with what the step as written gives, each as it comes.
 
@@ -294,43 +223,5 @@ class Comparison:
         finally:
             state.forget()
         # Strides and alignment of gradients depend on who holds them.
-        run.tree.known_key = (run.tree.structure(), tuple(map(_form, run.tree.leaves)))
+        run.tree.known_key = (run.tree.structure(), tuple(map(form_of, run.tree.leaves)))
         return run
-
-
-# --- what runs return ---
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements of a tensor without gaps."""
-    tensor = tensor.detach()
-    if tensor.layout is not torch.strided:
-        return tensor
-    return tensor.resolve_conj().resolve_neg().contiguous()
-
-
-def _is_alike(tree: Tree, other: Tree) -> bool:
-    """Whether two results are the same but for the values of tensors and of unknown objects."""
-    if list(map(type, tree.unknown)) != list(map(type, other.unknown)):
-        return False
-    if not tree.unknown:
-        return tree.key() == other.key()
-    return list(map(_form, tree.leaves)) == list(map(_form, other.leaves))
-
-
-def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype
-
-
-def has_bits_of(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors of one shape have the same bits; those that are not dense always do.
-
-    Sync: Blocks the host if they are on the device.
-    """
-    if tensor.layout is not torch.strided:
-        return True
-    return torch.equal(_bits(tensor), _bits(other))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return _dense(tensor).reshape(-1).view(torch.uint8)

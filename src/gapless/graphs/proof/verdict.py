@@ -25,21 +25,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from gapless.errors import GaplessError
+from gapless.graphs.proof.device_state import unlike
 from gapless.graphs.proof.fingerprints import NUM_PROJECTIONS
-from gapless.graphs.proof.packing import joined_names
+from gapless.graphs.proof.packing import chunks_of, described, joined_names, regions_of
+from gapless.pipeline.tree.flatten import flatten
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gapless.device.base import Device
+    from gapless.graphs.proof.device_state import DeviceState
     from gapless.graphs.proof.packing import Chunk
-    from gapless.graphs.proof.same_results import ProofRun
+    from gapless.pipeline.tree.flatten import Tree
 
 
 # See above.
@@ -52,6 +55,72 @@ _EPS32 = torch.finfo(torch.float32).eps
 _MOST_OF_RESULT = 0.01
 
 OTHER_FORM = "the structure, shapes or plain values of what it returns"
+
+
+@dataclass(slots=True)
+class ProofRun:
+    """What one run left behind.
+
+    Attributes:
+        out: what it returned.
+        tree: of what it returned.
+        on_host: copies of the tensors in it that are on the host.
+        chunks: of those on the device.
+        sizes: of their pieces.
+        fingerprint: of the state and of these chunks.
+        random: the states of random numbers.
+    """
+
+    out: Any
+    tree: Tree
+    on_host: list[torch.Tensor]
+    chunks: list[Chunk]
+    sizes: list[list[int]]
+    fingerprint: torch.Tensor
+    random: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        call: Callable[[], Any],
+        state: DeviceState,
+        device: Device,
+        names: Sequence[str] = (),
+        *,
+        sees_random: bool = True,
+    ) -> ProofRun:
+        """Run and see what it leaves behind."""
+        out = call()
+        with torch.no_grad(), torch.inference_mode(mode=False):
+            tree, random = flatten(out), state.random.read() if sees_random else {}
+            on_host, regions = [], []
+            for number, leaf in enumerate(tree.leaves, start=1):
+                if device.needs_copy(leaf):
+                    # A copy to page-locked memory may be under way, so that it cannot be read.
+                    if not leaf.is_pinned():
+                        on_host.append(leaf.detach().clone())
+                else:
+                    # Each for itself, so that they are as many if two share memory in one run.
+                    name = names[number - 1] if number <= len(names) else f"result {number}"
+                    regions += regions_of([_dense(leaf)], [f"{name} ({described(leaf)})"])
+            chunks = chunks_of(regions)
+            sizes = [[piece.num_bytes for piece in chunk.pieces] for chunk in chunks]
+            return cls(out, tree, on_host, chunks, sizes, state.checksum(chunks), random)
+
+    def differences(self, other: ProofRun) -> list[str]:
+        """Return what the host can see to differ from another run."""
+        found = unlike(self.random, other.random)
+        if not _is_alike(self.tree, other.tree) or self.sizes != other.sizes:
+            found.append(OTHER_FORM)
+        elif not all(map(has_bits_of, self.on_host, other.on_host)):
+            found.append("a tensor on the host that it returns")
+        return found
+
+    def forget_results(self) -> None:
+        """Let go of the memory of its results; what they were stays."""
+        key = self.tree.key()
+        self.tree = self.tree.map(lambda _: torch.empty(0))
+        self.tree.known_key, self.out, self.chunks = key, None, []
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,3 +408,42 @@ def _precision(dtype: torch.dtype) -> float:
     if dtype.is_floating_point or dtype.is_complex:
         return torch.finfo(dtype).eps
     return 0.0
+
+
+# --- what runs return ---
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a tensor without gaps."""
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        return tensor
+    return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def _is_alike(tree: Tree, other: Tree) -> bool:
+    """Whether two results are the same but for the values of tensors and of unknown objects."""
+    if list(map(type, tree.unknown)) != list(map(type, other.unknown)):
+        return False
+    if not tree.unknown:
+        return tree.key() == other.key()
+    return list(map(form_of, tree.leaves)) == list(map(form_of, other.leaves))
+
+
+def form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return the form of a tensor, however it lies in memory."""
+    return tensor.shape, tensor.dtype
+
+
+def has_bits_of(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors of one shape have the same bits; those that are not dense always do.
+
+    Sync: Blocks the host if they are on the device.
+    """
+    if tensor.layout is not torch.strided:
+        return True
+    return torch.equal(_bits(tensor), _bits(other))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return _dense(tensor).reshape(-1).view(torch.uint8)
