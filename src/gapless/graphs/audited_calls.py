@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from gapless.graphs.entries import Entries
     from gapless.graphs.entry import Entry, Variant
     from gapless.graphs.graph_learning import Learning
+    from gapless.graphs.proof.proof_verdict import AnyVerdict
     from gapless.graphs.proof.trial import Tried
-    from gapless.graphs.proof.verdict import AnyVerdict
     from gapless.graphs.replay.call_graph import CallGraph
     from gapless.pipeline.tree.flatten import Tree
 

@@ -309,9 +309,9 @@ PUT_BACK = [
         "gradients that add up, and are forgotten",
     ),
     without(
-        "kept tensors", "PythonSide.restore", "self._kept.reset()", "running mean in a new tensor"
+        "kept tensors", "PythonSide.restore", "self.kept.reset()", "running mean in a new tensor"
     ),
-    without("optimizers", "PythonSide.restore", "optimizer.restore()", "rate of AdamW"),
+    without("optimizers", "PythonSide.restore", "objects.restore()", "rate of AdamW"),
     without(
         "counts of optimizers on the host",
         "_OptimizerObjects.restore",

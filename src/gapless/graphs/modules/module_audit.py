@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from gapless.graphs.modules.forward_runs import Run
     from gapless.graphs.modules.module_graph import ModuleGraph
+    from gapless.graphs.proof.proof_verdict import Verdict
     from gapless.graphs.proof.same_results import Comparison
-    from gapless.graphs.proof.verdict import Verdict
     from gapless.pipeline.tree.flatten import Tree
 
 

@@ -11,7 +11,7 @@ from gapless.device.torch_modes import outside_watching_modes
 from gapless.graphs.modules.forward_runs import versions_of
 from gapless.graphs.modules.gradient_paths import gradients_by_use
 from gapless.graphs.proof.device_state import DeviceState
-from gapless.graphs.proof.verdict import has_bits_of
+from gapless.graphs.proof.proof_verdict import has_bits_of
 from gapless.graphs.reads.addresses import address_of
 from gapless.graphs.replay.alignment import clone_of
 from gapless.graphs.replay.step_guards import failure_of_reads

@@ -4,7 +4,7 @@ From one saved state of the device the graph runs, and the step runs twice as wr
 leave behind is compared by fingerprints on the device. The last run as written is the one that
 counts: training goes on with it, whatever the verdict. The verdict is copied to the host behind
 this work, and read when it has arrived; nobody waits for it. What the fingerprints say is told in
-`gapless.graphs.proof.verdict`.
+`gapless.graphs.proof.proof_verdict`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from gapless.errors import GaplessError
 from gapless.graphs.proof.consent import Alone, Readiness
 from gapless.graphs.proof.device_state import DeviceState
-from gapless.graphs.proof.verdict import ProofRun, Verdict, form_of
+from gapless.graphs.proof.proof_verdict import ProofRun, Verdict, form_of
 
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
     from gapless.graphs.proof.consent import Consent
-    from gapless.graphs.proof.verdict import Distances
+    from gapless.graphs.proof.proof_verdict import Distances
 
 
 # A copy may lead to this share of the device's memory; what is left is for libraries and fragments.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
     from gapless.graphs.graph_pool import GraphPool
     from gapless.graphs.proof.consent import Consent
-    from gapless.graphs.proof.verdict import AnyVerdict, Distances, Verdict
+    from gapless.graphs.proof.proof_verdict import AnyVerdict, Distances, Verdict
     from gapless.graphs.reads.known_optimizers import KnownOptimizers
     from gapless.graphs.reads.read_guards import ReadGuards
     from gapless.graphs.reads.weight_guards import KnownWeights
