@@ -331,6 +331,7 @@ class Timed:
         captured._learning.trial._work = callee.work = callee.plain_work = work
         launch = self._taking(replay_s, callee.launch)
         callee.launch = captured.fast_path._launch = launch
+        captured.fast_path._side = None
         warm_ups, more_s = captured._learning._warm_ups, (watch - 1) * self.written_s
         warm_ups.run = self._taking(more_s, warm_ups.run)
         return step

@@ -50,7 +50,7 @@ def test_a_replay_goes_to_the_side_stream_while_another_thread_is_there(device):
 def test_a_launch_is_not_interrupted_by_another_thread(device):
     """Whoever begins a launch or a body meanwhile waits for its end."""
     side, found = SideStream(device), []
-    lock = side._order.lock
+    lock = side.order.lock
 
     def is_free():
         found.append(lock.acquire(blocking=False))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gapless.graphs.modules.module_trial import ModuleTrial
     from gapless.graphs.reads.host_watch import HostWatch
     from gapless.graphs.refusal import Refusal
+    from gapless.graphs.side_stream import SideStream
     from gapless.pipeline.step import SplitStep, WholeStep
     from gapless.pipeline.tree.flatten import Tree
 
@@ -38,6 +39,7 @@ class Callee:
         objection: says why no graph can take a batch; None: as for a whole step.
         make_trial: returns what captures and proves; None: for graphs of the whole step.
         on_side_stream: returns a context for what is no replay: eager runs and captures.
+        side: whose `launch` that is, if it is one's.
         launch: calls a function that launches a graph, with the arguments that follow, and
             returns what it returns.
         returns_copies: whether replays return tensors that no later replay overwrites.
@@ -58,6 +60,7 @@ class Callee:
         objection: Callable[[Tree], Refusal | None] | None = None,
         make_trial: Callable[[GraphPool, HostWatch], ModuleTrial] | None = None,
         on_side_stream: Callable[[], AbstractContextManager[None]] = nullcontext,
+        side: SideStream | None = None,
         launch: Callable[..., Any] = _call,
         returns_copies: bool = False,
         may_cut: bool = True,
@@ -69,6 +72,7 @@ class Callee:
         self.compares_replays = compares_replays
         self.make_trial = make_trial
         self.on_side_stream = on_side_stream
+        self.side = side
         self.launch = launch
         self.returns_copies = returns_copies
         self.may_cut = may_cut

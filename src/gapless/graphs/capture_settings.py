@@ -97,7 +97,7 @@ class CaptureSettings:
         """Return a step that can be captured; the other arguments are those of `Callee`."""
         options = {"on_side_stream": side.use, **others}
         return CapturedStep(
-            Callee(step, launch=side.launch, returns_copies=True, **options),
+            Callee(step, side=side, launch=side.launch, returns_copies=True, **options),
             device=self.device,
             host_waits=HostWaits(self.device, wait_stats=self.wait_stats),
             num_warmup=self.num_warmup,

@@ -15,7 +15,7 @@ from gapless.graphs.objections import objection_to_transforms
 from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.reads.stand_in import StandIn
 from gapless.graphs.side_stream import SideStream
-from gapless.graphs.step_call import is_within_a_step, work_of
+from gapless.graphs.step_call import DEPTH, is_within_a_step, work_of
 from gapless.graphs.step_group import checked_group, is_of_one_shape, work_of_group
 from gapless.pipeline.prefetch import prefetch
 from gapless.pipeline.step import call_host_part, do_work, host_part_of
@@ -56,6 +56,9 @@ class CapturedFunction(StandIn):
             step, self._side, limits=limits, work=work_of(step), consent=settings.new_consent()
         )
         self._fast_path = self._captured.fast_path
+        # A plain function without attributes has no part on the host, which would have to come first.
+        self._step = step
+        self._may_be_quick = isinstance(step, FunctionType) and settings.steps_per_launch is None
         self._group: CapturedStep | None = None
         if settings.steps_per_launch is not None:
             work = work_of_group(step)
@@ -99,6 +102,16 @@ class CapturedFunction(StandIn):
         if torch.compiler.is_compiling():
             self._is_traced = True
             return self._call_as_written(args, kwargs)
+        quick_call = self._fast_path.call
+        if (
+            quick_call is not None
+            and self._may_be_quick
+            and not DEPTH.depth
+            and not vars(self._step)
+        ):
+            out = quick_call(args, kwargs)
+            if out is not NOT_ALIKE:
+                return out
         if self._owner is not None and args and isinstance(args[0], self._owner):
             # As `Class.method(object, ...)`.
             return self.__get__(args[0], self._owner)(*args[1:], **kwargs)

@@ -116,7 +116,9 @@ class CapturedStep:
         self._limits = GraphLimits(device) if limits is None else limits
         self._limits.count(self)
         self._audits = Audits(self.report, every=audit_every, account=account_of(device))
-        self.fast_path = FastPath(launch=callee.launch, report=self.report, audits=self._audits)
+        self.fast_path = FastPath(
+            launch=callee.launch, side=callee.side, report=self.report, audits=self._audits
+        )
         pool, batch_reads = GraphPool(self._limits), BatchReads(host_waits, device)
         self._entries = Entries(self.report, pool, batch_reads, self.fast_path)
         self._passing = PassingKinds(callee.step, self.report)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gapless.graphs.entry import Entry, Variant
     from gapless.graphs.quick_call import QuickCall
     from gapless.graphs.replay.call_graph import CallGraph
+    from gapless.graphs.side_stream import SideStream
     from gapless.pipeline.tree.flatten import Tree
 
 
@@ -26,6 +27,7 @@ class FastPath:
 
     Args:
         launch: as of `Callee`.
+        side: as of `Callee`.
         report: where replays are counted.
         audits: of the object.
 
@@ -37,13 +39,19 @@ class FastPath:
     """
 
     def __init__(
-        self, *, launch: Callable[..., Any], report: CaptureReport, audits: Audits
+        self,
+        *,
+        launch: Callable[..., Any],
+        side: SideStream | None,
+        report: CaptureReport,
+        audits: Audits,
     ) -> None:
         self.call: QuickCall | None = None
         self.counted: Callable[[Hashable, QuickCall], QuickCall] | None = None
         self.windows: CallWindows | None = None
         self._newest: CallGraph | None = None
         self._launch = launch
+        self._side = side
         self._report = report
         self._audits = audits
 
@@ -67,6 +75,7 @@ class FastPath:
             tree,
             graph,
             launch=self._launch,
+            side=self._side,
             report=self._report,
             begin_call=self._audits.turn_of(graph).begin_call,
             end=partial(self._audits.end_call, entry.times, "replay"),

@@ -33,19 +33,24 @@ class SideStream:
 
     Args:
         device: of the steps.
+
+    Attributes:
+        order: of all runs.
+        current_stream: returns the caller's stream.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        self.current_stream = device.current_stream
         self._stream = device.shared_stream("gapless.capture")
-        self._order = _ORDERS.setdefault(device, _Order())
+        self.order = _ORDERS.setdefault(device, Order())
 
     def come_after_runs(self) -> None:
         """Let the caller's stream come after all runs so far.
 
         Sync: Does not block the host.
         """
-        with ONE_AT_A_TIME, self._order.lock:
+        with ONE_AT_A_TIME, self.order.lock:
             self._come_after_runs()
 
     def launch(self, replay: Callable[..., _OutT], *args: Any) -> _OutT:
@@ -56,8 +61,8 @@ class SideStream:
 
         Sync: Does not block the host.
         """
-        with self._order.lock:
-            if not self._order.num_inside:
+        with self.order.lock:
+            if not self.order.num_inside:
                 self._come_after_runs()
                 return replay(*args)
         with self.use():
@@ -71,7 +76,7 @@ class SideStream:
 
         Sync: Does not block the host.
         """
-        with self._order.lock:
+        with self.order.lock:
             return replay()
 
     @contextmanager
@@ -86,18 +91,18 @@ class SideStream:
         caller = self._device.current_stream()
         # What another thread queues there must not become part of a capture.
         with ONE_AT_A_TIME:
-            with self._order.lock:
-                self._order.num_inside += 1
+            with self.order.lock:
+                self.order.num_inside += 1
                 self._wait_for_replays(caller)
             self._device.wait_stream(self._stream, caller)
             try:
                 with self._device.use_stream(self._stream):
                     yield caller
             finally:
-                with self._order.lock:
-                    self._order.num_inside -= 1
+                with self.order.lock:
+                    self.order.num_inside -= 1
                     self._device.wait_stream(caller, self._stream)
-                    self._order.newest = caller
+                    self.order.newest = caller
 
     @contextmanager
     def leave(self, caller: Stream) -> Iterator[None]:
@@ -114,20 +119,20 @@ class SideStream:
 
     def _come_after_runs(self) -> None:
         caller = self._device.current_stream()
-        if caller is not self._order.newest:
+        if caller is not self.order.newest:
             self._wait_for_replays(caller)
             self._device.wait_stream(caller, self._stream)
-            self._order.newest = caller
+            self.order.newest = caller
 
     def _wait_for_replays(self, caller: Stream) -> None:
         """Let the side stream come after the replays on another stream than the caller's."""
-        newest = self._order.newest
+        newest = self.order.newest
         # Not after each replay: as long as all come from one stream, that would cost for nothing.
         if newest is not None and newest is not caller:
             self._device.wait_stream(self._stream, newest)
 
 
-class _Order:
+class Order:
     """What all side streams of a device know.
 
     Attributes:
@@ -142,4 +147,4 @@ class _Order:
         self.lock = RLock()
 
 
-_ORDERS: WeakKeyDictionary[Device, _Order] = WeakKeyDictionary()
+_ORDERS: WeakKeyDictionary[Device, Order] = WeakKeyDictionary()

@@ -22,7 +22,8 @@ class _Depth(local):
     depth = 0
 
 
-_depth = _Depth()
+# Of this thread; who cannot spare a call reads it here.
+DEPTH = _Depth()
 
 
 def is_within_a_step() -> bool:
@@ -30,17 +31,17 @@ def is_within_a_step() -> bool:
 
     A captured function that it calls is a part of it: it has to run as written as well.
     """
-    return _depth.depth > 0
+    return DEPTH.depth > 0
 
 
 @contextmanager
 def within_a_step() -> Iterator[None]:
     """Let captured functions, modules and optimizers that the body calls be parts of a step."""
-    _depth.depth += 1
+    DEPTH.depth += 1
     try:
         yield
     finally:
-        _depth.depth -= 1
+        DEPTH.depth -= 1
 
 
 def work_of(step: Any) -> Callable[[Call], Any]:

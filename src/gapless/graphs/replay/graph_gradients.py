@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from gapless.graphs.reads.same_tensors import are_the_same
+from gapless.graphs.reads.same_tensors import (
+    OtherTensorError,
+    allow_comparisons,
+    are_the_same,
+    forbid_comparisons,
+)
 from gapless.pipeline.tree.tensor_layout import has_address
 
 
@@ -29,11 +34,14 @@ class PoolGradients:
     that graph is written by each of its replays, and a graph that was captured later may have made
     gradients there. So these get memory of their own before the replay. Gradients of graphs that
     were captured earlier stay: their memory was not free.
+
+    Attributes:
+        handed_out: those of these graphs. They hold the memory until nobody reads it, also where their graph is
+            gone.
     """
 
     def __init__(self) -> None:
-        # They hold the memory until nobody reads it, also where their graph is gone.
-        self._handed_out: list[GraphGradients] = []
+        self.handed_out: list[GraphGradients] = []
         self._graphs: weakref.WeakSet[GraphGradients] = weakref.WeakSet()
         self._oldest, self._of_change = -1, -1
 
@@ -43,15 +51,15 @@ class PoolGradients:
 
     def note(self, gradients: GraphGradients) -> None:
         """Take note that a graph has handed out its gradients."""
-        if gradients not in self._handed_out:
-            self._handed_out.append(gradients)
+        if gradients not in self.handed_out:
+            self.handed_out.append(gradients)
 
     def may_overwrite(self, graph: GraphGradients) -> bool:
         """Return whether nobody keeps a view of what a replay of a graph could overwrite.
 
         Sync: Does not block the host.
         """
-        handed_out = self._handed_out
+        handed_out = self.handed_out
         if not handed_out or handed_out == [graph]:
             return True
         return all(one.have_no_views() for one in handed_out if one.is_after(graph))
@@ -61,10 +69,10 @@ class PoolGradients:
 
         Sync: Does not block the host.
         """
-        handed_out = self._handed_out
+        handed_out = self.handed_out
         if handed_out and handed_out != [graph]:
             oldest = self._number_of_oldest()
-            self._handed_out = [
+            self.handed_out = [
                 one
                 for one in handed_out
                 if one.number > oldest
@@ -228,6 +236,36 @@ class GraphGradients:
             return True
         self._are_copies = True
         return False
+
+    def are_as_left(self) -> bool:
+        """Return whether all is as a replay has left it: then nobody has to let go of any, nor to hand them out.
+
+        Sync: Does not block the host.
+        """
+        pool = self._pool()
+        if (
+            self._are_copies
+            or self._of_change != _holders.num_changes
+            or (pool is not None and pool.handed_out != [self])
+            or list(map(_num_holders_of, self._storages)) != self._num_holders
+        ):
+            return False
+        gradients = list(map(_gradient_of, self._weights))
+        # As `are_the_same`, one call less.
+        forbid_comparisons()
+        try:
+            if self._made != gradients:
+                return False
+        except OtherTensorError:
+            return False
+        finally:
+            allow_comparisons()
+        # They are counted below.
+        del gradients
+        for own, expected in zip(self._all_own, self._expected, strict=True):
+            if (list(map(getrefcount, own)), list(map(_num_uses_of, own))) != expected:
+                return False
+        return True
 
     def let_go(self) -> None:
         """Give memory of their own to gradients that somebody keeps from an earlier replay.

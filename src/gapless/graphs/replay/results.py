@@ -65,6 +65,7 @@ class Results:
     Attributes:
         in_place: the results in the graph's memory, valid until the next replay.
         has_gradients: whether gradients are among them, which `own` alone returns.
+        plain: the one tensor of which `own` returns a clone outside inference mode; None if it returns more.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Results:
         }
         self._is_one_tensor = bool(overwritten) and self.in_place is self._leaves[0]
         self._only = self._copies.only if self._is_one_tensor else None
+        self.plain = None if self._are_required else self._only
 
     def own(self, batch: Sequence[torch.Tensor]) -> Any:
         """Return results that no replay overwrites.

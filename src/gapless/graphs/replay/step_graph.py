@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from operator import attrgetter, itemgetter
+from bisect import bisect_right
+from itertools import repeat
+from operator import attrgetter, contains, itemgetter, mod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gapless.graphs.reads.addresses import share_memory
-from gapless.graphs.replay.versions import count_up
 
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, tor
 _COPIED_TOGETHER = frozenset((*_FLOATS, *_INTEGERS))
 
 _requires_grad = attrgetter("requires_grad")
+_address_of = torch.Tensor.data_ptr
+
+# Second arguments, as many as are asked for.
+_TWOS, _STEPS = repeat(2), repeat("step")
 
 
 class StepGraph:
@@ -54,8 +59,10 @@ class StepGraph:
         counted: tensors whose versions a run of the step counts up, each as often as it does.
 
     Attributes:
-        gradients: as given.
+        expected_gradients: weights, with the gradients that every replay has to find.
         changes_batch: whether the step changes its batch, or returns a part of it that can be changed.
+        gradients_let_go_of: returns those of given gradients whose values no replay may depend on.
+        gradients_made_of: returns those that a replay has made and the next one replaces.
     """
 
     def __init__(
@@ -81,7 +88,10 @@ class StepGraph:
         self._graph = graph
         self._inputs = StaticInputs(inputs, batch)
         self._results = results
-        self.gradients = gradients
+        self._gradients = gradients
+        self.expected_gradients = gradients.expected
+        self.gradients_let_go_of = gradients.let_go_of
+        self.gradients_made_of = gradients.made_of
         self.updates = updates
         self._kept = kept
         self._changes = changes
@@ -94,6 +104,9 @@ class StepGraph:
         self._keeps = bool(kept)
         self._compares_kept = self._keeps and reads.compares_objects
         self._puts = bool(changes.put)
+        self._plain_result = None if self._keeps or self._puts else results.plain
+        # What `can_take` has found, for the launch behind it.
+        self._gradients_are_left = False
 
     def why_not(self, tree: Tree) -> str | None:
         """Return why a replay would not do to what others hold what the step does; None if it would.
@@ -117,10 +130,23 @@ class StepGraph:
 
         Sync: Does not block the host.
         """
+        self._gradients_are_left = self._gradients.are_as_left()
+        try:
+            # As `WrittenMemory.holds_any`: nearly no batch lies in the storage of anything else.
+            places = map(bisect_right, repeat(self._written.bounds), map(_address_of, leaves))
+            if (
+                self._gradients_are_left
+                and 1 not in map(mod, places, _TWOS)
+                and not self._compares_kept
+                and self._read.isdisjoint(map(id, leaves))
+            ):
+                return True
+        except (RuntimeError, NotImplementedError):  # of sparse tensors
+            pass
         return self._why_not_on(leaves) is None
 
     def _why_not_on(self, leaves: Sequence[torch.Tensor]) -> str | None:
-        if not self.gradients.may_overwrite():
+        if not self._gradients.may_overwrite():
             return "views of its gradients are kept, which a replay would overwrite"
         if self._written.holds_any(leaves):
             return "a tensor of the batch lies in memory that the step writes"
@@ -143,6 +169,7 @@ class StepGraph:
 
         Sync: Does not block the host.
         """
+        self._gradients_are_left = False
         self._launch(tree.leaves)
         put: Sequence[torch.Tensor] = ()
         if is_own or self._keeps or self._puts or self._results.has_gradients:
@@ -152,7 +179,7 @@ class StepGraph:
         return self._changes.apply(tree, put, out) if self.changes_batch else out
 
     def replay_on(self, leaves: list[torch.Tensor]) -> Any:
-        """Launch a step that does not change its batch on the tensors of one.
+        """Launch a step that does not change its batch on the tensors of one, which it can take.
 
         Returns:
             What the step returns; no replay overwrites it.
@@ -160,18 +187,27 @@ class StepGraph:
         Sync: Does not block the host.
         """
         self._launch(leaves)
+        if self._plain_result is not None and not torch.is_inference_mode_enabled():
+            # As `Results.own`, which makes the same of it.
+            return self._plain_result.clone()
         out, _ = self._own_results(leaves)
         return out
 
     def _launch(self, leaves: list[torch.Tensor]) -> None:
         self._inputs.fill(leaves)
-        self.gradients.let_go()
+        gradients_are_left, self._gradients_are_left = self._gradients_are_left, False
+        if not gradients_are_left:
+            self._gradients.let_go()
         if self._keeps:
             self._kept.fill()
-        self.updates.before_replay()
+        # A scheduler puts a `step` among the attributes.
+        if self.updates.rates or any(map(contains, self.updates.attributes, _STEPS)):
+            self.updates.before_replay()
         self._graph.replay()
-        self.gradients.hand_out()
-        count_up(self._counted)
+        if not gradients_are_left:
+            self._gradients.hand_out()
+        if self._counted:
+            torch.autograd.graph.increment_version(self._counted)
 
     def _own_results(self, leaves: list[torch.Tensor]) -> tuple[Any, Sequence[torch.Tensor]]:
         """Return what the step returns, and what it puts into its batch; hand out what it keeps."""

@@ -24,14 +24,16 @@ class WrittenMemory:
 
     Args:
         tensors: strided, that it writes to. Their memory is not kept alive.
+
+    Attributes:
+        bounds: where their storages begin and end, in turns: an odd number of these is below what lies in one.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
         tensors = [tensor for tensor in tensors if tensor.numel()]
         self._written = joined(map(bytes_of, tensors))
-        # Where storages begin and end, in turns: an odd number of these is below what lies in one.
         storages = joined({_bytes_of_storage(tensor) for tensor in tensors})
-        self._bounds = [bound for storage in storages for bound in storage]
+        self.bounds = [bound for storage in storages for bound in storage]
 
     def holds_any(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether a byte of any of these tensors is written.
@@ -39,7 +41,7 @@ class WrittenMemory:
         Sync: Does not block the host.
         """
         # This runs before every replay, and nearly no batch lies in the storage of anything else.
-        bounds = self._bounds
+        bounds = self.bounds
         try:
             for address in map(_address_of, tensors):
                 if bisect_right(bounds, address) % 2:

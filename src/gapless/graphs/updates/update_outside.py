@@ -362,15 +362,18 @@ class CapturedUpdates:
         outside: the others, whose `step()` a replay calls, each with the reason.
         gradients: what each of these calls finds, in its own list.
         on_update: to be called after each of these calls.
+        rates: of optimizers inside whose rates are filled before a replay.
+        attributes: of the optimizers inside.
     """
 
     def __init__(self) -> None:
         self.on_update: Callable[[], object] = _do_nothing
         self.inside: list[Optimizer] = []
+        self.attributes: list[dict[str, Any]] = []
         self.outside: dict[Optimizer, str] = {}
         self.gradients: list[list[torch.Tensor | None]] = []
         self._as_captured: list[UpdateAsCaptured | WeightsAsCaptured] = []
-        self._rates: list[tuple[Optimizer, list[_Rate]]] = []
+        self.rates: list[tuple[Optimizer, list[_Rate]]] = []
 
     def call(self, update: UpdateAsWritten) -> None:
         """Call an update between two segments of a replay."""
@@ -382,7 +385,7 @@ class CapturedUpdates:
 
         Sync: Does not block the host.
         """
-        for optimizer, rates in self._rates:
+        for optimizer, rates in self.rates:
             for group, rate in _pairs(optimizer, rates):
                 rate.fill(group["lr"])
         for optimizer in self.inside:
@@ -417,13 +420,13 @@ class CapturedUpdates:
         """
         self.before_replay()
         with ExitStack() as stack:
-            for optimizer, rates in self._rates:
+            for optimizer, rates in self.rates:
                 stack.enter_context(_rates_in_place(_pairs(optimizer, rates)))
             yield
 
     def rate_tensors(self) -> list[torch.Tensor]:
         """Return the tensors from which the graph reads rates."""
-        return [rate.tensor for _, rates in self._rates for rate in rates]
+        return [rate.tensor for _, rates in self.rates for rate in rates]
 
     def lines_of_outside(self) -> list[str]:
         """Return for each update that a replay calls, why it is no part of the graph."""
@@ -443,9 +446,10 @@ class CapturedUpdates:
         if any(optimizer is one for one in self.inside):
             return
         self.inside.append(optimizer)
+        self.attributes.append(vars(optimizer))
         self._as_captured.append(UpdateAsCaptured(optimizer, is_rate_filled=bool(rates)))
         if rates:
-            self._rates.append((optimizer, rates))
+            self.rates.append((optimizer, rates))
 
 
 def _do_nothing(*_: Any) -> None:

@@ -33,6 +33,9 @@ _MAX_CANDIDATES = 4
 # Replaces the parts of a container of tensors alone: a dict of gradients would make long forms.
 _ONLY_TENSORS: Final = frozenset((torch.Tensor,))
 
+# Keys of a dictionary that are not told apart by their types.
+_ONLY_TEXTS: Final = frozenset((str,))
+
 # Separates arguments by position from those by name.
 _NAMED: Final = "named"
 
@@ -126,11 +129,20 @@ def _add_all(values: Any, form: list[Any], leaves: list[torch.Tensor]) -> bool:
         elif type_ is tuple or type_ is list:
             form.append(type_)
             form.append(len(value))
-            if not _add_flat(value, form, leaves):
+            if set(map(type, value)) == _ONLY_TENSORS:
+                leaves.extend(value)
+                form.append(_ONLY_TENSORS)
+            elif not _add_flat(value, form, leaves):
                 return False
         elif type_ is dict:
-            form.extend((type_, len(value), *map(_name_of, value)))
-            if not _add_flat(value.values(), form, leaves):
+            form.append(type_)
+            form.append(len(value))
+            # 1, True and 1.0 are equal.
+            form.extend(value if set(map(type, value)) == _ONLY_TEXTS else map(_name_of, value))
+            if set(map(type, value.values())) == _ONLY_TENSORS:
+                leaves.extend(value.values())
+                form.append(_ONLY_TENSORS)
+            elif not _add_flat(value.values(), form, leaves):
                 return False
         elif not _add_plain(value, type_, form):
             return False
@@ -138,10 +150,6 @@ def _add_all(values: Any, form: list[Any], leaves: list[torch.Tensor]) -> bool:
 
 
 def _add_flat(values: Any, form: list[Any], leaves: list[torch.Tensor]) -> bool:
-    if set(map(type, values)) == _ONLY_TENSORS:
-        leaves.extend(values)
-        form.append(_ONLY_TENSORS)
-        return True
     for value in values:
         type_ = type(value)
         if type_ is torch.Tensor:
@@ -163,5 +171,4 @@ def _add_plain(value: Any, type_: type, form: list[Any]) -> bool:
 
 
 def _name_of(name: Any) -> Hashable:
-    # 1, True and 1.0 are equal.
     return name if type(name) is str else (type(name), repr(name))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import compress, repeat
+from operator import mod
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -68,8 +70,40 @@ def kind_of(tensor: torch.Tensor) -> tuple[Hashable, ...]:
     return tensor.dtype, tensor.device, tensor.is_inference()
 
 
-def comparison_with(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
-    """Return a function that takes as many tensors and says whether one graph can take them as well.
+class LayoutComparison:
+    """Says whether one graph can take some tensors as well as others.
+
+    Attributes:
+        check: torch's own comparison of the tensors.
+        have_alignment: of which of them bits depend on where they begin.
+        misalignments: of these.
+        twins: as of `twins_among`.
+    """
+
+    __slots__ = ("check", "have_alignment", "misalignments", "twins")
+
+    def __init__(self, check: Callable[..., bool], tensors: Sequence[torch.Tensor]) -> None:
+        self.check = check
+        self.have_alignment = list(map(has_alignment, tensors))
+        self.misalignments = list(map(misalignment, compress(tensors, self.have_alignment)))
+        self.twins = twins_among(tensors)
+
+    def __call__(self, *others: torch.Tensor) -> bool:
+        """Return whether a graph can take these."""
+        addresses = map(torch.Tensor.data_ptr, compress(others, self.have_alignment))
+        return (
+            self.check(*others)
+            and list(map(mod, addresses, ALIGNMENTS)) == self.misalignments
+            and twins_among(others) == self.twins
+        )
+
+
+# Second arguments, as many as are asked for.
+ALIGNMENTS: Final = repeat(ALIGNMENT)
+
+
+def comparison_with(tensors: Sequence[torch.Tensor]) -> LayoutComparison | None:
+    """Return what takes as many tensors and says whether one graph can take them as well.
 
     Type, dtype, device, shape, strides, alignment and `requires_grad` must be the same, tensors that were
     one object must be one again, and the dispatch modes of torch must be those of now. None if torch has
@@ -78,18 +112,4 @@ def comparison_with(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | No
     Sync: Does not block the host.
     """
     check = tensor_guards(tensors) if tensors else None
-    if check is None:
-        return None
-    places = [number for number, tensor in enumerate(tensors) if has_alignment(tensor)]
-    wanted = [misalignment(tensors[number]) for number in places]
-
-    twins = twins_among(tensors)
-
-    def are_alike(*others: torch.Tensor) -> bool:
-        return (
-            check(*others)
-            and [others[number].data_ptr() % ALIGNMENT for number in places] == wanted
-            and twins_among(others) == twins
-        )
-
-    return are_alike if places or len(tensors) > 1 else check
+    return None if check is None else LayoutComparison(check, tensors)
