@@ -11,7 +11,7 @@ from torch import nn
 
 import gapless
 from gapless.graphs import account, call_windows
-from gapless.graphs.proof.same_results import Verdict
+from gapless.graphs.proof.proof_verdict import Verdict
 from gapless.records.replay_times import NUM_PAIRS
 from gapless.testing import SimulatedDevice
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import gapless
-from gapless.graphs.modules import module_trial
+from gapless.graphs.modules import seen_calls
 from gapless.graphs.modules.seen_calls import SeenCalls
 from simulation.registry import FEW, VERY_FEW, scenario
 from simulation.workloads import read_back
@@ -426,13 +426,13 @@ class EverNewNumbers(Loop):
 @scenario(only=ONE)
 def a_module_that_is_called_with_ever_new_numbers(device):
     """What is known of each kind of call is let go of at times, so memory stays bounded."""
-    most, module_trial._MOST_SEEN = module_trial._MOST_SEEN, 3
+    most, seen_calls._MOST_SEEN = seen_calls._MOST_SEEN, 3
     try:
         with device.allow_waits():
             loop = EverNewNumbers(TakesAFactor, device)
             loop.train()
     finally:
-        module_trial._MOST_SEEN = most
+        seen_calls._MOST_SEEN = most
     assert gapless.capture_report(loop.model).num_eager == NUM
     assert 0 < loop.num_seen < NUM
 

@@ -94,7 +94,7 @@ class AheadOfRun:
             (weight, gradient)
             for graph in graphs
             for weight, gradient in (
-                graph.expected_gradients if isinstance(graph, StepGraph) else ()
+                graph.gradients.expected if isinstance(graph, StepGraph) else ()
             )
             if gradient is not None
         ]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gapless.graphs.account import Account, CallTimes, What
     from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.entry import Entry
-    from gapless.graphs.proof.same_results import AnyVerdict
+    from gapless.graphs.proof.proof_verdict import AnyVerdict
 
 
 # Replays of a block.

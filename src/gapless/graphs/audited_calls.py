@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gapless.graphs.entries import Entries
     from gapless.graphs.entry import Entry, Variant
     from gapless.graphs.graph_learning import Learning
-    from gapless.graphs.proof.same_results import AnyVerdict
+    from gapless.graphs.proof.proof_verdict import AnyVerdict
     from gapless.graphs.proof.trial import Tried
     from gapless.graphs.replay.call_graph import CallGraph
     from gapless.pipeline.tree.flatten import Tree

@@ -74,6 +74,19 @@ class AuditCounts:
         )
 
 
+@dataclass
+class _Rest:
+    """How long a step that changes too much runs as written.
+
+    Attributes:
+        length: steps of the next rest.
+        until: number of the step with which the rest of now ends, None if there is none.
+    """
+
+    length: int = _FIRST_REST
+    until: int | None = None
+
+
 @dataclass(kw_only=True)
 class CaptureReport:
     """What is captured, and what is not.
@@ -122,8 +135,7 @@ class CaptureReport:
     rates: Literal["exact", "tensor"] = "exact"
     note: str | None = None
     kinds: KindsSeen = field(default_factory=KindsSeen, compare=False, repr=False)
-    _rest: int = field(default=_FIRST_REST, compare=False, repr=False)
-    _rests_until: int | None = field(default=None, compare=False, repr=False)
+    _rest: _Rest = field(default_factory=_Rest, compare=False, repr=False)
     _told: set[tuple[str, ...]] = field(default_factory=set, compare=False, repr=False)
 
     @property
@@ -183,18 +195,18 @@ class CaptureReport:
     def rest(self, refusal: Refusal) -> None:
         """Add a reason that is to be lifted after a number of steps, which doubles each time."""
         self.refuse(refusal)
-        self._rests_until = self.num_steps + self._rest
-        self._rest *= 2
+        self._rest.until = self.num_steps + self._rest.length
+        self._rest.length *= 2
 
     @property
     def is_rest_over(self) -> bool:
         """Whether there is a reason whose steps are over."""
-        return self._rests_until is not None and self.num_steps >= self._rests_until
+        return self._rest.until is not None and self.num_steps >= self._rest.until
 
     def lift_refusals(self) -> None:
         """Forget reasons that may be gone."""
         self.refusals[:] = [refusal for refusal in self.refusals if refusal.is_final]
-        self._rests_until = None
+        self._rest.until = None
 
     def untold(self) -> Iterator[str]:
         """Yield the reasons that were never yielded before; those of one line as one text."""

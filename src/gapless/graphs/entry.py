@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from gapless.graphs.account import CallTimes
-    from gapless.graphs.proof.same_results import Verdict
+    from gapless.graphs.proof.proof_verdict import Verdict
     from gapless.graphs.quick_call import QuickCall
     from gapless.graphs.reads.read_guards import ReadGuards
     from gapless.graphs.refusal import Refusal

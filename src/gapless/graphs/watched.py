@@ -47,6 +47,11 @@ class Watched:
         """Whether operators ran that may give other bits each time."""
         return self.touched is not None and bool(self.touched.nondeterministic)
 
+    @property
+    def found(self) -> list[torch.Tensor]:
+        """The tensors that it is known to have found, beside its batch and what its code reads."""
+        return [] if self.touched is None else [*self.touched.read, *self.touched.written]
+
     def generators_on(self, device: Device) -> list[torch.Generator]:
         """Return the generators on a device that were drawn from, beside its default."""
         kind = device.torch_device.type

@@ -127,7 +127,7 @@ def capture_model(model: torch.nn.Module, device: Device) -> None:
     gapless.capture(model, device=device)
     captor = captor_of(model)
     captor.kind_of_call = whether_full
-    captor.is_captured_in_autocast = False
+    captor.autocast.may_be_captured = False
     if any(getattr(part, "gradient_checkpointing", False) for part in model.modules()):
         captor.report.refuse(CHECKPOINT)
 

@@ -309,9 +309,9 @@ PUT_BACK = [
         "gradients that add up, and are forgotten",
     ),
     without(
-        "kept tensors", "PythonSide.restore", "self._kept.reset()", "running mean in a new tensor"
+        "kept tensors", "PythonSide.restore", "self.kept.reset()", "running mean in a new tensor"
     ),
-    without("optimizers", "PythonSide.restore", "optimizer.restore()", "rate of AdamW"),
+    without("optimizers", "PythonSide.restore", "objects.restore()", "rate of AdamW"),
     without(
         "counts of optimizers on the host",
         "_OptimizerObjects.restore",
@@ -381,13 +381,13 @@ VERDICTS = [
         "patched builtin",
     ),
     GuardMutant(
-        "results", "_Run.of", "state.checksum(chunks)", "state.checksum()", "patched builtin"
+        "results", "ProofRun.of", "state.checksum(chunks)", "state.checksum()", "patched builtin"
     ),
     GuardMutant(
         "the node of a replay",
         "_Replayed.backward",
-        "(None, *run.graph.backward(run, given))",
-        "(None, *[one if one is None else one * 2 for one in run.graph.backward(run, given)])",
+        "(None, None, *ctx.graph.backward(run, given))",
+        "(None, None, *[one if one is None else one * 2 for one in ctx.graph.backward(run, given)])",
         "plain",
         "in_place",
     ),

@@ -24,14 +24,21 @@ import torch
 
 from gapless.device.user_line import UserCode, module_that_runs
 from gapless.graphs.in_place.modules_between import ModulesBetween
+from gapless.graphs.modules.module_refusals import may_differentiate
 from gapless.graphs.reads.code_kinds import site_of
+from gapless.graphs.reads.failed_look import Look
 from gapless.graphs.reads.static_values import UNKNOWN, StaticValues, arguments_of, truth
 from gapless.graphs.reads.user_functions import UserFunctions
+from gapless.graphs.refusal import unreadable
+from gapless.python_private import getframe
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType, FrameType
+
+    from gapless.graphs.capture_report import CaptureReport
+    from gapless.graphs.refusal import Refusal
 
 
 _FLAG = "create_graph"
@@ -48,6 +55,49 @@ _BY_PLACE_OF_METHOD = 3
 
 
 _MOST_KNOWN = 1_000
+
+# Calls that may be differentiated, before nobody looks whether the next one may be as well.
+_MANY_DIFFERENTIATED = 32
+
+
+class SecondOrder:
+    """Whether gradients of one module may be differentiated, so that its calls with gradients run as written.
+
+    Behind a replay they are summed in another order, so that this is asked before there is one: by the first
+    call, and by each that is to be captured.
+
+    Args:
+        module: the module.
+        report: of it.
+
+    Attributes:
+        is_asked: whether calls ask: not once the code has said no.
+    """
+
+    def __init__(self, module: torch.nn.Module, report: CaptureReport) -> None:
+        self.is_asked = True
+        self._module = module
+        self._report = report
+        self._refusal: Refusal | None = None
+        self._num_calls = 0
+
+    def is_due(self) -> bool:
+        """Return whether a call has to run as written, for that reason."""
+        if self._num_calls < _MANY_DIFFERENTIATED:
+            site, before = "", self._refusal
+            with Look(self._module.forward) as look:
+                site = _SEARCH.site(getframe(1), self._module)
+            self._refusal = may_differentiate(site) if site else None
+            if look.failure is not None:
+                self._refusal = unreadable(look.failure)
+            self.is_asked = self._refusal is not None
+            if before is not None and before != self._refusal:
+                self._report.withdraw(before)
+        if self._refusal is None:
+            return False
+        self._num_calls += 1
+        self._report.refuse(self._refusal)
+        return True
 
 
 class CreateGraphSearch:
@@ -87,6 +137,9 @@ class CreateGraphSearch:
             if is_of_any and len(self._known) < _MOST_KNOWN:
                 self._known[key] = found
         return next((place.site for place in found if place.may_be_of(module)), "")
+
+
+_SEARCH = CreateGraphSearch()
 
 
 @dataclass(frozen=True)

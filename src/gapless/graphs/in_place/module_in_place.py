@@ -17,18 +17,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
-from gapless.device.autocast_blocks import block_of_autocast
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.in_place.captor import ATTRIBUTE, left_out
-from gapless.graphs.in_place.create_graph import CreateGraphSearch
-from gapless.graphs.in_place.shared_casts import watch_rest_of_block
+from gapless.graphs.in_place.create_graph import SecondOrder
+from gapless.graphs.in_place.shared_casts import AutocastBlocks
+from gapless.graphs.modules.forward_runs import Runs
 from gapless.graphs.modules.gradient_paths import number_of_next_node
-from gapless.graphs.modules.module_graph import Runs
 from gapless.graphs.modules.module_refusals import (
     COMPILED_AROUND,
     COPIED,
     SCRIPTED,
-    may_differentiate,
 )
 from gapless.graphs.modules.module_trial import ModuleTrial
 from gapless.graphs.objections import (
@@ -37,8 +35,7 @@ from gapless.graphs.objections import (
     objection_to_transforms,
 )
 from gapless.graphs.quick_call import NOT_ALIKE
-from gapless.graphs.reads.failed_look import Look
-from gapless.graphs.refusal import Refusal, unreadable
+from gapless.graphs.refusal import Refusal
 from gapless.graphs.sharded import refusal_of_module
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.step_call import is_within_a_step, within_a_step, work_of
@@ -58,21 +55,11 @@ if TYPE_CHECKING:
     from gapless.pipeline.step import Call
     from gapless.pipeline.tree.flatten import Tree
 
-    _Kind: TypeAlias = tuple[Hashable, tuple[bool, ...]]
+    _Kind: TypeAlias = tuple[Hashable, tuple[bool, ...] | None]
 
 
 # What stands in a module's attributes while it is captured, beside its captor.
 _FORWARD, _STATE = "forward", "__getstate__"
-
-# Calls that run as written before a module is captured within blocks of autocast: a second call in
-# one block shares the casts of the first.
-_NUM_IN_AUTOCAST = 6
-
-
-_SEARCH = CreateGraphSearch()
-
-# Calls that may be differentiated, before nobody looks whether the next one may be as well.
-_MANY_DIFFERENTIATED = 32
 
 # Torch's own code that calls `forward` of the module that it is in.
 _CALLERS = {
@@ -94,8 +81,7 @@ class ModuleInPlace:
         settings: as given.
         kind_of_call: what an integration knows of the call of now. Calls of different kinds share
             no graph, and one kind is no change of another.
-        is_captured_in_autocast: whether calls within a block of autocast may be graphs. A use of a
-            weight in the same block, outside of the module, shares the cast of a call as written.
+        autocast: knows which calls within a block of autocast run as written.
     """
 
     def __init__(self, module: nn.Module, settings: CaptureSettings) -> None:
@@ -113,25 +99,15 @@ class ModuleInPlace:
         self._as_written: Callable[..., Any] = module.forward
         self._forward: Callable[..., Any] | None = None
         self._state: Callable[..., Any] | None = None
-        self.is_captured_in_autocast = True
+        self.autocast = AutocastBlocks(settings.device.torch_device.type, refuse=self._refuse)
         self.kind_of_call: Callable[[], Hashable] = _of_one_kind
+        # By kind, and by which tensors among the arguments need gradients; None: no gradients at all.
+        self._steps: dict[_Kind, CapturedStep] = {}
         # By kind of call.
-        self._evaluated: dict[Hashable, CapturedStep] = {}
         self._newest: dict[Hashable, FastPath] = {}
-        # By kind, and by which tensors among the arguments need gradients.
-        self._trained: dict[_Kind, CapturedStep] = {}
-        self._trials: dict[_Kind, ModuleTrial] = {}
         # The call of now, in each thread.
         self._now = local()
-        # What sees whether the rest of a block of autocast shares casts, in each thread.
-        self._watch = local()
-        self._block: object = None
-        self._num_in_autocast = 0
-        self._shares_casts = False
-        # Why calls with gradients run as written: the user's code may differentiate them.
-        self._differentiates: Refusal | None = None
-        self._asks_who_differentiates = True
-        self._num_differentiated = 0
+        self._second_order = SecondOrder(module, self._report)
         refusal = SCRIPTED if _is_scripted(module) else refusal_of_module(module)
         self._is_never_captured = settings.forbid(self.report) or settings.forbid_for(
             self.report, refusal, type(module).__name__
@@ -216,9 +192,9 @@ class ModuleInPlace:
         return as_written(*args, **kwargs)
 
     def _forget(self) -> None:
-        for step in [*self._trained.values(), *self._evaluated.values()]:
+        for step in self._steps.values():
             step.forget()
-        self._trained, self._trials, self._evaluated, self._newest = {}, {}, {}, {}
+        self._steps, self._newest = {}, {}
 
     def _state_as_written(self) -> Any:
         """Return the module's state for copies and files, as it would be without a capture."""
@@ -245,10 +221,7 @@ class ModuleInPlace:
             self.report.num_eager += 1
             since = number_of_next_node()
             out = self._as_written_within(args, kwargs)
-            if self._is_first_in_autocast:
-                self._watch.end = watch_rest_of_block(
-                    out, since=since, on_use=self._refuse_shared_cast
-                )
+            self.autocast.end_as_written(out, since=since)
             return out
         kind = self.kind_of_call()
         newest = self._newest.get(kind)
@@ -259,7 +232,7 @@ class ModuleInPlace:
                 return out
         tree = self._trees.of(args, kwargs)
         if torch.is_grad_enabled():
-            if self._asks_who_differentiates and self._may_be_differentiated():
+            if self._second_order.is_asked and self._second_order.is_due():
                 self.report.num_eager += 1
                 out = self._as_written_within(args, kwargs)
                 self.settings.tell(self.report, type(self.target).__name__)
@@ -288,37 +261,14 @@ class ModuleInPlace:
             return True
         objection = objection_to_transforms()
         if objection is not None:
-            self.report.refuse(objection)
-            self.settings.tell(self.report, type(self.target).__name__)
+            self._refuse(objection)
             return True
-        return self._is_watched_in_autocast()
-
-    def _may_be_differentiated(self) -> bool:
-        """Return whether the user's code may differentiate gradients, of which no graph has a derivative.
-
-        Behind a replay they are summed in another order, so that this is asked before there is one: by the
-        first call, and by each that is to be captured.
-        """
-        if self._num_differentiated < _MANY_DIFFERENTIATED:
-            site, before = "", self._differentiates
-            with Look(self._as_written) as look:
-                site = _SEARCH.site(getframe(1), self.target)
-            self._differentiates = may_differentiate(site) if site else None
-            if look.failure is not None:
-                self._differentiates = unreadable(look.failure)
-            self._asks_who_differentiates = self._differentiates is not None
-            if before is not None and before != self._differentiates:
-                self.report.withdraw(before)
-        if self._differentiates is None:
-            return False
-        self._num_differentiated += 1
-        self.report.refuse(self._differentiates)
-        return True
+        return self.autocast.begin_call()
 
     def _step_without_gradients(self, kind: Hashable) -> CapturedStep:
-        step = self._evaluated.get(kind)
+        step = self._steps.get((kind, None))
         if step is None:
-            step = self._evaluated[kind] = self.settings.wrap(
+            step = self._steps[kind, None] = self.settings.wrap(
                 self._as_written,
                 self._side,
                 limits=self._limits,
@@ -330,11 +280,12 @@ class ModuleInPlace:
 
     def _step_for(self, kind: Hashable, needs_grad: tuple[bool, ...]) -> CapturedStep:
         key = (kind, needs_grad)
-        step = self._trained.get(key)
+        step = self._steps.get(key)
         if step is None:
+            made: list[ModuleTrial] = []
 
             def make_trial(graphs: GraphPool, watch: HostWatch) -> ModuleTrial:
-                self._trials[key] = ModuleTrial(
+                trial = ModuleTrial(
                     self.target,
                     self._as_written,
                     device=self.settings.device,
@@ -345,18 +296,18 @@ class ModuleInPlace:
                     runs=self._runs,
                     watch=watch,
                     needs_grad=needs_grad,
-                    may_be_differentiated=self._may_be_differentiated,
+                    may_be_differentiated=self._second_order.is_due,
                 )
-                return self._trials[key]
+                made.append(trial)
+                return trial
 
             def work(call: Call) -> Any:
-                trial = self._trials[key]
                 with within_a_step():
-                    return trial.observed(
+                    return made[0].seen.observed(
                         self._now.tree, lambda: self._as_written(*call.args, **call.kwargs)
                     )
 
-            step = self._trained[key] = self.settings.wrap(
+            step = self._steps[key] = self.settings.wrap(
                 self._as_written,
                 self._side,
                 limits=self._limits,
@@ -370,6 +321,10 @@ class ModuleInPlace:
             )
         return step
 
+    def _refuse(self, refusal: Refusal) -> None:
+        self.report.refuse(refusal)
+        self.settings.tell(self.report, type(self.target).__name__)
+
     def _as_written_within(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with within_a_step():
             return self._as_written(*args, **kwargs)
@@ -381,65 +336,6 @@ class ModuleInPlace:
             or objection_to_modes()
             or _objection_to_hooks()
         )
-
-    # --- autocast ---
-
-    def _is_watched_in_autocast(self) -> bool:
-        """Return whether a call within autocast has to run as written.
-
-        Casts of weights are kept until the outermost block ends. A replay makes its own, so calls
-        that share a block run as written, and those before it is known that they do not.
-        """
-        kind = self.settings.device.torch_device.type
-        if not (torch.is_autocast_enabled(kind) and torch.is_autocast_cache_enabled()):
-            return False
-        if not self.is_captured_in_autocast:
-            self.report.refuse(_WITHIN_AUTOCAST)
-            self.settings.tell(self.report, type(self.target).__name__)
-            return True
-        block = block_of_autocast()
-        if block == self._block and not self._shares_casts:
-            end_watch = getattr(self._watch, "end", None)
-            if end_watch is not None:
-                end_watch()
-            is_late = self._num_in_autocast > _NUM_IN_AUTOCAST
-            self._refuse_in_autocast(_SHARES_CASTS_LATE if is_late else _SHARES_CASTS)
-        self._block = block
-        self._num_in_autocast += 1
-        if not torch.is_grad_enabled():
-            self.report.refuse(_EVALUATED_IN_AUTOCAST)
-            self.settings.tell(self.report, type(self.target).__name__)
-        is_first = self._num_in_autocast <= _NUM_IN_AUTOCAST
-        return is_first or self._shares_casts or not torch.is_grad_enabled()
-
-    @property
-    def _is_first_in_autocast(self) -> bool:
-        """Whether a call that ran as written is one of those that show what shares its casts."""
-        is_open = self._block == block_of_autocast() and torch.is_autocast_enabled(
-            self.settings.device.torch_device.type
-        )
-        return (
-            is_open
-            and torch.is_grad_enabled()
-            and not self._shares_casts
-            and self._num_in_autocast <= _NUM_IN_AUTOCAST
-        )
-
-    def _refuse_shared_cast(self, site: str) -> None:
-        self._refuse_in_autocast(
-            Refusal(
-                "inside_autocast",
-                f"{site} uses a weight of the module in the same block of autocast, and shares its cast: "
-                "in autocast the module runs as written; end the block before that line",
-                site=site,
-                name="autocast",
-            )
-        )
-
-    def _refuse_in_autocast(self, refusal: Refusal) -> None:
-        self._shares_casts = True
-        self.report.refuse(refusal)
-        self.settings.tell(self.report, type(self.target).__name__)
 
 
 def _called_module() -> nn.Module | None:
@@ -476,34 +372,9 @@ _SECOND_FORWARD = Refusal(
     "whole step, or let go of the loss",
     name="a second forward pass",
 )
-_EVALUATED_IN_AUTOCAST = Refusal(
-    "inside_autocast",
-    "a call without gradients within autocast, whose casts later calls would share, runs as "
-    "written; give the block cache_enabled=False",
-    name="autocast without gradients",
-)
 _SETS_GRAD_MODE = Refusal(
     "host_write",
     "the module leaves torch.set_grad_enabled otherwise than it finds it, which a replay would not "
     "do; use it as a context",
     name="torch.set_grad_enabled",
-)
-_WITHIN_AUTOCAST = Refusal(
-    "inside_autocast",
-    "a call within a block of autocast, whose casts of weights the rest of the block may share, runs "
-    "as written; let the framework enter autocast, by its setting for mixed precision",
-    name="autocast",
-)
-_SHARES_CASTS = Refusal(
-    "inside_autocast",
-    "the module is called twice in one block of autocast, where calls share casts of weights: in "
-    "autocast it runs as written; enter a block for each call",
-    name="autocast",
-)
-_SHARES_CASTS_LATE = Refusal(
-    "inside_autocast",
-    "the module is called twice in one block of autocast, for the first time after a graph was replayed: "
-    "gradients of this one step are rounded otherwise than as written, and later calls in autocast run as "
-    "written; enter a block for each call",
-    name="autocast",
 )

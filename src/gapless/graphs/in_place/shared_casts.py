@@ -1,20 +1,23 @@
-"""Whether the rest of a block of autocast uses casts of weights that a module has used in it.
+"""Which calls of a module within a block of autocast run as written: those that share casts of weights.
 
 Autocast keeps the cast of each weight until its outermost block ends. All uses in the block share it, so
-that their gradients are added up as the cast is rounded. A replay makes casts of its own.
+that their gradients are added up as the cast is rounded. A replay makes casts of its own, so calls that share a
+block run as written, and those before it is known that they do not.
 """
 
 from __future__ import annotations
 
+from threading import local
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 
-from gapless.device.autocast_blocks import at_end_of_block
+from gapless.device.autocast_blocks import at_end_of_block, block_of_autocast
 from gapless.device.user_line import call_site
 from gapless.graphs.modules.gradient_paths import is_new
+from gapless.graphs.refusal import Refusal
 from gapless.pipeline.tree.flatten import flatten
 
 
@@ -24,6 +27,88 @@ if TYPE_CHECKING:
 
 # Between a result and the cast of a weight lie few operations, such as a transposition.
 _MOST_NODES = 200
+
+
+# Calls that run as written before a module is captured within blocks of autocast: a second call in
+# one block shares the casts of the first.
+_NUM_IN_AUTOCAST = 6
+
+
+class AutocastBlocks:
+    """The blocks of autocast that calls of one module stand in.
+
+    Args:
+        device_type: such as "cuda".
+        refuse: is called with the reason why calls within such blocks run as written.
+
+    Attributes:
+        may_be_captured: whether calls within a block may be graphs at all. A use of a weight in the same block,
+            outside of the module, shares the cast of a call as written.
+    """
+
+    def __init__(self, device_type: str, *, refuse: Callable[[Refusal], None]) -> None:
+        self.may_be_captured = True
+        self._device_type = device_type
+        self._refuse = refuse
+        # What sees whether the rest of a block shares casts, in each thread.
+        self._watch = local()
+        self._block: object = None
+        self._num_calls = 0
+        self._shares_casts = False
+
+    def begin_call(self) -> bool:
+        """Return whether a call has to run as written for the block that it stands in."""
+        if not (
+            torch.is_autocast_enabled(self._device_type) and torch.is_autocast_cache_enabled()
+        ):
+            return False
+        if not self.may_be_captured:
+            self._refuse(_WITHIN_AUTOCAST)
+            return True
+        block = block_of_autocast()
+        if block == self._block and not self._shares_casts:
+            end_watch = getattr(self._watch, "end", None)
+            if end_watch is not None:
+                end_watch()
+            is_late = self._num_calls > _NUM_IN_AUTOCAST
+            self._refuse_all(_SHARES_CASTS_LATE if is_late else _SHARES_CASTS)
+        self._block = block
+        self._num_calls += 1
+        has_gradients = torch.is_grad_enabled()
+        if not has_gradients:
+            self._refuse(_EVALUATED_IN_AUTOCAST)
+        return self._num_calls <= _NUM_IN_AUTOCAST or self._shares_casts or not has_gradients
+
+    def end_as_written(self, out: Any, *, since: int) -> None:
+        """See what shares the casts of a call that has run as written, if it is one of the first.
+
+        Args:
+            out: what it has returned.
+            since: the number of its first node.
+        """
+        is_first = self._num_calls <= _NUM_IN_AUTOCAST and not self._shares_casts
+        is_open = self._block == block_of_autocast() and torch.is_autocast_enabled(
+            self._device_type
+        )
+        if is_open and is_first and torch.is_grad_enabled():
+            self._watch.end = watch_rest_of_block(
+                out, since=since, on_use=self._refuse_shared_cast
+            )
+
+    def _refuse_shared_cast(self, site: str) -> None:
+        self._refuse_all(
+            Refusal(
+                "inside_autocast",
+                f"{site} uses a weight of the module in the same block of autocast, and shares its cast: "
+                "in autocast the module runs as written; end the block before that line",
+                site=site,
+                name="autocast",
+            )
+        )
+
+    def _refuse_all(self, refusal: Refusal) -> None:
+        self._shares_casts = True
+        self._refuse(refusal)
 
 
 def watch_rest_of_block(
@@ -149,3 +234,30 @@ def _nodes_of(
             elif node.name().startswith("ToCopyBackward"):
                 casts[node] = weight
     return nodes, casts
+
+
+_EVALUATED_IN_AUTOCAST = Refusal(
+    "inside_autocast",
+    "a call without gradients within autocast, whose casts later calls would share, runs as "
+    "written; give the block cache_enabled=False",
+    name="autocast without gradients",
+)
+_WITHIN_AUTOCAST = Refusal(
+    "inside_autocast",
+    "a call within a block of autocast, whose casts of weights the rest of the block may share, runs "
+    "as written; let the framework enter autocast, by its setting for mixed precision",
+    name="autocast",
+)
+_SHARES_CASTS = Refusal(
+    "inside_autocast",
+    "the module is called twice in one block of autocast, where calls share casts of weights: in "
+    "autocast it runs as written; enter a block for each call",
+    name="autocast",
+)
+_SHARES_CASTS_LATE = Refusal(
+    "inside_autocast",
+    "the module is called twice in one block of autocast, for the first time after a graph was replayed: "
+    "gradients of this one step are rounded otherwise than as written, and later calls in autocast run as "
+    "written; enter a block for each call",
+    name="autocast",
+)

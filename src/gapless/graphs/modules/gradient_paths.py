@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, compress, count, repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from gapless.graphs.reads.code_reads import reads_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch.utils.hooks import RemovableHandle
 
@@ -238,3 +239,94 @@ def _objection_to_code_of(node: Any) -> str:
                     "replay would skip"
                 )
     return ""
+
+
+class CapturedPaths:
+    """The ways that gradients take through a captured call, from its outputs to inputs and weights.
+
+    Args:
+        outs: outputs of the captured call, with their graph.
+        targets: what gets gradients: its inputs first, and weights.
+        weights: the module's own, in the place of these.
+        needs_grad: which inputs need gradients.
+
+    Attributes:
+        weights: as given.
+        needs_grad: as given.
+        weight_edges: the weights, each as often as it is used.
+        uses: how many gradients are summed to that of each target.
+        nodes: numbers of the operations behind each output.
+    """
+
+    def __init__(
+        self,
+        outs: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor],
+        *,
+        weights: list[torch.Tensor],
+        needs_grad: tuple[bool, ...],
+    ) -> None:
+        self.weights = weights
+        self.uses = uses_of([leaf for leaf in outs if leaf.requires_grad], targets)
+        self.nodes = [nodes_behind([leaf], targets) for leaf in outs]
+        self.needs_grad = needs_grad
+        self._differentiable = [leaf.requires_grad for leaf in outs]
+        self.weight_edges = repeated(weights, self.uses[len(targets) - len(weights) :])
+
+    def targets_of(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return what gets gradients in a call."""
+        return [*compress(inputs, self.needs_grad), *self.weights]
+
+    def detached(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the inputs of a call as leaves."""
+        pairs = zip(inputs, self.needs_grad, strict=True)
+        return [leaf.detach().requires_grad_(needs) for leaf, needs in pairs]
+
+    def without_gradient(self, outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return those of the outputs that need no gradient."""
+        return [out for out, needs in zip(outs, self._differentiable, strict=True) if not needs]
+
+    def each_use(self, arrived: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor | None]:
+        """Return a gradient for each use of each target, None where none has arrived."""
+        found: list[torch.Tensor | None] = []
+        for num, some in zip(self.uses, arrived, strict=True):
+            found += [*some, *[None] * (num - len(some))]
+        return found
+
+    def lead_elsewhere(
+        self, outs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *, since: int
+    ) -> bool:
+        """Return whether gradients of a call as written take other ways than these.
+
+        Args:
+            outs: of the call.
+            inputs: of it.
+            since: the number of its first node.
+        """
+        if [one.requires_grad for one in outs] != self._differentiable:
+            return True
+        leaves = [one for one in outs if one.requires_grad]
+        paths = GradientPaths.of(leaves, list(compress(inputs, self.needs_grad)), since=since)
+        if paths.objection or not set(map(id, paths.weights)) <= set(map(id, self.weights)):
+            return True
+        return uses_of(leaves, self.targets_of(inputs)) != self.uses
+
+    def names_of_gradients(self, names: Sequence[str], numbers: Sequence[int]) -> list[str]:
+        """Return names of the gradients that a backward pass gives.
+
+        Args:
+            names: of the weights.
+            numbers: how many each target gets.
+        """
+        places = compress(count(1), self.needs_grad)
+        targets = [*(f"argument {place}" for place in places), *names]
+        return [
+            f"the gradient of {name}" + (f" by use {use}" if num > 1 else "")
+            for name, num in zip(targets, numbers, strict=True)
+            for use in range(1, num + 1)
+        ]
+
+
+def repeated(tensors: Iterable[torch.Tensor], counts: Sequence[int]) -> list[torch.Tensor]:
+    """Return each tensor as many times as it counts."""
+    return list(chain.from_iterable(map(repeat, tensors, counts)))

@@ -28,8 +28,10 @@ from gapless.graphs.modules.gradient_paths import watch_uses
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gapless.graphs.modules.module_graph import ModuleGraph, Run
-    from gapless.graphs.proof.same_results import Comparison, Verdict
+    from gapless.graphs.modules.forward_runs import Run
+    from gapless.graphs.modules.module_graph import ModuleGraph
+    from gapless.graphs.proof.proof_verdict import Verdict
+    from gapless.graphs.proof.same_results import Comparison
     from gapless.pipeline.tree.flatten import Tree
 
 
@@ -74,7 +76,7 @@ class BackwardHalf:
         """
         self._num_outs = len(out.leaves)
         leaves = [leaf for leaf in out.leaves if leaf.requires_grad]
-        watch_uses(leaves, self._graph.targets_of(inputs), self._take)
+        watch_uses(leaves, self._graph.paths.targets_of(inputs), self._take)
         outs = [
             _Audited.apply(partial(self.note_given, number), leaf) if leaf.requires_grad else leaf
             for number, leaf in enumerate(out.leaves)
@@ -96,7 +98,7 @@ class BackwardHalf:
             self._end()
             return
         self._given[number] = gradient
-        if sorted(self._given) == self._graph.places:
+        if sorted(self._given) == self._graph.backward_pass.places:
             self._at_once(self._launch)
 
     def _launch(self) -> None:
@@ -108,7 +110,7 @@ class BackwardHalf:
         self._given = {}
         self._comparison.take_replayed(gradients)
         self._arrived = [[] for _ in gradients]
-        self._num_left = self._graph.num_gradients
+        self._num_left = sum(self._graph.backward_pass.num_arrived)
         self._compare_the_last()
 
     def _take(self, target: int, gradient: torch.Tensor) -> None:

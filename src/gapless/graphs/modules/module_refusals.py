@@ -4,11 +4,39 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gapless.graphs.refusal import Refusal
+import torch
+from torch import nn
+
+from gapless.graphs.reads.addresses import address_of, share_memory
+from gapless.graphs.reads.module_parts import named_parts
+from gapless.graphs.reads.value_places import HOOK_TABLES
+from gapless.graphs.refusal import Refusal, asks_of_its_call
+from gapless.pipeline.tree.tensor_layout import has_address
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gapless.device.base import Device
     from gapless.graphs.modules.gradient_paths import GradientPaths
+    from gapless.graphs.reads.host_watch import HostWatch
+    from gapless.graphs.watched import Watched
+    from gapless.pipeline.tree.flatten import Tree
+
+
+_PLAIN = (torch.Tensor, nn.Parameter)
+_HOOKING = frozenset(
+    [
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "retain_grad",
+        "register_multi_grad_hook",
+    ]
+)
+
+
+# What they say of a tensor is otherwise in a replay.
+_OF_THE_CALL = frozenset(["is_leaf", "grad_fn", "_version", "_base", "data_ptr"])
 
 
 def gradient_outside(paths: GradientPaths) -> list[Refusal]:
@@ -68,6 +96,61 @@ def keeps_unknown(name: str, site: str) -> Refusal:
         site=site or None,
         name=name,
     )
+
+
+def hooks_within(module: nn.Module) -> list[Refusal]:
+    """Refuse a module with a part that has a hook."""
+    for name, part in named_parts(module):
+        if part is not module and any(vars(part).get(table) for table in HOOK_TABLES):
+            return [hook_refused(f"its part {name} ({type(part).__name__}) has a hook")]
+    return []
+
+
+def objections_to_call(watched: Watched, watch: HostWatch) -> list[Refusal]:
+    """Return what no graph of both passes could repeat of a watched call."""
+    found = [keeps_unknown(path.name, path.site) for path in watched.kept]
+    if watched.touched is None:
+        found.append(COMPILED)
+    if watched.ran_backward:
+        found.append(RUNS_BACKWARD)
+    site = watch.site_of_name(_HOOKING)
+    if site is not None:
+        found.append(hook_refused(f"{site} sets a hook"))
+    if watch.site_of_name(["checkpoint"]) is not None:
+        found.append(CHECKPOINT)
+    site = watch.site_of_name(_OF_THE_CALL)
+    return found if site is None else [*found, asks_of_its_call(site)]
+
+
+def objections_to_weights(
+    module: nn.Module, weights: Sequence[torch.Tensor], device: Device
+) -> list[Refusal]:
+    """Return why no graph can give gradients to a module's weights."""
+    found = hooks_within(module)
+    if any(getattr(weight, table, None) for weight in weights for table in HOOK_TABLES):
+        found.append(hook_refused("a weight has a hook"))
+    if any(map(device.needs_copy, weights)):
+        found.append(ON_HOST)
+    if any(type(weight) not in _PLAIN for weight in weights):
+        found.append(SUBCLASS)
+    return found
+
+
+def objections_to_memory(
+    tree: Tree, others: Sequence[torch.Tensor], watched: Watched
+) -> list[Refusal]:
+    """Return what is wrong with where the arguments lie."""
+    # Through `.data` they are changed without another version.
+    touched = watched.touched
+    if touched is not None and any(address_of(one) in watched.known for one in touched.written):
+        return [CHANGES_INPUT]
+    wanted = [leaf for leaf in tree.leaves if leaf.requires_grad]
+    if len(wanted) > 1 and share_memory(wanted):
+        return [TWICE]
+    places = {address_of(other) for other in others if has_address(other)}
+    if any(leaf.requires_grad and address_of(leaf) in places for leaf in tree.leaves):
+        return [OWN_WEIGHT]
+    return []
 
 
 CHANGES_INPUT = Refusal(
@@ -162,4 +245,24 @@ ON_HOST = Refusal(
 )
 SUBCLASS = Refusal(
     "weights", "the module has a weight of a subclass of Parameter", name="a weight"
+)
+CREATE_GRAPH = Refusal(
+    "create_graph",
+    "a backward pass with create_graph=True differentiates gradients, which no graph brings along: gradients "
+    "of this one step are added up in another order than as written, and later calls run as written",
+    name="create_graph",
+)
+SECOND_BACKWARD = Refusal(
+    "retain_graph",
+    "a second backward pass of one forward pass (retain_graph=True) reads what the first has used up",
+    name="retain_graph",
+)
+
+
+OTHER_GRADIENTS = Refusal(
+    "gradient_outside",
+    "backward passes are not those that the calls before the capture had: of other outputs, of "
+    "other strides, or in autocast; keep to one kind, or capture the step",
+    name="other gradients",
+    is_of_call=True,
 )

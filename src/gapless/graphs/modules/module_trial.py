@@ -8,49 +8,34 @@ itself runs as written.
 
 from __future__ import annotations
 
-import weakref
 from contextlib import nullcontext
-from operator import is_
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
 from gapless.graphs.modules.backward_settings import Settings
-from gapless.graphs.modules.gradient_paths import GradientPaths, number_of_next_node, uses_of
+from gapless.graphs.modules.forward_runs import Run
+from gapless.graphs.modules.gradient_paths import number_of_next_node, uses_of
 from gapless.graphs.modules.module_audit import BackwardHalf, VerdictOnCall
-from gapless.graphs.modules.module_graph import ModuleGraph, Passes, Run
+from gapless.graphs.modules.module_graph import ModuleGraph
 from gapless.graphs.modules.module_refusals import (
-    BACKWARD_WITHIN,
-    CHANGES_INPUT,
-    CHECKPOINT,
-    COMPILED,
-    ON_HOST,
     OTHER_WEIGHTS,
-    OWN_WEIGHT,
     REPLACED,
     RETURNS_OTHERS,
-    RUNS_BACKWARD,
-    SUBCLASS,
-    TWICE,
-    gradient_outside,
-    hook_refused,
-    keeps_unknown,
+    objections_to_call,
+    objections_to_memory,
+    objections_to_weights,
 )
 from gapless.graphs.modules.rehearsal import Rehearsal
-from gapless.graphs.modules.seen_calls import Given, SeenCalls, note_gradients
+from gapless.graphs.modules.seen_calls import CallsSeen
 from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
+from gapless.graphs.proof.capture_failure import why_it_failed
 from gapless.graphs.proof.device_state import DeviceState
 from gapless.graphs.proof.same_results import Comparison, NotProved, prove
-from gapless.graphs.proof.trial import Tried, why_it_failed
+from gapless.graphs.proof.trial import Tried, used_anew
 from gapless.graphs.reads.addresses import address_of, share_memory
-from gapless.graphs.reads.module_parts import named_parts, weights_within
 from gapless.graphs.reads.touched import TouchWatch
-from gapless.graphs.reads.value_places import HOOK_TABLES, put_on
 from gapless.graphs.reads.weight_guards import WeightsInPlace
-from gapless.graphs.refusal import Refused, asks_of_its_call, read_elsewhere
-from gapless.graphs.replay.batch_changes import layout_of
-from gapless.graphs.replay.versions import VersionsBefore, version_of
+from gapless.graphs.refusal import Refused, read_elsewhere
+from gapless.graphs.replay.versions import VersionsBefore
 from gapless.graphs.step_call import within_a_step
 from gapless.pipeline.tree.flatten import flatten
 from gapless.pipeline.tree.tensor_layout import has_address
@@ -59,13 +44,17 @@ from gapless.pipeline.tree.tensor_layout import has_address
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
+    from torch import nn
+
     from gapless.device.base import Cut, Device, Stream
     from gapless.graphs.graph_pool import GraphPool
-    from gapless.graphs.modules.module_graph import Runs
+    from gapless.graphs.modules.forward_runs import Runs
+    from gapless.graphs.modules.rehearsal import Passes
+    from gapless.graphs.modules.seen_calls import Given
     from gapless.graphs.proof.trial import Exactness
     from gapless.graphs.reads.host_watch import HostWatch
     from gapless.graphs.reads.read_guards import ReadGuards
-    from gapless.graphs.refusal import Refusal
     from gapless.graphs.replay.call_graph import CallGraph
     from gapless.graphs.watched import Watched
     from gapless.pipeline.host_waits import HostWaits
@@ -77,21 +66,6 @@ _NO_BACKWARD = (
     "calls with gradients that no backward pass follows run as written; call them under "
     "torch.no_grad()"
 )
-
-_MOST_SEEN = 1_000
-_PLAIN = (torch.Tensor, nn.Parameter)
-_HOOKING = frozenset(
-    [
-        "register_hook",
-        "register_post_accumulate_grad_hook",
-        "retain_grad",
-        "register_multi_grad_hook",
-    ]
-)
-
-
-# What they say of a tensor is otherwise in a replay.
-_OF_THE_CALL = frozenset(["is_leaf", "grad_fn", "_version", "_base", "data_ptr"])
 
 
 class ModuleTrial:
@@ -107,6 +81,9 @@ class ModuleTrial:
         watch: of its calls as written.
         needs_grad: which inputs need gradients.
         may_be_differentiated: says whether gradients of the call of now may be; then there is no graph.
+
+    Attributes:
+        seen: what calls as written show.
     """
 
     def __init__(
@@ -132,44 +109,9 @@ class ModuleTrial:
         self._needs_grad = needs_grad
         self._may_be_differentiated = may_be_differentiated
         self._settings = Settings(device.torch_device.type)
-        self._seen: dict[Any, SeenCalls] = {}
+        self.seen = CallsSeen(module, runs, watch, self._settings)
         # Why there are no audits any more, "" if there are.
         self._no_room = ""
-
-    # --- calls as written ---
-
-    def observed(self, tree: Tree, call: Callable[[], Any]) -> Any:
-        """Run a call as written, and see what its backward pass is given.
-
-        Sync: Does not block the host, unless the module does.
-        """
-        seen = self._seen_of(tree)
-        if seen.watched == self._watch.num_runs:
-            return call()
-        before, gradients = _states_of(tree.leaves), self._gradients()
-        for refusal in self._hooks_within():
-            self._runs.refuse(refusal)
-        seen.is_stale = False
-        since = number_of_next_node()
-        out = call()
-        outs = flatten(out).leaves
-        form = [(leaf.shape, leaf.dtype, leaf.requires_grad) for leaf in outs]
-        if form != seen.form:
-            seen.form, seen.given = form, None
-        leaves = [leaf for leaf in outs if leaf.requires_grad]
-        inputs = [leaf for leaf in tree.leaves if leaf.requires_grad]
-        paths = GradientPaths.of(leaves, inputs, since=since)
-        seen.object(gradient_outside(paths))
-        if before != _states_of(tree.leaves) or not _is_as_before(tree):
-            seen.object([CHANGES_INPUT])
-        if gradients != self._gradients():
-            seen.object([BACKWARD_WITHIN])
-        seen.weights = [weakref.ref(weight) for weight in paths.weights]
-        if leaves:
-            note_gradients(outs, seen, self._settings)
-        else:
-            seen.given = Given((None,) * len(outs), None)
-        return out
 
     def run(self, tree: Tree, reads: ReadGuards, watched: Watched) -> Tried:
         """Rehearse both passes on a copy of a call, and run the call as written.
@@ -179,12 +121,13 @@ class ModuleTrial:
 
         Sync: Blocks the host ("capture").
         """
-        seen = self._seen_of(tree)
+        seen = self.seen.of(tree)
         if seen.is_stale:
             return Tried(self._work(tree))
         weights = [weight for ref in seen.weights if (weight := ref()) is not None]
-        refusals = self._refusals(seen, weights, watched)
-        refusals += _objections_to_memory(tree, [*reads.tensors, *weights], watched)
+        refusals = [*seen.objections, *objections_to_call(watched, self._watch)]
+        refusals += objections_to_weights(self._module, weights, self._device)
+        refusals += objections_to_memory(tree, [*reads.tensors, *weights], watched)
         name = reads.name_of_any(tree.leaves)
         refusals += [] if name is None else [read_elsewhere(name)]
         if seen.given is None:
@@ -229,8 +172,9 @@ class ModuleTrial:
     def _audited(
         self, tree: Tree, graph: ModuleGraph, watched: Watched, exact: Exactness
     ) -> Tried:
-        names = graph.name_results(self._names_of(graph.weights))
-        run = Run(graph, tree.leaves, random=None, written=[])
+        of_gradients = self._names_of_gradients(graph)
+        versions = graph.again.versions_of_unsaved
+        run = Run(tree.leaves, graph.paths.nodes, versions, random=None, written=[])
         look = TouchWatch(self._device)
         since = number_of_next_node()
         out: Tree | None = None
@@ -256,8 +200,8 @@ class ModuleTrial:
                 nondeterministic=graph.nondeterministic,
                 num_written=1,
                 distances=exact.distances,
-                names=names,
-                beside_bytes=2 * graph.gradient_bytes,
+                names=[*graph.names_of_outs(), *of_gradients],
+                beside_bytes=2 * graph.backward_pass.num_bytes,
             )
         except NotProved as error:
             return Tried(self._plain(tree), graph, not_proved=str(error))
@@ -268,20 +212,20 @@ class ModuleTrial:
         seconds = (self._device.now_ms() - start) / 1000.0
         known = watched.known | set(map(address_of, filter(has_address, graph.all_read(tree))))
         assert watched.touched is not None
-        if _uses_others(watched.touched, look, known):
+        if used_anew(watched.touched, look, known):
             return Tried(out.value, refusals=[REPLACED], proof_seconds=seconds)
-        leads_elsewhere = bool(out.unknown) or graph.leads_elsewhere(
+        leads_elsewhere = bool(out.unknown) or graph.paths.lead_elsewhere(
             out.leaves, tree.leaves, since=since
         )
         if leads_elsewhere:
             # A new graph is captured by what is seen of later calls.
-            seen = self._seen_of(tree)
+            seen = self.seen.of(tree)
             seen.watched, seen.is_stale = -1, True
         half = None
-        if graph.places and not leads_elsewhere:
+        if graph.backward_pass.places and not leads_elsewhere:
             comparison = Comparison(
                 self._device,
-                names=names[len(out.leaves) :],
+                names=of_gradients,
                 nondeterministic=graph.nondeterministic,
                 distances=exact.distances,
             )
@@ -312,64 +256,20 @@ class ModuleTrial:
             generators=generators,
         )
 
-    def _names_of(self, weights: Sequence[torch.Tensor]) -> list[str]:
+    def _names_of_gradients(self, graph: ModuleGraph) -> list[str]:
         names = {id(one): name for name, one in self._module.named_parameters()}
-        return [
-            names.get(id(one), f"weight {number}") for number, one in enumerate(weights, start=1)
-        ]
-
-    def _seen_of(self, tree: Tree) -> SeenCalls:
-        # Other parameters may stand in the module for a while.
-        weights = [(id(one), one.requires_grad) for one in weights_within(self._module)]
-        if len(self._seen) > _MOST_SEEN:
-            self._seen.clear()
-        return self._seen.setdefault((tree.key(), tuple(weights)), SeenCalls())
-
-    def _gradients(self) -> list[tuple[int, int] | None]:
-        gradients = [weight.grad for weight in weights_within(self._module)]
-        return [None if one is None else (id(one), one._version) for one in gradients]
-
-    def _hooks_within(self) -> list[Refusal]:
-        for name, part in named_parts(self._module):
-            if part is not self._module and any(vars(part).get(table) for table in HOOK_TABLES):
-                return [hook_refused(f"its part {name} ({type(part).__name__}) has a hook")]
-        return []
+        return graph.paths.names_of_gradients(
+            [
+                names.get(id(one), f"weight {number}")
+                for number, one in enumerate(graph.paths.weights, start=1)
+            ],
+            graph.backward_pass.num_arrived,
+        )
 
     def _work(self, tree: Tree) -> Any:
         call: Call = tree.value
         with within_a_step():
-            return self.observed(tree, lambda: self._forward(*call.args, **call.kwargs))
-
-    def _refusals(
-        self,
-        seen: SeenCalls,
-        weights: Sequence[torch.Tensor],
-        watched: Watched,
-    ) -> list[Refusal]:
-        found = list(seen.objections)
-        found += [keeps_unknown(path.name, path.site) for path in watched.kept]
-        if watched.touched is None:
-            found.append(COMPILED)
-        if watched.ran_backward:
-            found.append(RUNS_BACKWARD)
-        site = self._watch.site_of_name(_HOOKING)
-        if site is not None:
-            found.append(hook_refused(f"{site} sets a hook"))
-        if self._watch.site_of_name(["checkpoint"]) is not None:
-            found.append(CHECKPOINT)
-        found += self._hooks_within()
-        for weight in weights:
-            if any(getattr(weight, table, None) for table in HOOK_TABLES):
-                found.append(hook_refused("a weight has a hook"))
-                break
-        site = self._watch.site_of_name(_OF_THE_CALL)
-        if site is not None:
-            found.append(asks_of_its_call(site))
-        if any(map(self._device.needs_copy, weights)):
-            found.append(ON_HOST)
-        if any(type(weight) not in _PLAIN for weight in weights):
-            found.append(SUBCLASS)
-        return found
+            return self.seen.observed(tree, lambda: self._forward(*call.args, **call.kwargs))
 
     # --- rehearsal ---
 
@@ -385,93 +285,86 @@ class ModuleTrial:
         touched = watched.touched
         assert touched is not None
         written = [tensor for tensor in touched.written if not self._device.needs_copy(tensor)]
-        before = DeviceState(written, self._device, generators=touched.generators)
+        before = self._state_of(written, touched.generators)
         before.save()
         try:
-            return self._captured_and_proved(
+            rehearsal = Rehearsal(
+                self._forward,
+                self._module,
                 tree,
-                reads,
-                watched,
-                given=given,
-                weights=weights,
-                written=written,
-                caller=caller,
+                given,
+                weights,
+                needs_grad=self._needs_grad,
+                device=self._device,
+                settings=self._settings,
             )
-        except Refused as refused:
-            return Tried(None, refusals=[refused.refusal])
+            graph, known = self._captured(tree, reads, watched, rehearsal, written)
+            return self._proved(graph, tree, rehearsal, touched, known=known, caller=caller)
         except Exception as error:
             return Tried(None, refusals=why_it_failed(error, watched.host_reads))
         finally:
             before.restore()
             before.forget()
 
-    def _captured_and_proved(
+    def _captured(
         self,
         tree: Tree,
         reads: ReadGuards,
         watched: Watched,
-        *,
-        given: Given,
-        weights: list[torch.Tensor],
+        rehearsal: Rehearsal,
         written: list[torch.Tensor],
-        caller: Stream,
-    ) -> Tried:
-        touched = watched.touched
+    ) -> tuple[ModuleGraph, set[int]]:
+        """Return a graph of both passes, and addresses of memory that may be another in each run."""
+        touched, weights = watched.touched, rehearsal.weights
         assert touched is not None
-        rehearsal = Rehearsal(
-            self._forward,
-            self._module,
-            tree,
-            given,
-            weights,
-            needs_grad=self._needs_grad,
-            device=self._device,
-            settings=self._settings,
-        )
         beside = [one for one in touched.read if address_of(one) not in watched.known]
         # Its own changes are put back where the call runs again.
         changed = set(map(address_of, written))
         saved = rehearsal.run_and_see_what_is_saved(
             [one for one in [*reads.tensors, *beside] if address_of(one) not in changed]
         )
-        graph, passes, reserved = self._capture(rehearsal, watched)
-        self._graphs.limits.note_memory(reserved)
+        reserved: list[int] = []
+        found: list[Passes] = []
+        # Its copies are not part of the graph.
+        static, gradients = rehearsal.memory()
+
+        def queue(cut: Cut) -> None:
+            reserved.append(self._device.reserved_memory_bytes())
+            found.append(rehearsal.passes(static, gradients, lambda: cut(lambda: None)))
+
+        with self._host_waits.blocking("capture"):
+            graph = self._device.capture(
+                queue,
+                like=self._graphs.newest,
+                generators=watched.generators_on(self._device),
+                keeps_casts=True,
+            )
+        self._graphs.newest = graph
+        self._graphs.limits.note_memory(self._device.reserved_memory_bytes() - reserved[0])
+        (passes,) = found
         if not all(uses_of(passes.out.leaves, passes.targets)):
             raise Refused(OTHER_WEIGHTS)
         others = [tensor for tensor in [*reads.tensors, *weights] if has_address(tensor)]
         _check_outs(passes, others)
         memory = [weight for weight in weights if not reads.compares(weight)]
-        module_graph = ModuleGraph(
+        anew = [one for one in touched.written if address_of(one) not in watched.known]
+        captured = ModuleGraph(
             graph,
             passes,
-            call=tree,
-            forward=self._forward,
-            weights=weights,
+            tree,
+            rehearsal,
             saved=saved,
             written=written,
-            draws=bool(touched.generators) or rehearsal.draws,
             generators=touched.generators,
             reads=reads,
             memory=[WeightsInPlace(memory)] if memory else [],
-            held=[
-                *others,
-                *beside,
-                *[one for one in touched.written if address_of(one) not in watched.known],
-            ],
-            device=self._device,
+            held=[*others, *beside, *anew],
             runs=self._runs,
-            needs_grad=self._needs_grad,
-            settings=self._settings,
-            expected=given.settings,
             host_waits=self._host_waits,
             repeats=not touched.nondeterministic,
         )
-        known = watched.known | set(
-            map(address_of, [*tree.leaves, *rehearsal.memory_of_all(), *others])
-        )
-        return self._proved(
-            module_graph, tree, rehearsal, touched, written=written, known=known, caller=caller
-        )
+        places = map(address_of, [*tree.leaves, *rehearsal.memory_of_all(), *others])
+        return captured, watched.known | set(places)
 
     def _proved(
         self,
@@ -480,7 +373,6 @@ class ModuleTrial:
         rehearsal: Rehearsal,
         touched: TouchWatch,
         *,
-        written: list[torch.Tensor],
         known: set[int],
         caller: Stream,
     ) -> Tried:
@@ -491,7 +383,6 @@ class ModuleTrial:
             tree: the call.
             rehearsal: of it.
             touched: the memory that its watched run used.
-            written: memory that its forward pass changes and that was there before.
             known: addresses of memory that may be another in each run.
             caller: the stream on which the module is called.
         """
@@ -514,41 +405,21 @@ class ModuleTrial:
         try:
             _, verdict = prove(
                 self._device,
-                self._state_of(written, touched.generators),
+                self._state_of(graph.written, graph.generators),
                 replay=replay,
                 as_written=as_written,
                 reset=lambda: None,
                 memory_budget_bytes=self._graphs.limits.budget,
                 nondeterministic=nondeterministic,
-                names=graph.name_results(self._names_of(graph.weights)),
+                names=[*graph.names_of_outs(), *self._names_of_gradients(graph)],
             )
         except NotProved as error:
             return Tried(None, graph, not_proved=str(error))
         graph.nondeterministic = nondeterministic
-        if _uses_others(touched, second_look, known):
+        if used_anew(touched, second_look, known):
             raise Refused(REPLACED)
         seconds = (self._device.now_ms() - start) / 1000.0
         return Tried(None, graph, verdict, proof_seconds=seconds)
-
-    def _capture(self, rehearsal: Rehearsal, watched: Watched) -> tuple[Any, Passes, int]:
-        reserved: list[int] = []
-        found: list[Passes] = []
-        # Its copies are not part of the graph.
-        static, given = rehearsal.memory()
-
-        def queue(cut: Cut) -> None:
-            reserved.append(self._device.reserved_memory_bytes())
-            found.append(rehearsal.passes(static, given, lambda: cut(lambda: None)))
-
-        with self._host_waits.blocking("capture"):
-            graph = self._device.capture(
-                queue,
-                like=self._graphs.newest,
-                generators=watched.generators_on(self._device),
-                keeps_casts=True,
-            )
-        self._graphs.newest = graph
-        return graph, found[0], self._device.reserved_memory_bytes() - reserved[0]
 
 
 def _check_outs(passes: Passes, others: Sequence[torch.Tensor]) -> None:
@@ -562,44 +433,3 @@ def _check_outs(passes: Passes, others: Sequence[torch.Tensor]) -> None:
         passes.out.leaves
     ):
         raise Refused(RETURNS_OTHERS)
-
-
-def _uses_others(first: TouchWatch, second: TouchWatch, known: set[int]) -> bool:
-    """Return whether a run has used memory that a run before has not."""
-    some, others = (set(map(address_of, [*look.read, *look.written])) for look in (first, second))
-    return bool(others - some - known)
-
-
-def _states_of(leaves: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
-    """Return what shows that a call has changed its arguments."""
-    return [
-        (version_of(leaf), leaf.requires_grad, layout_of(leaf), *_attributes_of(leaf))
-        for leaf in leaves
-    ]
-
-
-def _attributes_of(tensor: torch.Tensor) -> tuple[tuple[str, int], ...]:
-    return tuple((name, id(value)) for name, value in put_on(tensor).items())
-
-
-def _is_as_before(tree: Tree) -> bool:
-    """Return whether the containers among the arguments have what they had."""
-    now = flatten(tree.value)
-    return len(now.leaves) == len(tree.leaves) and all(map(is_, now.leaves, tree.leaves))
-
-
-def _objections_to_memory(
-    tree: Tree, others: Sequence[torch.Tensor], watched: Watched
-) -> list[Refusal]:
-    """Return what is wrong with where the arguments lie."""
-    # Through `.data` they are changed without another version.
-    touched = watched.touched
-    if touched is not None and any(address_of(one) in watched.known for one in touched.written):
-        return [CHANGES_INPUT]
-    wanted = [leaf for leaf in tree.leaves if leaf.requires_grad]
-    if len(wanted) > 1 and share_memory(wanted):
-        return [TWICE]
-    places = {address_of(other) for other in others if has_address(other)}
-    if any(leaf.requires_grad and address_of(leaf) in places for leaf in tree.leaves):
-        return [OWN_WEIGHT]
-    return []

@@ -6,12 +6,12 @@ Nothing of the user's gets a gradient, and no hook is called.
 from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gapless.graphs.modules.gradient_paths import gradients_by_use
-from gapless.graphs.modules.module_graph import Passes, Saved
 from gapless.graphs.modules.module_refusals import OTHER_SETTINGS
 from gapless.graphs.modules.stand_ins import with_stand_ins
 from gapless.graphs.reads.addresses import address_of
@@ -35,6 +35,40 @@ if TYPE_CHECKING:
     from gapless.pipeline.tree.flatten import Tree
 
 
+@dataclass
+class Passes:
+    """What both passes of a call have used and left.
+
+    Attributes:
+        inputs: the tensors that the forward pass reads its arguments from.
+        out: what it returned.
+        given: the gradients of the tensors in it that the backward pass reads, None for others.
+        targets: what gets gradients: inputs first, and weights.
+        gradients: of each target, what its uses gave, in the order of their arrival.
+    """
+
+    inputs: list[torch.Tensor]
+    out: Tree
+    given: list[torch.Tensor | None]
+    targets: list[torch.Tensor]
+    gradients: list[list[torch.Tensor]]
+
+
+@dataclass
+class Saved:
+    """What autograd saves of a call as written for its backward pass, and so guards.
+
+    Attributes:
+        inputs: numbers of arguments.
+        outs: numbers of outputs.
+        tensors: weights and others that were there before.
+    """
+
+    inputs: list[int]
+    outs: list[int]
+    tensors: list[torch.Tensor]
+
+
 class Rehearsal:
     """Runs both passes of a call on copies, with weights in the same memory.
 
@@ -54,14 +88,14 @@ class Rehearsal:
         device: Device,
         settings: Settings,
     ) -> None:
-        self._settings = settings
-        self._expected = given.settings
-        self._forward = forward
+        self.settings = settings
+        self.expected = given.settings
+        self.forward = forward
         self._module = module
         self._tree = tree.map(_copy)
-        self._weights = weights
-        self._needs_grad = needs_grad
-        self._device = device
+        self.weights = weights
+        self.needs_grad = needs_grad
+        self.device = device
         self.gradients = [
             None if layout is None else _made_up(layout, device.torch_device)
             for layout in given.layouts
@@ -96,19 +130,17 @@ class Rehearsal:
         detached = {id(leaf): leaf.detach() for leaf in static.leaves}
         inputs = [
             detached[id(leaf)].requires_grad_(needs)
-            for leaf, needs in zip(static.leaves, self._needs_grad, strict=True)
+            for leaf, needs in zip(static.leaves, self.needs_grad, strict=True)
         ]
         standing = (
-            with_stand_ins(self._module, self._weights)
-            if stand_ins
-            else nullcontext(self._weights)
+            with_stand_ins(self._module, self.weights) if stand_ins else nullcontext(self.weights)
         )
         with within_a_step(), standing as weights, torch.enable_grad():
             call: Call = static.with_leaves(inputs).value
-            out = flatten(self._forward(*call.args, **call.kwargs))
+            out = flatten(self.forward(*call.args, **call.kwargs))
             if out.unknown:
                 raise Refused(cannot_return(out.unknown[0]))
-            if any(map(self._device.needs_copy, out.leaves)):
+            if any(map(self.device.needs_copy, out.leaves)):
                 raise Refused(cannot_return_from_host())
             between()
             pairs = [
@@ -121,10 +153,10 @@ class Rehearsal:
             if pairs:
                 outputs, gradients = zip(*pairs, strict=True)
                 found: list[tuple[Any, ...]] = []
-                outputs[0].grad_fn.register_prehook(lambda _: found.append(self._settings.now()))
-                with self._settings.autocast_as(self._expected):
+                outputs[0].grad_fn.register_prehook(lambda _: found.append(self.settings.now()))
+                with self.settings.autocast_as(self.expected):
                     arrived = gradients_by_use(outputs, gradients, targets)
-                if found != [self._expected]:
+                if found != [self.expected]:
                     raise Refused(OTHER_SETTINGS)
         return Passes(
             inputs=static.leaves, out=out, given=given, targets=targets, gradients=arrived
@@ -155,12 +187,12 @@ class Rehearsal:
             saved.append(tensor.detach())
             return tensor
 
-        states = self._device.random_state(), torch.get_rng_state()
+        states = self.device.random_state(), torch.get_rng_state()
         with ExitStack() as forward:
             hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
             forward.enter_context(hooks)
             passes = self.passes(static, self.gradients, forward.close)
-        after = self._device.random_state(), torch.get_rng_state()
+        after = self.device.random_state(), torch.get_rng_state()
         self.draws = any(
             one is not None and other is not None and not torch.equal(one, other)
             for one, other in zip(states, after, strict=True)
@@ -170,11 +202,11 @@ class Rehearsal:
         def numbers_of(tensors: Sequence[torch.Tensor]) -> list[int]:
             return [number for number, one in enumerate(tensors) if address_of(one) in places]
 
-        of_weights = set(map(address_of, self._weights))
+        of_weights = set(map(address_of, self.weights))
         return Saved(
             inputs=numbers_of(static.leaves),
             outs=numbers_of(passes.out.leaves),
-            tensors=[self._weights[number] for number in numbers_of(self._weights)]
+            tensors=[self.weights[number] for number in numbers_of(self.weights)]
             + [
                 others[number]
                 for number in numbers_of(others)

@@ -6,21 +6,43 @@ get one from the loop, and how it lies in memory.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.graphs.modules.module_graph import CREATE_GRAPH, SECOND_BACKWARD
+from gapless.graphs.modules.gradient_paths import GradientPaths, number_of_next_node
+from gapless.graphs.modules.module_refusals import (
+    BACKWARD_WITHIN,
+    CHANGES_INPUT,
+    CREATE_GRAPH,
+    SECOND_BACKWARD,
+    gradient_outside,
+    hooks_within,
+)
+from gapless.graphs.reads.module_parts import weights_within
+from gapless.graphs.reads.value_places import put_on
+from gapless.graphs.replay.batch_changes import layout_of
+from gapless.graphs.replay.versions import version_of
+from gapless.pipeline.tree.flatten import flatten
 from gapless.pipeline.tree.tensor_layout import has_address, misalignment
 
 
 if TYPE_CHECKING:
-    import weakref
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
 
     from gapless.graphs.modules.backward_settings import Settings
+    from gapless.graphs.modules.forward_runs import Runs
+    from gapless.graphs.reads.host_watch import HostWatch
     from gapless.graphs.refusal import Refusal
+    from gapless.pipeline.tree.flatten import Tree
+
+
+_MOST_SEEN = 1_000
 
 
 @dataclass(frozen=True)
@@ -77,7 +99,90 @@ class SeenCalls:
         self.objections += [one for one in refusals if one not in self.objections]
 
 
-def note_gradients(leaves: Sequence[torch.Tensor], seen: SeenCalls, settings: Settings) -> None:
+class CallsSeen:
+    """What calls of a module as written show, of each kind.
+
+    Args:
+        module: the module.
+        runs: of all graphs of the module.
+        watch: of its calls as written.
+        settings: reads torch's settings.
+    """
+
+    def __init__(
+        self, module: nn.Module, runs: Runs, watch: HostWatch, settings: Settings
+    ) -> None:
+        self._module = module
+        self._runs = runs
+        self._watch = watch
+        self._settings = settings
+        self._seen: dict[Any, SeenCalls] = {}
+
+    def of(self, tree: Tree) -> SeenCalls:
+        """Return what calls of one kind have shown."""
+        # Other parameters may stand in the module for a while.
+        weights = [(id(one), one.requires_grad) for one in weights_within(self._module)]
+        if len(self._seen) > _MOST_SEEN:
+            self._seen.clear()
+        return self._seen.setdefault((tree.key(), tuple(weights)), SeenCalls())
+
+    def observed(self, tree: Tree, call: Callable[[], Any]) -> Any:
+        """Run a call as written, and see what its backward pass is given.
+
+        Sync: Does not block the host, unless the module does.
+        """
+        seen = self.of(tree)
+        if seen.watched == self._watch.num_runs:
+            return call()
+        before, gradients = _states_of(tree.leaves), self._gradients()
+        for refusal in hooks_within(self._module):
+            self._runs.refuse(refusal)
+        seen.is_stale = False
+        since = number_of_next_node()
+        out = call()
+        outs = flatten(out).leaves
+        form = [(leaf.shape, leaf.dtype, leaf.requires_grad) for leaf in outs]
+        if form != seen.form:
+            seen.form, seen.given = form, None
+        leaves = [leaf for leaf in outs if leaf.requires_grad]
+        inputs = [leaf for leaf in tree.leaves if leaf.requires_grad]
+        paths = GradientPaths.of(leaves, inputs, since=since)
+        seen.object(gradient_outside(paths))
+        if before != _states_of(tree.leaves) or not _is_as_before(tree):
+            seen.object([CHANGES_INPUT])
+        if gradients != self._gradients():
+            seen.object([BACKWARD_WITHIN])
+        seen.weights = [weakref.ref(weight) for weight in paths.weights]
+        if leaves:
+            _note_gradients(outs, seen, self._settings)
+        else:
+            seen.given = Given((None,) * len(outs), None)
+        return out
+
+    def _gradients(self) -> list[tuple[int, int] | None]:
+        gradients = [weight.grad for weight in weights_within(self._module)]
+        return [None if one is None else (id(one), one._version) for one in gradients]
+
+
+def _states_of(leaves: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
+    """Return what shows that a call has changed its arguments."""
+    return [
+        (version_of(leaf), leaf.requires_grad, layout_of(leaf), *_attributes_of(leaf))
+        for leaf in leaves
+    ]
+
+
+def _attributes_of(tensor: torch.Tensor) -> tuple[tuple[str, int], ...]:
+    return tuple((name, id(value)) for name, value in put_on(tensor).items())
+
+
+def _is_as_before(tree: Tree) -> bool:
+    """Return whether the containers among the arguments have what they had."""
+    now = flatten(tree.value)
+    return len(now.leaves) == len(tree.leaves) and all(map(is_, now.leaves, tree.leaves))
+
+
+def _note_gradients(leaves: Sequence[torch.Tensor], seen: SeenCalls, settings: Settings) -> None:
     """Note what the backward pass of a call is given."""
     places: dict[Any, list[int]] = {}
     for number, leaf in enumerate(leaves):

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from gapless.graphs.reads.code_kinds import OWN_FOLDER, TORCH_FOLDER
-from gapless.graphs.refusal import Refusal
+from gapless.graphs.refusal import Refusal, Refused, host_read
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 # What torch and CUDA say, and what it means for a step.
@@ -31,10 +36,23 @@ def capture_failed(error: Exception) -> Refusal:
     return Refusal("capture_failed", where + what + hint, is_final=is_final)
 
 
-def reads_for_a_scaler(error: Exception) -> bool:
+def _reads_for_a_scaler(error: Exception) -> bool:
     """Return whether a GradScaler made the host wait, as it does for unfused optimizers."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(
         frame.filename.endswith("grad_scaler.py") and frame.name == "_maybe_opt_step"
         for frame in frames
     )
+
+
+def why_it_failed(error: Exception, host_reads: Sequence[str]) -> list[Refusal]:
+    """Return the reasons why a capture failed, all lines that read on the host among them."""
+    if isinstance(error, Refused):
+        return [error.refusal]
+    advice = _UNFUSED if _reads_for_a_scaler(error) else ""
+    sites = () if isinstance(error, torch.OutOfMemoryError) else dict.fromkeys(host_reads)
+    reads = [host_read(site, advice=advice) for site in sites]
+    return reads or [capture_failed(error)]
+
+
+_UNFUSED = "GradScaler reads for an optimizer that is not fused; give it fused=True"

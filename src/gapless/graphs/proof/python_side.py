@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.graphs.reads.addresses import address_of
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,6 +29,12 @@ class PythonSide:
         optimizers: that it calls.
         kept: tensors that it keeps from call to call.
         on_device: says whether a tensor lies on the device, where others restore it.
+
+    Attributes:
+        gradients: as given.
+        optimizers: as given.
+        kept: as given.
+        on_device: as given.
     """
 
     def __init__(
@@ -37,20 +45,22 @@ class PythonSide:
         *,
         on_device: Callable[[torch.Tensor], bool],
     ) -> None:
-        self._gradients = gradients
-        self._kept = kept
-        self._optimizers = [_OptimizerObjects(optimizer, on_device) for optimizer in optimizers]
+        self.gradients = gradients
+        self.kept = kept
+        self.on_device = on_device
+        self.optimizers = list(optimizers)
+        self._objects = [_OptimizerObjects(one, on_device) for one in self.optimizers]
 
     def restore(self) -> None:
         """Put all of them back.
 
         Sync: Does not block the host.
         """
-        for weight, gradient in self._gradients:
+        for weight, gradient in self.gradients:
             weight.grad = gradient
-        for optimizer in self._optimizers:
-            optimizer.restore()
-        self._kept.reset()
+        for objects in self._objects:
+            objects.restore()
+        self.kept.reset()
 
 
 class _OptimizerObjects:
@@ -82,3 +92,16 @@ def _put_back(table: dict[Any, Any], entries: dict[Any, Any]) -> None:
     for key in table.keys() - entries.keys():
         del table[key]
     table.update(entries)
+
+
+def tensors_of(
+    optimizer: torch.optim.Optimizer, names: dict[int, str]
+) -> list[tuple[torch.Tensor, str]]:
+    """Return the tensors of an optimizer's state and settings, with names."""
+    found: list[tuple[Any, str]] = []
+    for weight, state in optimizer.state.items():
+        if isinstance(state, dict):
+            name = names.get(address_of(weight))
+            found += [(part, f"{key} of {name}" if name else "") for key, part in state.items()]
+    found += [(part, "") for group in optimizer.param_groups for part in group.values()]
+    return [(part, name) for part, name in found if isinstance(part, torch.Tensor)]

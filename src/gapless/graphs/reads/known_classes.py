@@ -33,19 +33,25 @@ from types import (
     UnionType,
     WrapperDescriptorType,
 )
-from typing import Any
+from typing import Any, NamedTuple
 
 from gapless.graphs.reads.value_places import CONTAINERS
 
+
+class _Named(NamedTuple):
+    field: None
+
+
+_FIELD_OF_A_NAMED_TUPLE = type(vars(_Named)["field"])
 
 # Objects of these never change, or change nothing that a read of them shows.
 _UNCHANGING: tuple[type, ...] = (
     int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), slice, range,
     type, ModuleType, CodeType, GenericAlias, UnionType, BuiltinFunctionType, MethodWrapperType,
     MethodDescriptorType, WrapperDescriptorType, ClassMethodDescriptorType, GetSetDescriptorType,
-    MemberDescriptorType, re.Pattern, re.Match, struct.Struct, operator.itemgetter, dt.date,
-    dt.time, dt.timedelta, dt.tzinfo, BaseException, type(threading.Lock()),
-    type(threading.RLock()),
+    MemberDescriptorType, _FIELD_OF_A_NAMED_TUPLE, re.Pattern, re.Match, struct.Struct,
+    operator.itemgetter, dt.date, dt.time, dt.timedelta, dt.tzinfo, BaseException,
+    type(threading.Lock()), type(threading.RLock()),
 )  # fmt: skip
 
 # What objects of these hold is followed or compared, or a write of it is seen.

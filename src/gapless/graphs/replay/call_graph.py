@@ -6,29 +6,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import torch
 
     from gapless.graphs.reads.read_guards import ReadGuards
-    from gapless.graphs.replay.step_guards import Failure
+    from gapless.graphs.replay.step_guards import StepGuards
     from gapless.pipeline.tree.flatten import Tree
-
-
-class CallGuards(Protocol):
-    """All that has to hold before a graph is replayed.
-
-    Attributes:
-        hold: returns whether all of it holds; it does not block the host.
-    """
-
-    hold: Callable[[], bool]
-
-    def failure(self) -> Failure | None:
-        """Return the first that does not hold, None if all do.
-
-        Sync: Does not block the host.
-        """
 
 
 class CallGraph(Protocol):
@@ -43,7 +27,7 @@ class CallGraph(Protocol):
     changes_batch: bool
 
     @property
-    def guards(self) -> CallGuards:
+    def guards(self) -> StepGuards:
         """What has to hold before a replay."""
 
     def can_take(self, leaves: Sequence[torch.Tensor]) -> bool:

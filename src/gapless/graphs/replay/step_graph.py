@@ -59,10 +59,8 @@ class StepGraph:
         counted: tensors whose versions a run of the step counts up, each as often as it does.
 
     Attributes:
-        expected_gradients: weights, with the gradients that every replay has to find.
+        gradients: as given.
         changes_batch: whether the step changes its batch, or returns a part of it that can be changed.
-        gradients_let_go_of: returns those of given gradients whose values no replay may depend on.
-        gradients_made_of: returns those that a replay has made and the next one replaces.
     """
 
     def __init__(
@@ -88,10 +86,7 @@ class StepGraph:
         self._graph = graph
         self._inputs = StaticInputs(inputs, batch)
         self._results = results
-        self._gradients = gradients
-        self.expected_gradients = gradients.expected
-        self.gradients_let_go_of = gradients.let_go_of
-        self.gradients_made_of = gradients.made_of
+        self.gradients = gradients
         self.updates = updates
         self._kept = kept
         self._changes = changes
@@ -130,7 +125,7 @@ class StepGraph:
 
         Sync: Does not block the host.
         """
-        self._gradients_are_left = self._gradients.are_as_left()
+        self._gradients_are_left = self.gradients.are_as_left()
         try:
             # As `WrittenMemory.holds_any`: nearly no batch lies in the storage of anything else.
             places = map(bisect_right, repeat(self._written.bounds), map(_address_of, leaves))
@@ -146,7 +141,7 @@ class StepGraph:
         return self._why_not_on(leaves) is None
 
     def _why_not_on(self, leaves: Sequence[torch.Tensor]) -> str | None:
-        if not self._gradients.may_overwrite():
+        if not self.gradients.may_overwrite():
             return "views of its gradients are kept, which a replay would overwrite"
         if self._written.holds_any(leaves):
             return "a tensor of the batch lies in memory that the step writes"
@@ -197,7 +192,7 @@ class StepGraph:
         self._inputs.fill(leaves)
         gradients_are_left, self._gradients_are_left = self._gradients_are_left, False
         if not gradients_are_left:
-            self._gradients.let_go()
+            self.gradients.let_go()
         if self._keeps:
             self._kept.fill()
         # A scheduler puts a `step` among the attributes.
@@ -205,7 +200,7 @@ class StepGraph:
             self.updates.before_replay()
         self._graph.replay()
         if not gradients_are_left:
-            self._gradients.hand_out()
+            self.gradients.hand_out()
         if self._counted:
             torch.autograd.graph.increment_version(self._counted)
 

@@ -49,8 +49,8 @@ class StepGuards:
     Args:
         reads: what the step's code reads.
         memory: guards on weights and gradients.
-        updates: of optimizers that are captured with the step.
-        kept: tensors that the step keeps from call to call.
+        updates: of optimizers that are captured with the step; None: there are none.
+        kept: tensors that the step keeps from call to call; None: there are none.
 
     Attributes:
         rows: say whether all of them hold.
@@ -61,8 +61,8 @@ class StepGuards:
         self,
         reads: ReadGuards,
         memory: Sequence[Guard],
-        updates: CapturedUpdates,
-        kept: KeptTensors,
+        updates: CapturedUpdates | None = None,
+        kept: KeptTensors | None = None,
     ) -> None:
         self._reads = reads
         self._updates = updates
@@ -72,7 +72,8 @@ class StepGuards:
         self.rows.add_all(reads.rows)
         for check, guard in self._checks:
             self.rows.hold_too(guard.watches, [check])
-        updates.compare_in(self.rows)
+        if updates is not None:
+            updates.compare_in(self.rows)
         if kept:
             self.rows.hold_too("shapes of kept tensors", [kept.are_alike])
         self.hold = self.rows.hold
@@ -88,7 +89,7 @@ class StepGuards:
         for check, guard in self._checks:
             if not check():
                 return Failure(guard.watches, guard.is_memory, guard.advice)
-        changed = self._updates.changed()
+        changed = None if self._updates is None else self._updates.changed()
         if changed is not None:
             return Failure(
                 f"{changed.name} of {type(changed.optimizer).__name__} changed from "
