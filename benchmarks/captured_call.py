@@ -290,7 +290,7 @@ def parts_of(timer: Timer, step: gapless.CapturedFunction) -> dict[str, Callable
         "batch into the graph": lambda: graph._inputs.fill(tree.leaves),
         "updates": graph.updates.before_replay,
         "replay": graph._graph.replay,
-        "gradients": lambda: (graph._gradients.let_go(), graph._gradients.hand_out()),
+        "gradients": lambda: (graph.gradients.let_go(), graph.gradients.hand_out()),
         "copy of what it returns": lambda: graph._results.own(tree.leaves),
     }
 

@@ -232,8 +232,13 @@ def _difference(before, after):
     return ", ".join(
         f"{name}: {_shown(before.get(name))} became {_shown(after.get(name))}"
         for name in names
-        if before.get(name) != after.get(name)
+        if not _same(before.get(name), after.get(name))
     )
+
+
+def _same(before, after):
+    """Whether two states are equal; a stream of CUDA is neither equal to nothing nor unequal."""
+    return before is after or (before is not None and after is not None and before == after)
 
 
 def _shown(value):
@@ -250,7 +255,7 @@ def no_leaks():
     leaks = _still_running(running)
     for guard, found in zip(GUARDS, before, strict=True):
         now = guard.look()
-        if now != found:
+        if not _same(found, now):
             leaks.append(f"{guard.name} ({_difference(found, now)})")
             guard.put_back(found)
     if leaks:
