@@ -357,8 +357,11 @@ def measure(
 def table(name: str, found: dict[str, Any]) -> str:
     """Return the figures of a case in lines."""
     lines = [f"{name}, {found['chain']} links", f"  {'microseconds':40}{'step':>8}{'host':>8}"]
+    bare = found["rows"][BARE]["step"]
+    lines[-1] += f"{'over the bare graph':>22}"
     lines += [
-        f"  {row:40}{one['step']:8.1f}{one['host']:8.1f}" for row, one in found["rows"].items()
+        f"  {row:40}{one['step']:8.1f}{one['host']:8.1f}{one['step'] - bare:22.1f}"
+        for row, one in found["rows"].items()
     ]
     parts = found["parts"]
     for part, us in parts.items():
