@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import ctypes
 import itertools
 import math
@@ -975,15 +974,14 @@ def an_update_outside_keeps_a_tensor_that_the_rest_of_the_graph_reads(device):
 
 
 @scenario(num_seeds=1)
-def a_weight_that_only_the_interpreter_holds_is_moved(device):
+def a_weight_that_only_torch_holds_is_moved(device):
     """No code names the weight, whose memory is replaced between two steps."""
     weight = torch.ones(1, device=device.torch_device).requires_grad_()
-    place = contextvars.ContextVar("place")
-    place.set(weight)
-    context = contextvars.copy_context()
+    place = torch.futures.Future()
+    place.set_result(weight)
 
     def train(batch):
-        weight = context[place]
+        weight = place.value()
         weight.grad = None
         (weight * batch[0]).sum().backward()
         return weight.detach() * batch[0]

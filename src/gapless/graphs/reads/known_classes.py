@@ -58,7 +58,7 @@ _UNCHANGING: tuple[type, ...] = (
 _COMPARED: tuple[type, ...] = (
     *CONTAINERS, FunctionType, MethodType, CellType, property, staticmethod, classmethod,
     functools.partial, type(functools.cache(len)), SimpleNamespace, threading.local,
-    contextvars.ContextVar, contextvars.Context, *random.Random.__bases__, *io.IOBase.__bases__,
+    contextvars.ContextVar, *random.Random.__bases__, *io.IOBase.__bases__,
 )  # fmt: skip
 
 # Asked by id: a class of the user's may say for itself how classes are compared.
