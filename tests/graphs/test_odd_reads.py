@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextvars
 import ctypes
 import datetime as dt
 import decimal
@@ -44,6 +45,9 @@ def generator(parts):
     yield from parts
 
 
+FACTOR = contextvars.ContextVar("FACTOR")
+
+
 def odd(name, held, read):
     """Return a case: what is held from call to call, and what the step does with it."""
     return pytest.param(name, held, read, id=name)
@@ -75,6 +79,7 @@ ODD = [
     odd("numpy.void", np.ones(1, dtype=[("a", "f8")])[0], lambda record: float(record["a"])),
     odd("decimal.Decimal", decimal.Decimal(2), lambda number: float(number / 3)),
     odd("mmap.mmap", mmap.mmap(-1, 8), lambda memory: memory[0] + 1.0),
+    odd("Context", contextvars.Context(), lambda context: context.get(FACTOR, 2.0)),
 ]
 
 
