@@ -4,8 +4,9 @@
 
 The step has as many weights as its case says, or a model of torch's own modules, and kernels for about
 `--busy-us` microseconds, so that cases differ on the host alone. Rows take turns, in rounds that begin with
-another one. "step" is the time from one step to the next, with the device's work; "host" ends when the last
-step has been launched. Parts are timed alone, call after call, and those of the guards by what they compare.
+another one, and each loop runs once untimed before: another row is an interlude, behind which a graph is audited.
+"step" is the time from one step to the next, with the device's work; "host" ends when the last step has been
+launched. Parts are timed alone, call after call, and those of the guards by what they compare.
 Without a GPU, replays do nothing and the host's own work is timed.
 """
 
@@ -342,6 +343,7 @@ def measure(
     for number in range(rounds):
         first = number % len(ROWS)
         for name in ROWS[first:] + ROWS[:first]:
+            loops[name]()
             times[name].append(timer.timed(loops[name]))
         timer.losses.reset()
     rows = {
