@@ -125,7 +125,7 @@ class AheadOfRun:
                 self._learning.warm_up(entry, tree)
         if self._learning.may_capture(entry):
             self._learning.capture(entry, entry.variants[0], tree)
-        if self._entries.of_call(tree.map(torch.clone)) is not entry:
+        if not (entry.variants or entry.is_refused or self._report.forbids_all):
             # Values of it belong to its kind by now.
             self._capture_one(tree)
 

@@ -159,6 +159,15 @@ class Entries:
         entry.variants.insert(0, variant)
         del entry.variants[MAX_VARIANTS:]
 
+    def change_kind(self, entry: Entry, kind: Hashable) -> None:
+        """Let the record of a kind without graphs go on as that of another, with values of its batch."""
+        if entry.kind is None:
+            self._by_number.pop(entry.number, None)
+        else:
+            del self._by_kind[entry.kind]
+        entry.number, entry.kind = hash(kind), kind
+        self._by_kind[kind] = entry
+
     def use(self, entry: Entry, variant: Variant, graph: CallGraph) -> None:
         """Let the graph of a variant be replayed; the one that was not used for longest may go for it."""
         variant.move(Event.PROVED)

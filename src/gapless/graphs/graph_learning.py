@@ -31,6 +31,7 @@ from gapless.ranks import drop_before_groups_end
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Literal
 
     from gapless.device.base import Device
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from gapless.graphs.modules.module_trial import ModuleTrial
     from gapless.graphs.proof.consent import Consent
     from gapless.graphs.proof.trial import Tried
-    from gapless.graphs.reads.batch_reads import BatchReads
+    from gapless.graphs.reads.batch_reads import BatchRead, BatchReads
     from gapless.graphs.watched import Watched
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.tree.flatten import Tree
@@ -224,6 +225,8 @@ class Learning:
         else:
             out, refusals, watched = self._warm_ups.run(entry, tree, self._callee.work)
         self._entries.refuse(entry, refusals)
+        if not refusals:
+            self._let_belong(entry, tree, self._batch_reads.skipped(watched.batch_reads))
         if self.has_seen(entry) and not refusals:
             with Look(self._callee.step) as look:
                 reads = self._host_watch.guards(carried=watched.kept)
@@ -299,7 +302,7 @@ class Learning:
         self._report.proof_seconds += tried.proof_seconds
         # In the meantime another thread may have captured the call.
         if tried.graph is not None and (
-            variant.has_graph or not self._knows_reads_of(tree, variant.watched, tried)
+            variant.has_graph or not self._knows_reads_of(entry, tree, variant.watched, tried)
         ):
             tried.graph = None
         self._entries.refuse(entry, tried.refusals)
@@ -317,24 +320,35 @@ class Learning:
                 self._report.note = f"not proved: {tried.not_proved}"
         return tried.out if tried.refusals else self.result(tried.out, tree)
 
-    def _knows_reads_of(self, tree: Tree, watched: Watched, tried: Tried) -> bool:
+    def _knows_reads_of(self, entry: Entry, tree: Tree, watched: Watched, tried: Tried) -> bool:
         """Return whether the kind of a call says all that the step reads, unlike its capture.
 
-        If not, the step is refused, or values of its batches are part of their kinds from now on.
+        If not, the step is refused, or values of its batches are part of their kinds from now on. That of
+        this call is watched once more: its runs may have had other values.
         """
         if watched.other_reads:
             tried.refusals += [skipped_read(site) for site in dict.fromkeys(watched.other_reads)]
             return False
-        sites = [read.site for read in watched.batch_reads]
-        refusals = self._consent.refusals_of_reads(sites)
+        refusals = self._consent.refusals_of_reads([read.site for read in watched.batch_reads])
         if refusals:
             tried.refusals += refusals
             return False
-        if not self._batch_reads.add(tree.key(), watched.batch_reads):
+        if not self._let_belong(entry, tree, watched.batch_reads):
             return True
-        self._report.note_batch_reads(sites)
-        self._entries.forget_fast_path()
+        entry.variants = []
+        self.once_more(entry)
         return False
+
+    def _let_belong(self, entry: Entry, tree: Tree, reads: Sequence[BatchRead]) -> bool:
+        """Let values of a batch belong to its kind from now on; return whether any did not before."""
+        kind = self._batch_reads.add(tree.key(), reads)
+        if kind is tree.key():
+            return False
+        self._entries.change_kind(entry, kind)
+        tree.known_key = kind
+        self._report.note_batch_reads(read.site for read in reads)
+        self._entries.forget_fast_path()
+        return True
 
     # --- verdicts ---
 

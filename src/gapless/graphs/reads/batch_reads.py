@@ -273,6 +273,7 @@ class BatchReads:
         # By kind, what is read of its batches next.
         self._reads: dict[Hashable, BatchRead] = {}
         self._values: dict[Hashable, set[Hashable]] = {}
+        self._skipped: set[str] = set()
 
     def kind_of(self, tree: Tree) -> Hashable:
         """Return the kind of a call, with the values of its batch that belong to it.
@@ -295,22 +296,26 @@ class BatchReads:
         tree.known_key = kind
         return kind
 
-    def add(self, kind: Hashable, reads: Iterable[BatchRead]) -> bool:
-        """Let values belong to a kind from now on; return whether any did not before.
+    def skipped(self, reads: Iterable[BatchRead]) -> list[BatchRead]:
+        """Return those reads of code that is known not to read while it is captured."""
+        return [read for read in reads if read.site in self._skipped]
+
+    def add(self, kind: Hashable, reads: Iterable[BatchRead]) -> Hashable:
+        """Let values belong to a kind from now on; return the kind with those of this call.
 
         Args:
             kind: of a call.
-            reads: of this call, in order.
+            reads: of this call, in order, which its capture did not make.
         """
         known = [self._reads[one] for one in _outer(kind)]
-        is_new = False
         for read in reads:
+            self._skipped.add(read.site)
             if any(read.is_like(one) for one in known):
                 continue
             self._reads[kind], self._values[kind] = read, {read.found}
             known.append(read)
-            kind, is_new = _Valued(kind, read.found), True
-        return is_new
+            kind = _Valued(kind, read.found)
+        return kind
 
     def with_too_many_values(self, kind: Hashable) -> BatchRead | None:
         """Return a read of whose values a kind has too many for a graph of each, if there is one."""
