@@ -160,11 +160,11 @@ def is_due(row, number, at):
 # ------------------------------------------------------------------------------- the judge
 
 
-def trained(row, form, folder, *, at=AT, options=None, device=None):
+def trained(row, form, folder, *, calls=CALLS, at=AT, options=None, device=None):
     """Train a row in one form at a place of its own; return what is seen."""
     with Place(folder, device=device) as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return train(row, place, form, calls=CALLS, at=at, options=options)
+        return train(row, place, form, calls=calls, at=at, options=options)
 
 
 def judged(row, form, folder, *, device=None):

@@ -151,7 +151,7 @@ def batch(place, number):
     return place.on([0.25 + number % 7, 1.5, -2.0])
 
 
-def run(row, folder, *, calls, at, options: dict[str, Any] | None = None) -> Ran:
+def run(row, folder, *, calls, at, options: dict[str, Any] | None = None, device=None) -> Ran:
     """Run one row's loop.
 
     Args:
@@ -160,9 +160,10 @@ def run(row, folder, *, calls, at, options: dict[str, Any] | None = None) -> Ran
         calls: how many.
         at: before which of them the change is made; None for never.
         options: of `capture`; None runs as written.
+        device: another one than a simulated one.
     """
     ran = Ran()
-    with warnings.catch_warnings(record=True) as caught, Place(folder) as place:
+    with warnings.catch_warnings(record=True) as caught, Place(folder, device=device) as place:
         warnings.simplefilter("always")
         as_written, change = row.set_up(place)
         step: Callable[..., Any] = as_written
