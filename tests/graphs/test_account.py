@@ -326,13 +326,13 @@ class Timed:
             return weight.sum()
 
         step = gapless.capture(train, device=self.device, **options)
-        captured, callee = step._captured, step._captured._callee
+        captured, callee = step._captured, step._captured.callee
         work = self._taking(self.written_s, callee.work)
-        captured._learning.trial._work = callee.work = callee.plain_work = work
+        callee.work = callee.plain_work = work
         launch = self._taking(replay_s, callee.launch)
         callee.launch = captured.fast_path._launch = launch
         captured.fast_path._side = None
-        warm_ups, more_s = captured._learning._warm_ups, (watch - 1) * self.written_s
+        warm_ups, more_s = captured.learning._warm_ups, (watch - 1) * self.written_s
         warm_ups.run = self._taking(more_s, warm_ups.run)
         return step
 

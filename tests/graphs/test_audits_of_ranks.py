@@ -12,8 +12,8 @@ import torch
 import gapless
 from gapless.graphs import audit
 from gapless.graphs.audit import FIRST_BLOCK, LONGEST_BLOCK
+from gapless.graphs.consent import Readiness
 from gapless.graphs.proof import same_results
-from gapless.graphs.proof.consent import Readiness
 from gapless.graphs.ranks import calls_of_ranks
 from gapless.graphs.ranks.audits_of_ranks import AuditsOfRanks
 from gapless.loop.train_loop import TrainLoop

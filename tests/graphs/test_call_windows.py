@@ -115,7 +115,7 @@ def test_one_pair_of_windows_is_enough_for_replays_that_pay(device):
 
     assert loop.num_written == call_windows.NUM_IN_WINDOW
     assert step.fast_path.call in [
-        one.quick_call for entry in step._entries for one in entry.in_use
+        one.quick_call for entry in step.entries for one in entry.in_use
     ]
 
 

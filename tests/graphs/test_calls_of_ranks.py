@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import gapless
-from gapless.graphs.proof.consent import Readiness
+from gapless.graphs.consent import Readiness
 from gapless.graphs.ranks import calls_of_ranks
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from gapless.testing.simulated.simulation import SimulatedGraph

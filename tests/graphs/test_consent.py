@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from gapless.graphs.proof.consent import Readiness
+from gapless.graphs.consent import Readiness
 from gapless.graphs.proof.device_state import DeviceState
 from gapless.loop.train_loop import TrainLoop
 from gapless.testing.simulated.simulated_device import SimulatedDevice

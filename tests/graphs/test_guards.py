@@ -235,7 +235,7 @@ def test_at_most_eight_values_have_a_graph_at_one_time(device):
         step(batch)
 
     assert step.report.num_graphs == 12
-    assert len(step._captured._entries.graphs()) == 8
+    assert len(step._captured.entries.graphs()) == 8
     num_replays = step.report.num_replays
     training.alpha = 11.0
     step(batch)

@@ -98,7 +98,7 @@ def test_graphs_that_are_cleared_are_gone_at_once(device):
     for args, kwargs in calls(device):
         for _ in range(8):
             step(*args, **kwargs)
-    references = list(map(weakref.ref, step._captured._entries.graphs()))
+    references = list(map(weakref.ref, step._captured.entries.graphs()))
     gc.collect()
     gc.disable()
     try:

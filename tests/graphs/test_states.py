@@ -75,7 +75,7 @@ class Turns:
         self.captured = gapless.capture(
             lambda x: (x * self.scale).sum(), device=device, audit_every=2
         )
-        learning = self.captured._captured._learning
+        learning = self.captured._captured.learning
         for owner, name in (
             (learning.trial, "run"),
             (learning.trial, "audit"),
@@ -111,7 +111,7 @@ class Turns:
         assert self.captured(torch.ones(size).to(self.device.torch_device)).item() == expected
 
     def variants(self):
-        for entry in self.captured._captured._entries:
+        for entry in self.captured._captured.entries:
             assert len({id(one) for one in entry.in_use}) == len(entry.in_use)
             yield from (*entry.variants, *entry.in_use)
 

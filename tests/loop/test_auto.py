@@ -314,7 +314,7 @@ def test_a_step_that_is_measured_is_watched_no_more(monkeypatch):
     monkeypatch.setattr(Observer, "watch", counted)
     with SimulatedDevice(scheduler="asap") as device:
         captured = CapturedStep(
-            Callee(lambda batch: batch + 1), device=device, host_waits=HostWaits(device)
+            Callee(lambda batch: batch + 1, device=device, host_waits=HostWaits(device))
         )
         for _ in range(6):
             captured.run_eagerly(flatten(device.device_buffer(4)))

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 import gapless
-from gapless.graphs.proof.consent import Readiness
+from gapless.graphs.consent import Readiness
 from gapless.graphs.ranks import calls_of_ranks
 from gapless.loop.train_loop import TrainLoop
 from simulation.registry import FEW, VERY_FEW, scenario

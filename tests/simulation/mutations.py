@@ -222,6 +222,7 @@ KINDS = [
             "self.rows.add_all(reads.rows)",
             "rows.equal('classes of modules', type, self._modules)",
             "self._entries.drop_graphs()",
+            "self.entries.drop_graphs()",
             "self._entries.forget_all()",
         ),
         lambda node: ast.Pass(),

@@ -14,9 +14,8 @@ from gapless.graphs.sharded import refusal_of_step
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from gapless.graphs.parts import Parts
     from gapless.graphs.proof.snapshot import Snapshot
-    from gapless.graphs.ranks.of_ranks import OfRanks
+    from gapless.graphs.ranks.of_ranks import OfRanks, RunsAlone
     from gapless.graphs.reads.weight_guards import Gradients
     from gapless.graphs.refusal import Refusal
     from gapless.pipeline.tree.flatten import Tree
@@ -26,20 +25,16 @@ class AheadOfRun:
     """Captures a step for the kinds of some batches, and trains on none of them.
 
     Args:
-        parts: of the captured step.
+        step: the captured step.
         snapshot: of what it changes, which is put back afterwards.
         ranks: that capture it together; None: it is captured alone.
     """
 
-    def __init__(self, parts: Parts, snapshot: Snapshot, ranks: OfRanks | None) -> None:
-        self._step = parts.callee.step
-        self._work = parts.callee.work
+    def __init__(self, step: RunsAlone, snapshot: Snapshot, ranks: OfRanks | None) -> None:
+        self._callee, self._report = step.callee, step.callee.report
         self._snapshot = snapshot
-        self._entries = parts.entries
-        self._learning = parts.learning
-        self._report = parts.report
-        self._device = parts.device
-        self._host_waits = parts.host_waits
+        self._entries = step.entries
+        self._learning = step.learning
         self._ranks = ranks
 
     def capture(self, batches: Iterable[Tree], on_batch: Callable[[int], None] | None) -> bool:
@@ -62,7 +57,8 @@ class AheadOfRun:
             self._report.note = _NO_MEMORY
         finally:
             self._snapshot.restore(self._gradients_added_to())
-        self._host_waits.wait_stream(self._device.current_stream(), reason="capture")
+        stream = self._callee.device.current_stream()
+        self._callee.host_waits.wait_stream(stream, reason="capture")
         for entry in self._entries:
             self._learning.take_verdicts(entry)
         if not self._asks:
@@ -75,8 +71,9 @@ class AheadOfRun:
 
     def _objection(self) -> Refusal | None:
         """Return why the step cannot run ahead, here or on another rank; None if it can."""
-        sharded = refusal_of_step(self._step)
-        objection = sharded or self._snapshot.keep_reached_by(self._step, self._device)
+        step = self._callee.step
+        objection = refusal_of_step(step)
+        objection = objection or self._snapshot.keep_reached_by(step, self._callee.device)
         if self._ranks is None:
             return objection
         if self._ranks.may_run_ahead(is_own=objection is None):
@@ -113,7 +110,7 @@ class AheadOfRun:
         if self._ranks is not None and self._ranks.is_unknown:
             # Does it talk to other ranks?
             with self._ranks.watch(), self._snapshot.watching():
-                self._work(tree.value)
+                self._callee.work(tree.value)
         if self._ranks is not None and self._ranks.asks:
             self._ranks.capture_ahead(entry, tree, self._snapshot.watching)
             return

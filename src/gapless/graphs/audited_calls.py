@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gapless.graphs.account import account_of
 from gapless.graphs.refusal import proved_wrong
 from gapless.graphs.states import Event, State
 from gapless.graphs.step_run import StepRun
 
 
 if TYPE_CHECKING:
-    from gapless.device.base import Device
     from gapless.graphs.audit import Audits, OpenAudit
-    from gapless.graphs.capture_report import CaptureReport
+    from gapless.graphs.callee import Callee
     from gapless.graphs.entries import Entries
     from gapless.graphs.entry import Entry, Variant
     from gapless.graphs.graph_learning import Learning
@@ -27,26 +25,19 @@ class AuditedCalls:
     """Audits the graphs of one object, and does what the verdicts ask for.
 
     Args:
+        callee: the object.
         audits: says when.
-        entries: the kinds of calls of the object.
+        entries: the kinds of its calls.
         learning: runs calls as written.
-        report: of the object.
-        device: where it runs.
     """
 
     def __init__(
-        self,
-        audits: Audits,
-        entries: Entries,
-        learning: Learning,
-        report: CaptureReport,
-        device: Device,
+        self, callee: Callee, audits: Audits, entries: Entries, learning: Learning
     ) -> None:
         self._audits = audits
         self._entries = entries
         self._learning = learning
-        self._report = report
-        self._account = account_of(device)
+        self._report, self._account = callee.report, callee.account
 
     def may_replay(self, entry: Entry, variant: Variant) -> bool:
         """Return whether a call is a replay: no audit, and none whose verdict is awaited.

@@ -21,7 +21,6 @@ from gapless.pipeline.host_waits import HostWaits
 if TYPE_CHECKING:
     from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
-    from gapless.graphs.proof.consent import Consent
     from gapless.graphs.side_stream import SideStream
     from gapless.records.wait_stats import WaitStats
 
@@ -90,28 +89,26 @@ class CaptureSettings:
         side: SideStream,
         *,
         limits: GraphLimits,
-        report: CaptureReport | None = None,
-        consent: Consent | None = None,
         **others: Any,
     ) -> CapturedStep:
         """Return a step that can be captured; the other arguments are those of `Callee`."""
-        options = {"on_side_stream": side.use, **others}
         return CapturedStep(
-            Callee(step, side=side, launch=side.launch, returns_copies=True, **options),
-            device=self.device,
-            host_waits=HostWaits(self.device, wait_stats=self.wait_stats),
+            Callee(
+                step, device=self.device, host_waits=self.new_host_waits(), side=side, **others
+            ),
             num_warmup=self.num_warmup,
             limits=limits,
             rates=self.rates,
-            report=report,
-            consent=consent,
             audit_every=self.audit_every,
         )
 
+    def new_host_waits(self) -> HostWaits:
+        """Return a door for waits, which counts them where the user has asked for it."""
+        return HostWaits(self.device, wait_stats=self.wait_stats)
+
     def new_consent(self) -> CallsOfRanks:
         """Return what asks the ranks of a user's own loop, if a step talks to them."""
-        host_waits = HostWaits(self.device, wait_stats=self.wait_stats)
-        return CallsOfRanks(host_waits, audit_every=self.audit_every)
+        return CallsOfRanks(self.new_host_waits(), audit_every=self.audit_every)
 
     @property
     def compares_replays(self) -> bool:

@@ -16,21 +16,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from gapless.graphs.account import account_of
 from gapless.graphs.ahead import AheadOfRun
 from gapless.graphs.audit import Audits
 from gapless.graphs.audited_calls import AuditedCalls
 from gapless.graphs.call_windows import CallWindows
-from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.entries import Entries
 from gapless.graphs.fast_path import FastPath
 from gapless.graphs.graph_learning import Learning
 from gapless.graphs.graph_limits import GraphLimits
 from gapless.graphs.graph_pool import GraphPool
 from gapless.graphs.interludes import note_interlude
-from gapless.graphs.parts import Parts
 from gapless.graphs.passing_kinds import PassingKinds
-from gapless.graphs.proof.consent import Alone
 from gapless.graphs.ranks.calls_of_ranks import CallsOfRanks
 from gapless.graphs.ranks.consent_of_ranks import ConsentOfRanks
 from gapless.graphs.ranks.loop_with_ranks import LoopWithRanks
@@ -45,14 +41,11 @@ from gapless.records.replay_times import loss_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from gapless.device.base import Device
     from gapless.graphs.callee import Callee
     from gapless.graphs.entry import Entry, Variant
-    from gapless.graphs.proof.consent import Consent
     from gapless.graphs.proof.snapshot import Snapshot
     from gapless.graphs.ranks.of_ranks import OfRanks
     from gapless.graphs.refusal import Refusal
-    from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.tree.flatten import Tree
     from gapless.records.replay_times import PairTimes
 
@@ -78,77 +71,48 @@ class CapturedStep:
 
     Args:
         callee: the step, and how it is called.
-        device: where it runs.
-        host_waits: the door for the waits that captures are.
         num_warmup: eager runs of each kind before its capture, at least 2: the first makes the
             optimizer's state, the second shows whether the step makes it anew.
         limits: for its graphs, and those of others; None: limits of its own.
         rates: what becomes of rates that change: see `gapless.capture`.
-        report: to write to; None: a new one.
-        consent: of the ranks that run the same steps. With several of them each kind is captured
-            once or never, and the host waits for the proof.
         audit_every: replays of a graph from one audit to the next; None: see `gapless.graphs.audit`.
 
     Attributes:
         step: the step itself.
+        callee: as given.
         report: what is captured, and why nothing more is.
         fast_path: what the next call tries first.
+        entries: the kinds of its calls.
+        learning: runs calls as written, and captures them.
+        audits: say when graphs are audited.
+        audited: audits them.
     """
 
     def __init__(
         self,
         callee: Callee,
         *,
-        device: Device,
-        host_waits: HostWaits,
         num_warmup: int = DEFAULT_NUM_WARMUP,
         limits: GraphLimits | None = None,
         rates: Literal["exact", "tensor"] = "exact",
-        report: CaptureReport | None = None,
-        consent: Consent | None = None,
         audit_every: int | None = None,
     ) -> None:
-        self.step = callee.step
-        self.report = CaptureReport() if report is None else report
-        self._callee = callee
-        self._device = device
-        self._consent = Alone() if consent is None else consent
-        self._limits = GraphLimits(device) if limits is None else limits
+        self.step, self.report = callee.step, callee.report
+        self.callee = callee
+        self._limits = GraphLimits(callee.device) if limits is None else limits
         self._limits.count(self)
-        self._audits = Audits(self.report, every=audit_every, account=account_of(device))
+        self.audits = Audits(self.report, every=audit_every, account=callee.account)
         self.fast_path = FastPath(
-            launch=callee.launch, side=callee.side, report=self.report, audits=self._audits
+            launch=callee.launch, side=callee.side, report=self.report, audits=self.audits
         )
-        pool, batch_reads = GraphPool(self._limits), BatchReads(host_waits, device)
-        self._entries = Entries(self.report, pool, batch_reads, self.fast_path)
+        pool, batch_reads = GraphPool(self._limits), BatchReads(callee.host_waits, callee.device)
+        self.entries = Entries(self.report, pool, batch_reads, self.fast_path)
         self._passing = PassingKinds(callee.step, self.report)
-        self._learning = Learning(
-            callee,
-            self._entries,
-            pool,
-            batch_reads,
-            self.report,
-            device=device,
-            host_waits=host_waits,
-            num_warmup=num_warmup,
-            rates=rates,
-            consent=self._consent,
+        self.learning = Learning(
+            callee, self.entries, pool, batch_reads, num_warmup=num_warmup, rates=rates
         )
-        self._audited = AuditedCalls(
-            self._audits, self._entries, self._learning, self.report, device
-        )
-        self._parts = Parts(
-            callee,
-            device,
-            host_waits,
-            self.report,
-            self._entries,
-            self._learning,
-            self._audits,
-            self._audited,
-            self.fast_path,
-        )
-        self._windows = self._learning.windows = self.fast_path.windows = self._timed()
+        self.audited = AuditedCalls(callee, self.audits, self.entries, self.learning)
+        self._windows = self.learning.windows = self.fast_path.windows = self._timed()
         self._ranks = self._with_ranks(num_warmup)
         self._num_not_taken = 0
 
@@ -160,18 +124,18 @@ class CapturedStep:
         Sync: Does not block the host, except where a graph is captured ("capture"), and for values
             of the batch on which it depends what the step does ("batch_value").
         """
-        self._audits.begin_call()
+        self.audits.begin_call()
         try:
-            entry = self._entries.of_call(tree)
+            entry = self.entries.of_call(tree)
             self._passing.note(entry, tree)
             done = (self if self._ranks is None else self._ranks).take(entry, tree)
         except BaseException:
-            self._audits.forget_call()
+            self.audits.forget_call()
             raise
         if self._windows is not None:
             self._windows.end_call(entry, done.what)
         # Ranks decide together, and by no clock.
-        self._audits.end_call(entry.times, "plain" if self._consent.asks else done.what)
+        self.audits.end_call(entry.times, "plain" if self.callee.consent.asks else done.what)
         return done
 
     def take(self, entry: Entry, tree: Tree) -> StepRun:
@@ -181,22 +145,18 @@ class CapturedStep:
         has_to_be_plain = (
             self._windows is not None and self._windows.begin_call(entry, graph) == "plain"
         )
-        if (
-            variant is not None
-            and not has_to_be_plain
-            and self._audited.may_replay(entry, variant)
-        ):
+        if variant is not None and not has_to_be_plain and self.audited.may_replay(entry, variant):
             return self.replay(entry, variant, tree)
         self.fast_path.forget()
         if variant is not None:
-            with self._callee.on_side_stream():
+            with self.callee.on_side_stream():
                 if has_to_be_plain:
-                    return self._learning.run_plain(tree)
-                return self._audited.run(entry, variant, tree)
-        objection = self._callee.objection_to(tree, self._device)
+                    return self.learning.run_plain(tree)
+                return self.audited.run(entry, variant, tree)
+        objection = self.callee.objection_to(tree)
         if objection is not None:
             return StepRun(self.run_refused(tree.value, objection), "eager", None)
-        with self._callee.on_side_stream():
+        with self.callee.on_side_stream():
             return self._learn(entry, tree)
 
     def _learn(self, entry: Entry, tree: Tree) -> StepRun:
@@ -204,18 +164,18 @@ class CapturedStep:
         if self.report.is_rest_over:
             self.lift_refusal()
         if entry.state is State.REFUSED:
-            return self._learning.run_refused(tree)
+            return self.learning.run_refused(tree)
         if not entry.variants:
-            return self._learning.run_watched(entry, tree)
-        if self._learning.take_verdicts(entry):
+            return self.learning.run_watched(entry, tree)
+        if self.learning.take_verdicts(entry):
             variant = entry.find()
             if variant is not None and variant.graph and variant.graph.why_not(tree) is None:
-                if self._audited.may_replay(entry, variant):
+                if self.audited.may_replay(entry, variant):
                     return self._launch(variant, tree)
-                return self._audited.run(entry, variant, tree)
+                return self.audited.run(entry, variant, tree)
         if self.report.forbids_all:
-            return self._learning.run_plain(tree)
-        return self._learning.run_and_learn(entry, tree)
+            return self.learning.run_plain(tree)
+        return self.learning.run_and_learn(entry, tree)
 
     def find(self, entry: Entry, tree: Tree) -> Variant | None:
         """Return a variant whose graph can take a call, None if there is none.
@@ -244,9 +204,9 @@ class CapturedStep:
         return self._launch(variant, tree)
 
     def _launch(self, variant: Variant, tree: Tree) -> StepRun:
-        graph, is_own = variant.graph, self._callee.returns_copies
+        graph, is_own = variant.graph, self.callee.side is not None
         assert graph is not None
-        out = self._callee.launch(lambda: graph.replay(tree, is_own=is_own))
+        out = self.callee.launch(lambda: graph.replay(tree, is_own=is_own))
         self.report.num_replays += 1
         return StepRun(out, "replay", tree.key())
 
@@ -261,13 +221,13 @@ class CapturedStep:
 
         Sync: Does not block the host, unless the step does.
         """
-        objection = self._callee.objection_to(tree, self._device)
+        objection = self.callee.objection_to(tree)
         if objection is not None:
             return StepRun(self.run_refused(tree.value, objection), "eager", None)
-        entry = self._entries.of_call(tree)
+        entry = self.entries.of_call(tree)
         # A watched run takes longer than others.
-        is_watched = may_come_again and not self._learning.has_seen(entry)
-        out = self._learning.run_eagerly(entry if may_come_again else None, tree)
+        is_watched = may_come_again and not self.learning.has_seen(entry)
+        out = self.learning.run_eagerly(entry if may_come_again else None, tree)
         return StepRun(out, "capture" if is_watched else "eager", tree.key())
 
     def run_refused(self, batch: Any, refusal: Refusal) -> Any:
@@ -277,8 +237,8 @@ class CapturedStep:
         """
         self.report.num_eager += 1
         self.report.refuse(refusal)
-        with self._callee.on_side_stream():
-            return self._callee.work(batch)
+        with self.callee.on_side_stream():
+            return self.callee.work(batch)
 
     def capture_ahead(
         self,
@@ -301,8 +261,8 @@ class CapturedStep:
 
         Sync: Blocks the host ("capture").
         """
-        if AheadOfRun(self._parts, snapshot, self._ranks).capture(batches, on_batch):
-            self._learning.takes_only_expected = only_these
+        if AheadOfRun(self, snapshot, self._ranks).capture(batches, on_batch):
+            self.learning.takes_only_expected = only_these
 
     def begin_epoch(self) -> None:
         """Let graphs be audited, and ranks ask each other again about what one of them cannot replay.
@@ -315,10 +275,11 @@ class CapturedStep:
 
     def _with_ranks(self, num_warmup: int) -> OfRanks | None:
         """Return what runs calls together with those of other ranks, None if this process is alone."""
-        if isinstance(self._consent, ConsentOfRanks):
-            return RunWithRanks(self, self._parts, self._consent, num_warmup=num_warmup)
-        if isinstance(self._consent, CallsOfRanks):
-            return LoopWithRanks(self, self._parts, self._consent, num_warmup=num_warmup)
+        consent = self.callee.consent
+        if isinstance(consent, ConsentOfRanks):
+            return RunWithRanks(self, consent, num_warmup=num_warmup)
+        if isinstance(consent, CallsOfRanks):
+            return LoopWithRanks(self, consent, num_warmup=num_warmup)
         return None
 
     # --- graphs there are ---
@@ -326,7 +287,7 @@ class CapturedStep:
     @property
     def num_graphs(self) -> int:
         """How many graphs there are now, those that wait for the verdict on them included."""
-        return self._entries.num_graphs
+        return self.entries.num_graphs
 
     @property
     def has_graphs(self) -> bool:
@@ -336,7 +297,7 @@ class CapturedStep:
     @property
     def is_refused(self) -> bool:
         """Whether calls were refused for good, and there are no graphs."""
-        are_final = (one.is_refused_for_good for one in self._entries.refused())
+        are_final = (one.is_refused_for_good for one in self.entries.refused())
         return (self.report.forbids_all_for_good or any(are_final)) and not self.has_graphs
 
     def drop_graphs(self) -> None:
@@ -344,7 +305,7 @@ class CapturedStep:
 
         Sync: Does not block the host.
         """
-        self._entries.drop_graphs()
+        self.entries.drop_graphs()
 
     def forget(self) -> None:
         """Let go of all graphs, and of all that is known of calls.
@@ -352,27 +313,27 @@ class CapturedStep:
         Sync: Does not block the host.
         """
         self.drop_graphs()
-        self._learning.forget()
+        self.learning.forget()
 
     def lift_refusal(self) -> None:
         """Try again what was refused, if the reason may be gone."""
         self.report.lift_refusals()
-        self._entries.lift_refusals()
+        self.entries.lift_refusals()
 
     # --- replays that do not pay ---
 
     def _timed(self) -> CallWindows | None:
         """Return what times some replays and calls as written in turn, None if that is not asked for."""
-        if not self._callee.compares_replays:
+        if not self.callee.compares_replays:
             return None
         return CallWindows(
-            self._device,
-            account_of(self._device),
+            self.callee.device,
+            self.callee.account,
             has_room=self._limits.have_room,
             give_up=self._give_up_replays,
         )
 
     def _give_up_replays(self, entry: Entry, pairs: list[PairTimes]) -> None:
         self.fast_path.forget()
-        self._entries.forget(entry)
-        self._entries.refuse(entry, [does_not_pay(loss_text(pairs))])
+        self.entries.forget(entry)
+        self.entries.refuse(entry, [does_not_pay(loss_text(pairs))])

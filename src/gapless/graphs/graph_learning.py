@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.errors import BatchError
-from gapless.graphs.account import account_of
 from gapless.graphs.entry import Pending, Variant
 from gapless.graphs.objections import objection_to_profiler
 from gapless.graphs.proof.trial import Exactness, Trial
@@ -34,20 +33,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Literal
 
-    from gapless.device.base import Device
     from gapless.graphs.call_windows import CallWindows
     from gapless.graphs.callee import Callee
-    from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.entries import Entries
     from gapless.graphs.entry import Entry
     from gapless.graphs.graph_limits import GraphLimits
     from gapless.graphs.graph_pool import GraphPool
     from gapless.graphs.modules.module_trial import ModuleTrial
-    from gapless.graphs.proof.consent import Consent
     from gapless.graphs.proof.trial import Tried
     from gapless.graphs.reads.batch_reads import BatchRead, BatchReads
     from gapless.graphs.watched import Watched
-    from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.tree.flatten import Tree
 
 
@@ -63,12 +58,8 @@ class Learning:
         entries: its kinds of calls.
         pool: of its graphs.
         batch_reads: values of batches that belong to kinds.
-        report: of the object.
-        device: where it runs.
-        host_waits: the door for the waits that captures are.
         num_warmup: watched runs of each kind.
         rates: what becomes of rates that change: see `gapless.capture`.
-        consent: of the ranks that run the same steps.
 
     Attributes:
         takes_only_expected: whether no other kinds are captured than those of examples.
@@ -82,34 +73,28 @@ class Learning:
         entries: Entries,
         pool: GraphPool,
         batch_reads: BatchReads,
-        report: CaptureReport,
         *,
-        device: Device,
-        host_waits: HostWaits,
         num_warmup: int,
         rates: Literal["exact", "tensor"],
-        consent: Consent,
     ) -> None:
         self.takes_only_expected = False
         self.windows: CallWindows | None = None
         self._callee = callee
         self._entries = entries
         self._batch_reads = batch_reads
-        self._report = report
-        self._device = device
-        self._consent = consent
+        self._report = callee.report
+        self._device = device = callee.device
         self._limits: GraphLimits = pool.limits
-        self._account = account_of(device)
         optimizers = KnownOptimizers()
         self._weights = KnownWeights(optimizers)
         self._host_watch = HostWatch(
             callee.step,
-            on_device=lambda tensor: not device.needs_copy(tensor),
+            on_device=callee.is_on_device,
             device=device.torch_device,
             torch_random=device.random_state() is not None,
         )
-        updates = Updates(device, rates=rates, may_cut=callee.may_cut)
-        self._changes = ValueChanges(report, entries, updates)
+        updates = Updates(device, rates=rates, may_cut=not callee.is_update)
+        self._changes = ValueChanges(callee.report, entries, updates)
         self._warm_ups = WarmUps(
             num_warmup,
             device=device,
@@ -126,17 +111,7 @@ class Learning:
         self.trial: Trial | ModuleTrial = (
             callee.make_trial(pool, self._host_watch)
             if callee.make_trial is not None
-            else Trial(
-                callee.work,
-                device=device,
-                host_waits=host_waits,
-                graphs=pool,
-                weights=self._weights,
-                optimizers=optimizers,
-                updates=updates,
-                gradients_are_given=callee.gradients_are_given,
-                consent=consent,
-            )
+            else Trial(callee, pool, weights=self._weights, optimizers=optimizers, updates=updates)
         )
 
     def forget(self) -> None:
@@ -163,7 +138,9 @@ class Learning:
         if self.has_seen(entry) or self._report.forbids_all:
             return StepRun(self.run_eagerly(entry, tree), "eager", tree.key())
         has_begun = entry.num_watched > 0
-        if entry.times.is_new or not self._account.may_learn(entry.times, has_begun=has_begun):
+        if entry.times.is_new or not self._callee.account.may_learn(
+            entry.times, has_begun=has_begun
+        ):
             return self.run_plain(tree)
         return StepRun(self.run_eagerly(entry, tree), "eager", tree.key(), "watch")
 
@@ -175,7 +152,7 @@ class Learning:
         self._report.num_eager += 1
         if self._report.forbids_all:
             return self._callee.work(tree.value)
-        with self._consent.watch():
+        with self._callee.consent.watch():
             if entry is None:
                 return self.result(self._callee.plain_work(tree.value), tree)
             if self.has_seen(entry):
@@ -196,7 +173,7 @@ class Learning:
         They would hold on to memory, and a replay makes none. Until a backward pass was seen, the
         loop may need them. What holds a part of the batch stays as it is: it is the caller's.
         """
-        if not (self._callee.returns_copies and self._warm_ups.ran_backward):
+        if not (self._callee.side and self._warm_ups.ran_backward):
             return out
         found = flatten(out)
         if not any(map(is_used_up, found.leaves)) or returns_part_of(tree.value, out):
@@ -244,7 +221,7 @@ class Learning:
             variant = self.variant_now(entry)
             if variant is not None and variant.pending is not None:
                 return self.run_plain(tree)
-        if not self._account.has_room_for(entry.times, "capture"):
+        if not self._callee.account.has_room_for(entry.times, "capture"):
             return self.run_plain(tree)
         variant = self.variant_now(entry)
         if variant is None or variant.graph is not None or not self.may_capture(entry):
@@ -329,7 +306,8 @@ class Learning:
         if watched.other_reads:
             tried.refusals += [skipped_read(site) for site in dict.fromkeys(watched.other_reads)]
             return False
-        refusals = self._consent.refusals_of_reads([read.site for read in watched.batch_reads])
+        sites = [read.site for read in watched.batch_reads]
+        refusals = self._callee.consent.refusals_of_reads(sites)
         if refusals:
             tried.refusals += refusals
             return False

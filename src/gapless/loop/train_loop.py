@@ -211,11 +211,13 @@ class TrainLoop:
         if self._captured is None or self._captured.step != step:
             engine = self._engine
             self._captured = CapturedStep(
-                Callee(step),
-                device=engine.device,
-                host_waits=engine.host_waits,
+                Callee(
+                    step,
+                    device=engine.device,
+                    host_waits=engine.host_waits,
+                    consent=consent_of(engine.ranks, engine.host_waits),
+                ),
                 limits=GraphLimits(engine.device, memory_budget_bytes=self._memory_budget_bytes),
-                consent=consent_of(engine.ranks, engine.host_waits),
             )
             if self.plan.graphs == "auto":
                 self._graph_runner = AutoSteps(

@@ -8,7 +8,6 @@ first, guards on what the code reads, proof, report.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import partial, wraps
 from threading import local
 from types import CodeType
@@ -39,7 +38,6 @@ from gapless.graphs.refusal import Refusal
 from gapless.graphs.sharded import refusal_of_module
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.step_call import is_within_a_step, within_a_step, work_of
-from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.tree.call_tree import CallTrees
 from gapless.python_private import getframe
 
@@ -289,9 +287,7 @@ class ModuleInPlace:
                     self.target,
                     self._as_written,
                     device=self.settings.device,
-                    host_waits=HostWaits(
-                        self.settings.device, wait_stats=self.settings.wait_stats
-                    ),
+                    host_waits=self.settings.new_host_waits(),
                     graphs=graphs,
                     runs=self._runs,
                     watch=watch,
@@ -316,7 +312,7 @@ class ModuleInPlace:
                 report=self.report,
                 make_trial=make_trial,
                 objection=self._objection,
-                on_side_stream=nullcontext,
+                chooses_stream=True,
                 compares_replays=self.settings.compares_replays,
             )
         return step

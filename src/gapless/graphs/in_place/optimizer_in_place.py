@@ -103,8 +103,7 @@ class OptimizerInPlace:
             self._side,
             limits=self._limits,
             work=self._work,
-            may_cut=False,
-            gradients_are_given=True,
+            is_update=True,
             compares_replays=settings.compares_replays,
         )
         self._fast_path = self._captured.fast_path

@@ -34,7 +34,6 @@ class PythonSide:
         gradients: as given.
         optimizers: as given.
         kept: as given.
-        on_device: as given.
     """
 
     def __init__(
@@ -47,7 +46,6 @@ class PythonSide:
     ) -> None:
         self.gradients = gradients
         self.kept = kept
-        self.on_device = on_device
         self.optimizers = list(optimizers)
         self._objects = [_OptimizerObjects(one, on_device) for one in self.optimizers]
 

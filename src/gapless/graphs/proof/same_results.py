@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.errors import GaplessError
-from gapless.graphs.proof.consent import Alone, Readiness
+from gapless.graphs.consent import Alone, Readiness
 from gapless.graphs.proof.device_state import DeviceState
 from gapless.graphs.proof.proof_verdict import ProofRun, Verdict, form_of
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gapless.device.base import Device
-    from gapless.graphs.proof.consent import Consent
+    from gapless.graphs.consent import Consent
     from gapless.graphs.proof.proof_verdict import Distances
 
 

@@ -32,12 +32,12 @@ from gapless.pipeline.tree.tensor_layout import has_address
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from typing import Any
+    from collections.abc import Iterable, Sequence
 
     import torch
 
-    from gapless.device.base import Cut, Device
+    from gapless.device.base import Cut
+    from gapless.graphs.callee import Callee
     from gapless.graphs.graph_pool import GraphPool
     from gapless.graphs.proof.python_side import PythonSide
     from gapless.graphs.reads.guards import Guard
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from gapless.graphs.replay.batch_changes import BatchChanges
     from gapless.graphs.updates.update_outside import CapturedUpdates, Updates
     from gapless.graphs.watched import Watched
-    from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.tree.flatten import Tree
 
 
@@ -53,30 +52,16 @@ class StepCapture:
     """Captures a step.
 
     Args:
-        work: the step.
-        device: where it runs.
-        host_waits: the door for the waits that captures are.
+        callee: the step.
         graphs: the graphs there are, and their limits.
         updates: which optimizers are captured with the step, and which are called as written.
-        gradients_are_given: whether the step finds the gradients of its weights in its batch.
     """
 
-    def __init__(
-        self,
-        work: Callable[[Any], Any],
-        *,
-        device: Device,
-        host_waits: HostWaits,
-        graphs: GraphPool,
-        updates: Updates,
-        gradients_are_given: bool,
-    ) -> None:
-        self._work = work
-        self._device = device
-        self._host_waits = host_waits
+    def __init__(self, callee: Callee, graphs: GraphPool, updates: Updates) -> None:
+        self._callee = callee
+        self._device = callee.device
         self._graphs = graphs
         self._updates = updates
-        self._gradients_are_given = gradients_are_given
 
     def run(self, tree: Tree, reads: ReadGuards, watched: Watched, side: PythonSide) -> StepGraph:
         """Capture the step on a batch.
@@ -109,20 +94,20 @@ class StepCapture:
             versions = VersionsBefore([*reads.tensors, *weights, *states])
             with self._updates.during_capture(cut) as captured:
                 updates.append(captured)
-                out = flatten(self._work(static.value))
+                out = flatten(self._callee.work(static.value))
                 counted.extend(versions.counted())
                 kept.end_capture(captured.outside)
             captured.on_update = kept.fill_updated
             if out.unknown:
                 raise Refused(cannot_return(out.unknown[0]))
-            if not all(map(side.on_device, out.leaves)):
+            if not all(map(self._callee.is_on_device, out.leaves)):
                 raise Refused(cannot_return_from_host())
             _check_backward(out.leaves)
             outs.append(out)
 
         # Its copies are not part of the graph.
         kept.begin_capture()
-        with self._host_waits.blocking("capture"):
+        with self._callee.host_waits.blocking("capture"):
             graph = self._device.capture(
                 queue, like=self._graphs.newest, generators=watched.generators_on(self._device)
             )
@@ -138,7 +123,7 @@ class StepCapture:
         # What the step's code reaches is compared where its reads are.
         in_place = [weight for weight in weights if not reads.compares(weight)]
         memory: list[Guard] = [WeightsInPlace(in_place)] if in_place else []
-        if gradients.expected and not self._gradients_are_given:
+        if gradients.expected and not self._callee.is_update:
             memory.append(GradientsInPlace(gradients.expected))
         others = [*reads.tensors, *weights]
         others += [one for one in watched.found if address_of(one) not in watched.known]
@@ -159,7 +144,7 @@ class StepCapture:
             reads=reads,
             held=others,
             written=written,
-            read=frozenset() if self._gradients_are_given else reads.ids_of_tensors(),
+            read=frozenset() if self._callee.is_update else reads.ids_of_tensors(),
             counted=counted,
         )
 

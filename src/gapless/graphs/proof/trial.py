@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.graphs.consent import Readiness
 from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.proof.capture_failure import capture_failed, why_it_failed
-from gapless.graphs.proof.consent import Alone, Readiness
 from gapless.graphs.proof.device_state import DeviceState, RandomStates
 from gapless.graphs.proof.fingerprints import KeptFingerprints
 from gapless.graphs.proof.python_side import PythonSide, tensors_of
@@ -32,11 +32,10 @@ from gapless.pipeline.tree.tensor_layout import has_address, misalignment
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from gapless.device.base import Device
+    from gapless.graphs.callee import Callee
     from gapless.graphs.graph_pool import GraphPool
-    from gapless.graphs.proof.consent import Consent
     from gapless.graphs.proof.proof_verdict import AnyVerdict, Distances, Verdict
     from gapless.graphs.reads.known_optimizers import KnownOptimizers
     from gapless.graphs.reads.read_guards import ReadGuards
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from gapless.graphs.replay.call_graph import CallGraph
     from gapless.graphs.updates.update_outside import Updates
     from gapless.graphs.watched import Watched
-    from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.tree.flatten import Tree
 
 
@@ -92,45 +90,28 @@ class Trial:
     """Capture a step and prove its graphs.
 
     Args:
-        work: the step.
-        device: where it runs.
-        host_waits: the door for the waits that captures are.
+        callee: the step.
         graphs: the graphs there are, and their limits.
         weights: that the step trains.
         optimizers: that it calls.
         updates: which optimizers are captured with the step, and which are called as written.
-        gradients_are_given: whether the step finds the gradients of its weights in its batch.
-        consent: of the ranks that try the same step.
     """
 
     def __init__(
         self,
-        work: Callable[[Any], Any],
-        *,
-        device: Device,
-        host_waits: HostWaits,
+        callee: Callee,
         graphs: GraphPool,
+        *,
         weights: KnownWeights,
         optimizers: KnownOptimizers,
         updates: Updates,
-        gradients_are_given: bool = False,
-        consent: Consent | None = None,
     ) -> None:
-        self._work = work
-        self._device = device
+        self._callee = callee
+        self._device = callee.device
         self._graphs = graphs
         self._weights = weights
         self._optimizers = optimizers
-        self._gradients_are_given = gradients_are_given
-        self._consent = Alone() if consent is None else consent
-        self._capture = StepCapture(
-            work,
-            device=device,
-            host_waits=host_waits,
-            graphs=graphs,
-            updates=updates,
-            gradients_are_given=gradients_are_given,
-        )
+        self._capture = StepCapture(callee, graphs, updates)
         self._fingerprints = KeptFingerprints()
         graphs.on_leave = self._fingerprints.forget
 
@@ -154,7 +135,7 @@ class Trial:
         side = self._side(watched)
         kept = side.kept
         found: StepGraph | list[Refusal]
-        name = None if self._gradients_are_given else reads.name_of_any(tree.leaves)
+        name = None if self._callee.is_update else reads.name_of_any(tree.leaves)
         is_kept = reads.compares_objects and not kept.ids().isdisjoint(map(id, tree.leaves))
         if name is None and is_kept:
             name = "one that the step keeps"
@@ -165,20 +146,20 @@ class Trial:
         else:
             found = self._captured_or_refused(tree, reads, watched, side)
         if isinstance(found, list):
-            self._consent.least(Readiness.NEVER)
-            return Tried(self._work(tree.value), refusals=found)
-        if self._consent.least(Readiness.READY) is not Readiness.READY:
+            self._callee.consent.least(Readiness.NEVER)
+            return Tried(self._callee.work(tree.value), refusals=found)
+        if self._callee.consent.least(Readiness.READY) is not Readiness.READY:
             # A proof would send what the others do not wait for.
-            return Tried(self._work(tree.value), refusals=[ON_ANOTHER_RANK])
+            return Tried(self._callee.work(tree.value), refusals=[ON_ANOTHER_RANK])
         tried = self._proved(tree, found, watched, side)
         tried.updates_as_written = found.updates.lines_of_outside()
         tried.reads_rates = bool(found.updates.rate_tensors())
         return tried
 
     def _side(self, watched: Watched) -> PythonSide:
-        kept = KeptTensors(watched.kept, on_device=self._is_on_device)
+        kept = KeptTensors(watched.kept, on_device=self._callee.is_on_device)
         gradients = self._weights.gradients()
-        return PythonSide(gradients, self._optimizers, kept, on_device=self._is_on_device)
+        return PythonSide(gradients, self._optimizers, kept, on_device=self._callee.is_on_device)
 
     def _captured_or_refused(
         self, tree: Tree, reads: ReadGuards, watched: Watched, side: PythonSide
@@ -237,7 +218,7 @@ class Trial:
         second_look = None if touched is None else TouchWatch(self._device)
         # For the replay, runs that are only compared if there are any, and the run that counts.
         nondeterministic = () if touched is None else touched.nondeterministic
-        num_written = num_runs_of(nondeterministic, several_ranks=self._consent.asks)
+        num_written = num_runs_of(nondeterministic, several_ranks=self._callee.consent.asks)
         num_written = 1 if audited is not None else num_written
         compared = [tree.map(_copy_of) for _ in range(num_written - 1)]
         batches = [tree, *compared, tree.map(_copy_of)]
@@ -260,12 +241,12 @@ class Trial:
             batch = batches.pop()
             looks = second_look if is_first and second_look is not None else nullcontext()
             with looks, graph.updates.rates_in_place():
-                found = left(self._work(batch.value), batch)
+                found = left(self._callee.work(batch.value), batch)
             spoilt.level(keeps=not batches)
             return found
 
         # Those on the host are not put back before each run.
-        spoilt = _Spoilt(filter(self._is_on_device, graph.gradients.let_go_of(before)))
+        spoilt = _Spoilt(filter(self._callee.is_on_device, graph.gradients.let_go_of(before)))
         start = self._device.now_ms()
         proof: tuple[Any, Verdict] | Exception
         try:
@@ -276,7 +257,7 @@ class Trial:
                 as_written=as_written,
                 reset=side.restore,
                 memory_budget_bytes=self._graphs.limits.budget,
-                consent=self._consent,
+                consent=self._callee.consent,
                 nondeterministic=nondeterministic,
                 num_written=num_written,
                 distances=None if audited is None else audited.distances,
@@ -286,9 +267,9 @@ class Trial:
         spoilt.put_back()
         seconds = (self._device.now_ms() - start) / 1000.0
         if isinstance(proof, NotProved):
-            return Tried(self._work(tree.value), graph, not_proved=str(proof))
+            return Tried(self._callee.work(tree.value), graph, not_proved=str(proof))
         if isinstance(proof, Exception):
-            return Tried(self._work(tree.value), refusals=[capture_failed(proof)])
+            return Tried(self._callee.work(tree.value), refusals=[capture_failed(proof)])
         (result, *_), verdict = proof
         refusals = []
         if second_look is not None:
@@ -332,7 +313,7 @@ class Trial:
             batch = WrittenMemory(filter(has_address, tree.leaves))
             written = watched.touched.written
             found += named(tensor for tensor in written if not batch.holds_any([tensor]))
-        return [(tensor, name) for tensor, name in found if self._is_on_device(tensor)]
+        return [(tensor, name) for tensor, name in found if self._callee.is_on_device(tensor)]
 
     def _touches_others(
         self,
@@ -359,9 +340,6 @@ class Trial:
                 "place",
             )
         ]
-
-    def _is_on_device(self, tensor: torch.Tensor) -> bool:
-        return not self._device.needs_copy(tensor)
 
 
 def used_anew(first: TouchWatch, second: TouchWatch, known: set[int]) -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from gapless.graphs import audit
 from gapless.graphs.audit import FIRST_BLOCK, LONGEST_BLOCK
-from gapless.graphs.proof.consent import Readiness
+from gapless.graphs.consent import Readiness
 
 
 # Places are those of all ranks.

@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gapless.graphs.proof.consent import Readiness
+from gapless.graphs.consent import Readiness
 from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.ranks.audits_of_ranks import AuditsOfRanks
 from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from gapless.graphs.proof.consent import Alone, Readiness
+from gapless.graphs.consent import Alone, Readiness
 from gapless.graphs.ranks.audits_of_ranks import AuditsOfRanks
 from gapless.graphs.refusal import value_of_one_rank
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-    from gapless.graphs.proof.consent import Consent
+    from gapless.graphs.consent import Consent
     from gapless.graphs.refusal import Refusal
     from gapless.pipeline.host_waits import HostWaits
     from gapless.ranks import Ranks

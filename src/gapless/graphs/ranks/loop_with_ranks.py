@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gapless.graphs.proof.consent import Readiness
+from gapless.graphs.consent import Readiness
 from gapless.graphs.ranks.together import Together
 from gapless.graphs.refusal import ON_ANOTHER_RANK
 from gapless.graphs.step_run import StepRun
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from gapless.graphs.entry import Entry, Variant
-    from gapless.graphs.parts import Parts
     from gapless.graphs.ranks.calls_of_ranks import CallsOfRanks
     from gapless.graphs.ranks.of_ranks import RunsAlone
     from gapless.graphs.refusal import Refusal
@@ -27,18 +26,14 @@ class LoopWithRanks:
 
     Args:
         step: the captured step of this rank.
-        parts: of it.
         calls: of the step, at which ranks tell each other how far they are.
         num_warmup: runs of a kind before its capture.
     """
 
-    def __init__(
-        self, step: RunsAlone, parts: Parts, calls: CallsOfRanks, *, num_warmup: int
-    ) -> None:
+    def __init__(self, step: RunsAlone, calls: CallsOfRanks, *, num_warmup: int) -> None:
         self._step = step
-        self._parts = parts
         self._calls = calls
-        self._together = Together(parts, calls, num_warmup=num_warmup, is_lifted=False)
+        self._together = Together(step, calls, num_warmup=num_warmup, is_lifted=False)
 
     @property
     def asks(self) -> bool:
@@ -59,7 +54,7 @@ class LoopWithRanks:
         calls = self._calls
         if not calls.asks or calls.is_over:
             return self._step.take(entry, tree)
-        if self._parts.fast_path.counted is None:
+        if self._step.fast_path.counted is None:
             self._count_all_calls()
         variant = self._step.find(entry, tree)
         least = self._tell_others(entry, tree, variant)
@@ -69,30 +64,30 @@ class LoopWithRanks:
             return self._together.audit(entry, variant, tree)
         elif variant is not None:
             return self._step.replay(entry, variant, tree)
-        self._parts.fast_path.forget()
-        with self._parts.callee.on_side_stream():
+        self._step.fast_path.forget()
+        with self._step.callee.on_side_stream():
             if least is Readiness.READY:
-                self._parts.report.num_eager += 1
+                self._step.callee.report.num_eager += 1
                 return StepRun(self._together.capture(entry, tree), "capture", tree.key())
             if least is Readiness.NEVER:
                 self._together.settle_without(entry)
             watched = None if entry.is_refused else entry
-            out = self._parts.learning.run_eagerly(watched, tree)
+            out = self._step.learning.run_eagerly(watched, tree)
             return StepRun(out, "eager", tree.key())
 
     def _count_all_calls(self) -> None:
         """Let quick calls be counted, and no graph be audited at a turn of its own."""
-        self._parts.audits.end_all()
-        self._parts.fast_path.counted = self._calls.counted
-        self._parts.entries.forget_quick_calls()
+        self._step.audits.end_all()
+        self._step.fast_path.counted = self._calls.counted
+        self._step.entries.forget_quick_calls()
 
     def _tell_others(self, entry: Entry, tree: Tree, variant: Variant | None) -> Readiness | None:
         if self._calls.refusal is not None:
             return None
         if variant is None:
-            objection = self._parts.callee.objection_to(tree, self._parts.device)
+            objection = self._step.callee.objection_to(tree)
             if objection is not None:
-                self._parts.entries.refuse(entry, [objection])
+                self._step.entries.refuse(entry, [objection])
         readiness = self._readiness(entry, variant)
         return self._calls.at_call(
             tree.key(),
@@ -100,13 +95,13 @@ class LoopWithRanks:
             is_replay=variant is not None,
             can_audit=self._together.can_audit(variant),
             is_open=variant is None and readiness is not Readiness.NEVER,
-            gives_up=self._parts.report.forbids_all_for_good,
+            gives_up=self._step.callee.report.forbids_all_for_good,
         )
 
     def _readiness(self, entry: Entry, variant: Variant | None) -> Readiness:
         if variant is not None:
             return Readiness.READY
-        report = self._parts.report
+        report = self._step.callee.report
         if report.is_rest_over:
             self._step.lift_refusal()
         if report.forbids_all and not report.forbids_all_for_good:
@@ -119,10 +114,10 @@ class LoopWithRanks:
     def _end(self, refusal: Refusal) -> None:
         """Capture nothing any more, as all ranks do from this call on."""
         self._calls.is_over = True
-        report = self._parts.report
+        report = self._step.callee.report
         if refusal is not ON_ANOTHER_RANK or not report.forbids_all_for_good:
             report.refuse(refusal)
-        self._parts.entries.drop_graphs()
+        self._step.entries.drop_graphs()
 
     def begin_epoch(self) -> None:
         """Do nothing: the epochs of a user's loop are not known."""

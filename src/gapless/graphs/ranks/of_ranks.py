@@ -9,13 +9,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from gapless.graphs.audit import Audits
+    from gapless.graphs.audited_calls import AuditedCalls
+    from gapless.graphs.callee import Callee
+    from gapless.graphs.entries import Entries
     from gapless.graphs.entry import Entry, Variant
+    from gapless.graphs.fast_path import FastPath
+    from gapless.graphs.graph_learning import Learning
     from gapless.graphs.step_run import StepRun
     from gapless.pipeline.tree.flatten import Tree
 
 
 class RunsAlone(Protocol):
-    """A captured step, as it runs without other ranks."""
+    """A captured step, as it runs without other ranks; attributes as of `CapturedStep`."""
+
+    callee: Callee
+    entries: Entries
+    learning: Learning
+    audits: Audits
+    audited: AuditedCalls
+    fast_path: FastPath
 
     def take(self, entry: Entry, tree: Tree) -> StepRun:
         """Run a call of a kind."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from gapless.graphs.proof.consent import Readiness
+from gapless.graphs.consent import Readiness
 from gapless.graphs.ranks.together import MAX_ASKED, Together
 from gapless.graphs.refusal import ON_ANOTHER_RANK
 from gapless.graphs.step_run import StepRun
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from gapless.graphs.entry import Entry
-    from gapless.graphs.parts import Parts
     from gapless.graphs.ranks.consent_of_ranks import ConsentOfRanks
     from gapless.graphs.ranks.of_ranks import RunsAlone
     from gapless.graphs.refusal import Refusal
@@ -28,7 +27,6 @@ class RunWithRanks:
 
     Args:
         step: the captured step of this rank.
-        parts: of it.
         ranks: to ask.
         num_warmup: runs of a kind before its capture.
     """
@@ -36,13 +34,10 @@ class RunWithRanks:
     asks = True
     is_unknown = False
 
-    def __init__(
-        self, step: RunsAlone, parts: Parts, ranks: ConsentOfRanks, *, num_warmup: int
-    ) -> None:
+    def __init__(self, step: RunsAlone, ranks: ConsentOfRanks, *, num_warmup: int) -> None:
         self._step = step
-        self._parts = parts
         self._ranks = ranks
-        self._together = Together(parts, ranks, num_warmup=num_warmup, is_lifted=True)
+        self._together = Together(step, ranks, num_warmup=num_warmup, is_lifted=True)
 
     def watch(self) -> AbstractContextManager[None]:
         """See nothing: that the step talks to others is known."""
@@ -58,13 +53,13 @@ class RunWithRanks:
             return self._together.audit(entry, variant, tree)
         if variant is not None:
             return self._step.replay(entry, variant, tree)
-        self._parts.fast_path.forget()
-        objection = self._parts.callee.objection_to(tree, self._parts.device)
+        self._step.fast_path.forget()
+        objection = self._step.callee.objection_to(tree)
         return self._run_without_graph(entry, tree, objection)
 
     def _run_without_graph(self, entry: Entry, tree: Tree, objection: Refusal | None) -> StepRun:
         """Run a call without a graph, or capture it, as all ranks do at this call."""
-        report, learning = self._parts.report, self._parts.learning
+        report, learning = self._step.callee.report, self._step.learning
         num_asked = self._together.agreed.num_asked(entry)
         if entry.agreed is not None:
             if objection is None:
@@ -92,7 +87,7 @@ class RunWithRanks:
         variant = entry.lost()
         if variant is not None:
             entry.is_changed = True
-            self._parts.learning.note_change(variant)
+            self._step.learning.note_change(variant)
 
     # --- epochs ---
 
@@ -112,11 +107,11 @@ class RunWithRanks:
         for entry in agreed.open_again(places):
             entry.lift_refusal()
         if places:
-            self._parts.report.withdraw(ON_ANOTHER_RANK)
+            self._step.callee.report.withdraw(ON_ANOTHER_RANK)
 
     def _to_be_asked_again(self) -> set[int]:
         """Return the places of the settled kinds that this rank could capture, and cannot replay."""
-        report = self._parts.report
+        report = self._step.callee.report
         has_rested = report.is_rest_over
         if has_rested:
             self._step.lift_refusal()

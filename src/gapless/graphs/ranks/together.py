@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gapless.graphs.proof.consent import Readiness
+from gapless.graphs.consent import Readiness
 from gapless.graphs.proof.trial import Trial
 from gapless.graphs.ranks.agreed_kinds import AgreedKinds
 from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal, proved_wrong
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from gapless.graphs.entry import Entry, Variant
-    from gapless.graphs.parts import Parts
     from gapless.graphs.ranks.calls_of_ranks import CallsOfRanks
     from gapless.graphs.ranks.consent_of_ranks import ConsentOfRanks
+    from gapless.graphs.ranks.of_ranks import RunsAlone
     from gapless.pipeline.tree.flatten import Tree
 
 
@@ -32,7 +32,7 @@ class Together:
     """Captures and audits with other ranks.
 
     Args:
-        parts: of the captured step.
+        step: the captured step of this rank.
         ranks: to ask.
         num_warmup: runs of a kind before ranks ask each other about it.
         is_lifted: whether what another rank refuses may be tried again later.
@@ -43,14 +43,14 @@ class Together:
 
     def __init__(
         self,
-        parts: Parts,
+        step: RunsAlone,
         ranks: ConsentOfRanks | CallsOfRanks,
         *,
         num_warmup: int,
         is_lifted: bool,
     ) -> None:
         self.agreed = AgreedKinds(num_warmup)
-        self._parts = parts
+        self._step, self._report = step, step.callee.report
         self._ranks = ranks
         self._num_warmup = num_warmup
         self._is_lifted = is_lifted
@@ -59,8 +59,8 @@ class Together:
 
     def readiness(self, entry: Entry) -> Readiness:
         """Return how far this rank is with a kind that has no graph."""
-        learning, entries = self._parts.learning, self._parts.entries
-        if entry.is_refused or self._parts.report.forbids_all:
+        learning, entries = self._step.learning, self._step.entries
+        if entry.is_refused or self._report.forbids_all:
             return Readiness.NEVER
         variant = learning.variant_now(entry)
         if variant is None:
@@ -68,7 +68,7 @@ class Together:
         if variant.graph is not None:
             # Another rank has lost its graph; all capture together.
             entries.drop_graph(entry, variant)
-            self._parts.device.release_cached_memory()
+            self._step.callee.device.release_cached_memory()
         return Readiness.READY if learning.may_capture(entry) else Readiness.NEVER
 
     def capture(self, entry: Entry, tree: Tree) -> Any:
@@ -76,14 +76,14 @@ class Together:
 
         Sync: Blocks the host ("capture", "agreement").
         """
-        learning, entries = self._parts.learning, self._parts.entries
+        learning, entries = self._step.learning, self._step.entries
         self.agreed.settle(entry, is_captured=False)
         variant = learning.variant_now(entry) or entry.variants[0]
         with self._ranks.capturing():
             out = learning.capture(entry, variant, tree)
             if variant.pending is not None:
-                stream = self._parts.device.current_stream()
-                self._parts.host_waits.wait_stream(stream, reason="capture")
+                stream = self._step.callee.device.current_stream()
+                self._step.callee.host_waits.wait_stream(stream, reason="capture")
                 learning.take_verdict(entry, variant)
         has_graph = variant.graph is not None
         readiness = Readiness.READY if has_graph else Readiness.NEVER
@@ -101,12 +101,12 @@ class Together:
         """Capture no graph of a kind, as no rank does."""
         self.agreed.settle(entry, is_captured=False)
         if objection is not None:
-            self._parts.entries.refuse(entry, [objection])
-        elif not entry.is_refused and not self._parts.report.forbids_all:
+            self._step.entries.refuse(entry, [objection])
+        elif not entry.is_refused and not self._report.forbids_all:
             self._refuse_for_others(entry)
 
     def _refuse_for_others(self, entry: Entry) -> None:
-        self._parts.entries.refuse(entry, [ON_ANOTHER_RANK])
+        self._step.entries.refuse(entry, [ON_ANOTHER_RANK])
         if self._is_lifted:
             # The other rank may be able to later, and says so at the begin of an epoch.
             entry.refusal = replace(ON_ANOTHER_RANK, is_final=False)
@@ -123,10 +123,10 @@ class Together:
             if readiness is not Readiness.NOT_YET:
                 break
             with watching():
-                if entry.is_refused or self._parts.report.forbids_all:
-                    self._parts.callee.work(tree.value)
+                if entry.is_refused or self._report.forbids_all:
+                    self._step.callee.work(tree.value)
                 else:
-                    self._parts.learning.warm_up(entry, tree)
+                    self._step.learning.warm_up(entry, tree)
             readiness = self._ranks.least(self.readiness(entry))
         if readiness is Readiness.READY:
             self.capture(entry, tree)
@@ -137,42 +137,42 @@ class Together:
 
     def can_audit(self, variant: Variant | None) -> bool:
         """Return whether this rank can audit a call that a graph can take."""
-        return variant is not None and isinstance(self._parts.learning.trial, Trial)
+        return variant is not None and isinstance(self._step.learning.trial, Trial)
 
     def audit(self, entry: Entry, variant: Variant, tree: Tree) -> StepRun:
         """Audit a graph at a call at which all ranks do, and act with them on what any has found.
 
         Sync: Blocks the host until the audit is done, and all have told ("capture", "agreement").
         """
-        graph, trial = variant.graph, self._parts.learning.trial
+        graph, trial = variant.graph, self._step.learning.trial
         assert isinstance(graph, StepGraph)
         assert isinstance(trial, Trial)
-        self._parts.fast_path.forget()
-        self._parts.report.num_eager += 1
-        with self._parts.callee.on_side_stream(), self._ranks.capturing():
+        self._step.fast_path.forget()
+        self._report.num_eager += 1
+        with self._step.callee.on_side_stream(), self._ranks.capturing():
             tried = trial.audit(tree, graph, variant.watched, variant.exactness)
-            stream = self._parts.device.current_stream()
-            self._parts.host_waits.wait_stream(stream, reason="capture")
+            stream = self._step.callee.device.current_stream()
+            self._step.callee.host_waits.wait_stream(stream, reason="capture")
         found = Readiness.NOT_YET
         if tried.not_proved is not None:
             # The others are told when they ask next.
             self._ranks.audits.cannot, found = True, Readiness.READY
-            self._parts.report.note = f"no further audits: {tried.not_proved}"
+            self._report.note = f"no further audits: {tried.not_proved}"
         elif tried.verdict is not None and not tried.refusals:
-            self._parts.audited.begin(entry, variant, graph, tried.verdict)
+            self._step.audited.begin(entry, variant, graph, tried.verdict)
             tried.verdict.arrived()
             if tried.verdict.holds:
                 found = Readiness.READY
             elif variant.exactness.repeats_bits:
                 found = Readiness.NEVER
         self._end_audit(self._ranks.end_audit(found), found)
-        return StepRun(self._parts.learning.result(tried.out, tree), "capture", tree.key())
+        return StepRun(self._step.learning.result(tried.out, tree), "capture", tree.key())
 
     def _end_audit(self, of_all: Readiness, own: Readiness) -> None:
-        audits, report = self._parts.audits, self._parts.report
+        audits, report = self._step.audits, self._report
         audit, audits.open = audits.open, None
         if audit is not None and own is Readiness.READY:
-            self._parts.audited.end_good(audit)
+            self._step.audited.end_good(audit)
         report.audits.block = self._ranks.audits.block
         if of_all is Readiness.READY:
             return
@@ -181,7 +181,7 @@ class Together:
             text = audits.end_bad(audit)
         elif of_all is Readiness.NEVER:
             report.audits.differences.append(text)
-        self._parts.entries.drop_graphs()
+        self._step.entries.drop_graphs()
         # All ranks at this call, so that they ask each other in the next ones.
         self.agreed.open_again(self.agreed.captured)
         if self._ranks.audits.num_differences > 1:
