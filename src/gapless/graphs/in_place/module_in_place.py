@@ -37,7 +37,7 @@ from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.refusal import Refusal
 from gapless.graphs.sharded import refusal_of_module
 from gapless.graphs.side_stream import SideStream
-from gapless.graphs.step_call import is_within_a_step, within_a_step, work_of
+from gapless.graphs.step_call import is_within_a_step, work_of
 from gapless.pipeline.tree.call_tree import CallTrees
 from gapless.python_private import getframe
 
@@ -48,9 +48,6 @@ if TYPE_CHECKING:
     from gapless.graphs.capture_settings import CaptureSettings
     from gapless.graphs.captured_step import CapturedStep
     from gapless.graphs.fast_path import FastPath
-    from gapless.graphs.graph_pool import GraphPool
-    from gapless.graphs.reads.host_watch import HostWatch
-    from gapless.pipeline.step import Call
     from gapless.pipeline.tree.flatten import Tree
 
     _Kind: TypeAlias = tuple[Hashable, tuple[bool, ...] | None]
@@ -91,10 +88,15 @@ class ModuleInPlace:
         self._trees = CallTrees()
         # Of training and evaluation together.
         self._limits = settings.limits()
-        self._runs = Runs(self._side, self.report)
+        self._runs = Runs(
+            module,
+            device=settings.device,
+            host_waits=settings.new_host_waits(),
+            side=self._side,
+            report=self._report,
+        )
         self._own: Any = None
         self._of_class: Any = None
-        self._as_written: Callable[..., Any] = module.forward
         self._forward: Callable[..., Any] | None = None
         self._state: Callable[..., Any] | None = None
         self.autocast = AutocastBlocks(settings.device.torch_device.type, refuse=self._refuse)
@@ -130,17 +132,17 @@ class ModuleInPlace:
             return
         kept = vars(self.target)
         self._own = kept.get(_FORWARD)
-        self._as_written = self.target.forward
+        self._runs.forward = self.target.forward
         self._of_class = type(self.target).forward
 
-        @wraps(self._as_written)
+        @wraps(self._runs.forward)
         def forward(*args: Any, **kwargs: Any) -> Any:
             if type(self.target).forward is not self._of_class and self._own is None:
                 self._take_other_forward()
             # The compiler cannot follow what comes after.
             if torch.compiler.is_compiling():
                 self._is_traced = True
-                return self._as_written(*args, **kwargs)
+                return self._runs.forward(*args, **kwargs)
             called = _called_module()
             if called is not None and self._is_copied_to(called):
                 return self._call_copy(called, args, kwargs)
@@ -173,7 +175,7 @@ class ModuleInPlace:
         ours = kept.pop(_FORWARD)
         try:
             self._of_class = type(self.target).forward
-            self._as_written = self.target.forward
+            self._runs.forward = self.target.forward
         finally:
             kept[_FORWARD] = ours
         self._forget()
@@ -218,7 +220,7 @@ class ModuleInPlace:
         if self._must_run_as_written():
             self.report.num_eager += 1
             since = number_of_next_node()
-            out = self._as_written_within(args, kwargs)
+            out = self._runs.as_written(args, kwargs)
             self.autocast.end_as_written(out, since=since)
             return out
         kind = self.kind_of_call()
@@ -232,14 +234,14 @@ class ModuleInPlace:
         if torch.is_grad_enabled():
             if self._second_order.is_asked and self._second_order.is_due():
                 self.report.num_eager += 1
-                out = self._as_written_within(args, kwargs)
+                out = self._runs.as_written(args, kwargs)
                 self.settings.tell(self.report, type(self.target).__name__)
                 return out
             step = self._step_for(kind, tuple([leaf.requires_grad for leaf in tree.leaves]))
             if not self._runs.is_free():
                 self.report.refuse(_SECOND_FORWARD)
         else:
-            step = self._step_without_gradients(kind)
+            step = self._step_for(kind, None)
         self._newest[kind], self._now.tree = step.fast_path, tree
         has_grad = torch.is_grad_enabled()
         try:
@@ -263,67 +265,46 @@ class ModuleInPlace:
             return True
         return self.autocast.begin_call()
 
-    def _step_without_gradients(self, kind: Hashable) -> CapturedStep:
-        step = self._steps.get((kind, None))
-        if step is None:
-            step = self._steps[kind, None] = self.settings.wrap(
-                self._as_written,
-                self._side,
-                limits=self._limits,
-                work=work_of(self._as_written),
-                report=self.report,
-                compares_replays=self.settings.compares_replays,
+    def _step_for(self, kind: Hashable, needs_grad: tuple[bool, ...] | None) -> CapturedStep:
+        """Return what captures calls of a kind.
+
+        Args:
+            kind: of the calls.
+            needs_grad: which tensors among the arguments need gradients; None: there are none at all.
+        """
+        step = self._steps.get((kind, needs_grad))
+        if step is not None:
+            return step
+        forward = self._runs.forward
+        options: dict[str, Any] = {"work": work_of(forward)}
+        if needs_grad is not None:
+            trial = partial(
+                ModuleTrial,
+                self._runs,
+                needs_grad=needs_grad,
+                may_be_differentiated=self._second_order.is_due,
             )
-        return step
-
-    def _step_for(self, kind: Hashable, needs_grad: tuple[bool, ...]) -> CapturedStep:
-        key = (kind, needs_grad)
-        step = self._steps.get(key)
-        if step is None:
-            made: list[ModuleTrial] = []
-
-            def make_trial(graphs: GraphPool, watch: HostWatch) -> ModuleTrial:
-                trial = ModuleTrial(
-                    self.target,
-                    self._as_written,
-                    device=self.settings.device,
-                    host_waits=self.settings.new_host_waits(),
-                    graphs=graphs,
-                    runs=self._runs,
-                    watch=watch,
-                    needs_grad=needs_grad,
-                    may_be_differentiated=self._second_order.is_due,
-                )
-                made.append(trial)
-                return trial
-
-            def work(call: Call) -> Any:
-                with within_a_step():
-                    return made[0].seen.observed(
-                        self._now.tree, lambda: self._as_written(*call.args, **call.kwargs)
-                    )
-
-            step = self._steps[key] = self.settings.wrap(
-                self._as_written,
-                self._side,
-                limits=self._limits,
-                work=work,
-                plain_work=lambda call: self._as_written_within(call.args, call.kwargs),
-                report=self.report,
-                make_trial=make_trial,
-                objection=self._objection,
-                chooses_stream=True,
-                compares_replays=self.settings.compares_replays,
-            )
-        return step
+            options = {
+                "work": lambda _: made.learning.trial.seen.observed(self._now.tree),
+                "plain_work": lambda call: self._runs.as_written(call.args, call.kwargs),
+                "make_trial": trial,
+                "objection": self._objection,
+                "chooses_stream": True,
+            }
+        made: Any = self.settings.wrap(
+            forward,
+            self._side,
+            limits=self._limits,
+            report=self.report,
+            compares_replays=self.settings.compares_replays,
+            **options,
+        )
+        self._steps[kind, needs_grad] = made
+        return self._steps[kind, needs_grad]
 
     def _refuse(self, refusal: Refusal) -> None:
         self.report.refuse(refusal)
         self.settings.tell(self.report, type(self.target).__name__)
-
-    def _as_written_within(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with within_a_step():
-            return self._as_written(*args, **kwargs)
 
     def _objection(self, tree: Tree) -> Refusal | None:
         """Return why no graph can take a call with gradients, None if one can."""

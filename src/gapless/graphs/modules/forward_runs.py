@@ -1,4 +1,4 @@
-"""Forward passes of a module's graphs: which of them left the memory that a backward pass is to read."""
+"""What all graphs of a module share: its calls as written, and the memory of their forward passes."""
 
 from __future__ import annotations
 
@@ -7,45 +7,63 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from gapless.device.torch_private import current_graph_task
+from gapless.graphs.modules.backward_settings import Settings
 from gapless.graphs.replay.versions import version_of
+from gapless.graphs.step_call import within_a_step
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import torch
+    from torch import nn
 
+    from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
-    from gapless.graphs.refusal import Refusal
     from gapless.graphs.side_stream import SideStream
+    from gapless.pipeline.host_waits import HostWaits
 
 
 _version_of = attrgetter("_version")
 
 
 class Runs:
-    """The forward passes of all graphs of a module, which share their memory.
+    """The runs of one module: as written, and by all of its graphs.
 
     Args:
+        module: the module.
+        device: where it runs.
+        host_waits: the door for the waits of captures, and of calls that run again.
         side: launches replays in order with captures.
         report: of the module.
 
     Attributes:
-        side: as given.
+        forward: the module's own, bound to it.
+        settings: reads torch's settings.
     """
 
-    def __init__(self, side: SideStream, report: CaptureReport) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        device: Device,
+        host_waits: HostWaits,
+        side: SideStream,
+        report: CaptureReport,
+    ) -> None:
+        self.module = module
+        self.forward: Callable[..., Any] = module.forward
+        self.device = device
+        self.host_waits = host_waits
         self.side = side
-        self._report = report
+        self.report = report
+        self.settings = Settings(device.torch_device.type)
         self._newest: weakref.ref[Run] | None = None
 
-    def refuse(self, refusal: Refusal) -> None:
-        """Add a reason to the report."""
-        self._report.refuse(refusal)
-
-    def note(self, text: str) -> None:
-        """Add what else is worth knowing to the report."""
-        self._report.note = text
+    def as_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call as written."""
+        with within_a_step():
+            return self.forward(*args, **kwargs)
 
     def is_free(self) -> bool:
         """Return whether no backward pass can come that reads the memory as it is now."""

@@ -37,12 +37,10 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Graph
     from gapless.graphs.modules.backward_settings import Settings
-    from gapless.graphs.modules.forward_runs import Runs
     from gapless.graphs.modules.rehearsal import Passes, Rehearsal, Saved
     from gapless.graphs.reads.guards import Guard
     from gapless.graphs.reads.read_guards import ReadGuards
     from gapless.graphs.refusal import Refusal
-    from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.tree.flatten import Tree
 
 
@@ -64,8 +62,6 @@ class ModuleGraph:
         reads: what the module's code reads.
         memory: guards on other weights.
         held: tensors that the graph reads or writes, whose memory must stay.
-        runs: of all graphs of the module.
-        host_waits: the door for the wait of a call that runs again.
         repeats: whether a call gives the same bits twice.
 
     Attributes:
@@ -95,13 +91,11 @@ class ModuleGraph:
         reads: ReadGuards,
         memory: Sequence[Guard],
         held: Sequence[torch.Tensor],
-        runs: Runs,
-        host_waits: HostWaits,
         repeats: bool,
     ) -> None:
         leaves = passes.out.leaves
         outs = [leaf.detach() for leaf in leaves]
-        weights, device = rehearsal.weights, rehearsal.device
+        weights, runs = rehearsal.weights, rehearsal.runs
         self.reads = reads
         self.guards = StepGuards(reads, memory)
         self.written = written
@@ -112,14 +106,14 @@ class ModuleGraph:
             leaves, passes.targets, weights=weights, needs_grad=rehearsal.needs_grad
         )
         self.backward_pass = BackwardPass(
-            passes, self.paths.uses, rehearsal.settings, rehearsal.expected
+            passes, self.paths.uses, runs.settings, rehearsal.expected
         )
         self._graph = graph
         self._saved = saved
         self._written_memory = WrittenMemory(written)
         self._read = reads.ids_of_tensors()
         draws = bool(generators) or rehearsal.draws
-        self._random = DrawnFrom(device, generators) if draws else None
+        self._random = DrawnFrom(runs.device, generators) if draws else None
         self._held = held
         self._runs = runs
         self._is_refused = False
@@ -128,7 +122,7 @@ class ModuleGraph:
         self._value = passes.out.with_leaves(outs).value
         self.again = RunAgain(
             call,
-            rehearsal.forward,
+            runs,
             reads=reads,
             paths=self.paths,
             inputs=passes.inputs,
@@ -137,9 +131,6 @@ class ModuleGraph:
             held=held,
             generators=generators,
             random=self._random,
-            device=device,
-            settings=rehearsal.settings,
-            host_waits=host_waits,
             repeats=repeats,
         )
 
@@ -321,7 +312,7 @@ class ModuleGraph:
 
     def _refuse(self, refusal: Refusal) -> None:
         self._is_refused = True
-        self._runs.refuse(refusal)
+        self._runs.report.refuse(refusal)
 
 
 class BackwardPass:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from gapless.graphs.modules.backward_settings import Settings
 from gapless.graphs.modules.forward_runs import Run
 from gapless.graphs.modules.gradient_paths import number_of_next_node, uses_of
 from gapless.graphs.modules.module_audit import BackwardHalf, VerdictOnCall
@@ -36,7 +35,6 @@ from gapless.graphs.reads.touched import TouchWatch
 from gapless.graphs.reads.weight_guards import WeightsInPlace
 from gapless.graphs.refusal import Refused, read_elsewhere
 from gapless.graphs.replay.versions import VersionsBefore
-from gapless.graphs.step_call import within_a_step
 from gapless.pipeline.tree.flatten import flatten
 from gapless.pipeline.tree.tensor_layout import has_address
 
@@ -45,9 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import torch
-    from torch import nn
 
-    from gapless.device.base import Cut, Device, Stream
+    from gapless.device.base import Cut, Stream
     from gapless.graphs.graph_pool import GraphPool
     from gapless.graphs.modules.forward_runs import Runs
     from gapless.graphs.modules.rehearsal import Passes
@@ -57,8 +54,6 @@ if TYPE_CHECKING:
     from gapless.graphs.reads.read_guards import ReadGuards
     from gapless.graphs.replay.call_graph import CallGraph
     from gapless.graphs.watched import Watched
-    from gapless.pipeline.host_waits import HostWaits
-    from gapless.pipeline.step import Call
     from gapless.pipeline.tree.flatten import Tree
 
 
@@ -72,12 +67,8 @@ class ModuleTrial:
     """Capture a module and prove its graphs.
 
     Args:
-        module: the module.
-        forward: its own, bound to it.
-        device: where it runs.
-        host_waits: the door for the waits that captures are.
+        runs: of the module.
         graphs: the graphs there are, and their limits.
-        runs: of all graphs of the module.
         watch: of its calls as written.
         needs_grad: which inputs need gradients.
         may_be_differentiated: says whether gradients of the call of now may be; then there is no graph.
@@ -88,28 +79,20 @@ class ModuleTrial:
 
     def __init__(
         self,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        *,
-        device: Device,
-        host_waits: HostWaits,
-        graphs: GraphPool,
         runs: Runs,
+        graphs: GraphPool,
         watch: HostWatch,
+        *,
         needs_grad: tuple[bool, ...],
         may_be_differentiated: Callable[[], bool],
     ) -> None:
-        self._module = module
-        self._forward = forward
-        self._device = device
-        self._host_waits = host_waits
+        self._module, self._device = runs.module, runs.device
         self._graphs = graphs
         self._runs = runs
         self._watch = watch
         self._needs_grad = needs_grad
         self._may_be_differentiated = may_be_differentiated
-        self._settings = Settings(device.torch_device.type)
-        self.seen = CallsSeen(module, runs, watch, self._settings)
+        self.seen = CallsSeen(runs, watch)
         # Why there are no audits any more, "" if there are.
         self._no_room = ""
 
@@ -123,7 +106,7 @@ class ModuleTrial:
         """
         seen = self.seen.of(tree)
         if seen.is_stale:
-            return Tried(self._work(tree))
+            return Tried(self.seen.observed(tree))
         weights = [weight for ref in seen.weights if (weight := ref()) is not None]
         refusals = [*seen.objections, *objections_to_call(watched, self._watch)]
         refusals += objections_to_weights(self._module, weights, self._device)
@@ -131,17 +114,17 @@ class ModuleTrial:
         name = reads.name_of_any(tree.leaves)
         refusals += [] if name is None else [read_elsewhere(name)]
         if seen.given is None:
-            self._runs.note(_NO_BACKWARD)
+            self._runs.report.note = _NO_BACKWARD
         may_not = refusals or not self._runs.is_free()
         if may_not or seen.given is None or self._may_be_differentiated():
             if refusals:
                 seen.watched = self._watch.num_runs
-            return Tried(self._work(tree), refusals=refusals)
+            return Tried(self.seen.observed(tree), refusals=refusals)
         with ONE_AT_A_TIME, self._runs.side.use() as caller:
             tried = self._rehearsed(tree, reads, watched, seen.given, weights, caller)
         seen.watched = self._watch.num_runs
         versions = VersionsBefore(reads.tensors)
-        tried.out = self._work(tree)
+        tried.out = self.seen.observed(tree)
         if isinstance(tried.graph, ModuleGraph):
             tried.graph.counted = versions.counted()
         return tried
@@ -236,13 +219,11 @@ class ModuleTrial:
 
     def _plain(self, tree: Tree) -> Any:
         """Run a call as written, with nothing watched."""
-        call: Call = tree.value
-        with within_a_step():
-            return self._forward(*call.args, **call.kwargs)
+        return self._runs.as_written(tree.value.args, tree.value.kwargs)
 
     def _note_no_room(self) -> None:
         self._no_room = "no memory for a copy of the gradients"
-        self._runs.note(f"no further audits: {self._no_room}")
+        self._runs.report.note = f"no further audits: {self._no_room}"
 
     def _state_of(
         self, written: Sequence[torch.Tensor], generators: Sequence[torch.Generator]
@@ -266,11 +247,6 @@ class ModuleTrial:
             graph.backward_pass.num_arrived,
         )
 
-    def _work(self, tree: Tree) -> Any:
-        call: Call = tree.value
-        with within_a_step():
-            return self.seen.observed(tree, lambda: self._forward(*call.args, **call.kwargs))
-
     # --- rehearsal ---
 
     def _rehearsed(
@@ -288,16 +264,7 @@ class ModuleTrial:
         before = self._state_of(written, touched.generators)
         before.save()
         try:
-            rehearsal = Rehearsal(
-                self._forward,
-                self._module,
-                tree,
-                given,
-                weights,
-                needs_grad=self._needs_grad,
-                device=self._device,
-                settings=self._settings,
-            )
+            rehearsal = Rehearsal(self._runs, tree, given, weights, needs_grad=self._needs_grad)
             graph, known = self._captured(tree, reads, watched, rehearsal, written)
             return self._proved(graph, tree, rehearsal, touched, known=known, caller=caller)
         except Exception as error:
@@ -332,7 +299,7 @@ class ModuleTrial:
             reserved.append(self._device.reserved_memory_bytes())
             found.append(rehearsal.passes(static, gradients, lambda: cut(lambda: None)))
 
-        with self._host_waits.blocking("capture"):
+        with self._runs.host_waits.blocking("capture"):
             graph = self._device.capture(
                 queue,
                 like=self._graphs.newest,
@@ -359,8 +326,6 @@ class ModuleTrial:
             reads=reads,
             memory=[WeightsInPlace(memory)] if memory else [],
             held=[*others, *beside, *anew],
-            runs=self._runs,
-            host_waits=self._host_waits,
             repeats=not touched.nondeterministic,
         )
         places = map(address_of, [*tree.leaves, *rehearsal.memory_of_all(), *others])

@@ -26,10 +26,7 @@ from gapless.pipeline.tree.tensor_layout import has_address, misalignment
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch import nn
-
-    from gapless.device.base import Device
-    from gapless.graphs.modules.backward_settings import Settings
+    from gapless.graphs.modules.forward_runs import Runs
     from gapless.graphs.modules.seen_calls import Given, Layout
     from gapless.pipeline.step import Call
     from gapless.pipeline.tree.flatten import Tree
@@ -78,26 +75,20 @@ class Rehearsal:
 
     def __init__(
         self,
-        forward: Callable[..., Any],
-        module: nn.Module,
+        runs: Runs,
         tree: Tree,
         given: Given,
         weights: list[torch.Tensor],
         *,
         needs_grad: tuple[bool, ...],
-        device: Device,
-        settings: Settings,
     ) -> None:
-        self.settings = settings
+        self.runs = runs
         self.expected = given.settings
-        self.forward = forward
-        self._module = module
         self._tree = tree.map(_copy)
         self.weights = weights
         self.needs_grad = needs_grad
-        self.device = device
         self.gradients = [
-            None if layout is None else _made_up(layout, device.torch_device)
+            None if layout is None else _made_up(layout, runs.device.torch_device)
             for layout in given.layouts
         ]
         self.draws = False
@@ -133,14 +124,16 @@ class Rehearsal:
             for leaf, needs in zip(static.leaves, self.needs_grad, strict=True)
         ]
         standing = (
-            with_stand_ins(self._module, self.weights) if stand_ins else nullcontext(self.weights)
+            with_stand_ins(self.runs.module, self.weights)
+            if stand_ins
+            else nullcontext(self.weights)
         )
         with within_a_step(), standing as weights, torch.enable_grad():
             call: Call = static.with_leaves(inputs).value
-            out = flatten(self.forward(*call.args, **call.kwargs))
+            out = flatten(self.runs.forward(*call.args, **call.kwargs))
             if out.unknown:
                 raise Refused(cannot_return(out.unknown[0]))
-            if any(map(self.device.needs_copy, out.leaves)):
+            if any(map(self.runs.device.needs_copy, out.leaves)):
                 raise Refused(cannot_return_from_host())
             between()
             pairs = [
@@ -153,8 +146,10 @@ class Rehearsal:
             if pairs:
                 outputs, gradients = zip(*pairs, strict=True)
                 found: list[tuple[Any, ...]] = []
-                outputs[0].grad_fn.register_prehook(lambda _: found.append(self.settings.now()))
-                with self.settings.autocast_as(self.expected):
+                outputs[0].grad_fn.register_prehook(
+                    lambda _: found.append(self.runs.settings.now())
+                )
+                with self.runs.settings.autocast_as(self.expected):
                     arrived = gradients_by_use(outputs, gradients, targets)
                 if found != [self.expected]:
                     raise Refused(OTHER_SETTINGS)
@@ -187,12 +182,12 @@ class Rehearsal:
             saved.append(tensor.detach())
             return tensor
 
-        states = self.device.random_state(), torch.get_rng_state()
+        states = self.runs.device.random_state(), torch.get_rng_state()
         with ExitStack() as forward:
             hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
             forward.enter_context(hooks)
             passes = self.passes(static, self.gradients, forward.close)
-        after = self.device.random_state(), torch.get_rng_state()
+        after = self.runs.device.random_state(), torch.get_rng_state()
         self.draws = any(
             one is not None and other is not None and not torch.equal(one, other)
             for one, other in zip(states, after, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,15 +21,12 @@ from gapless.pipeline.tree.tensor_layout import has_address
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from gapless.device.base import Device
-    from gapless.graphs.modules.backward_settings import Settings
-    from gapless.graphs.modules.forward_runs import Run
+    from gapless.graphs.modules.forward_runs import Run, Runs
     from gapless.graphs.modules.gradient_paths import CapturedPaths
     from gapless.graphs.proof.device_state import DrawnFrom
     from gapless.graphs.reads.read_guards import ReadGuards
-    from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.step import Call
     from gapless.pipeline.tree.flatten import Tree
 
@@ -39,7 +36,7 @@ class RunAgain:
 
     Args:
         call: of this kind.
-        forward: of the module, as written.
+        runs: of the module.
         reads: what the module's code reads.
         paths: of the gradients.
         inputs: the arguments in the graph's memory.
@@ -48,9 +45,6 @@ class RunAgain:
         held: other tensors that the graph reads or writes.
         generators: of random numbers that it draws from, beside the device's own.
         random: the states of all generators that it draws from, None if it draws no numbers.
-        device: where it runs.
-        settings: reads torch's settings.
-        host_waits: the door for the wait that it is.
         repeats: whether a call gives the same bits twice.
 
     Attributes:
@@ -60,7 +54,7 @@ class RunAgain:
     def __init__(
         self,
         call: Tree,
-        forward: Callable[..., Any],
+        runs: Runs,
         *,
         reads: ReadGuards,
         paths: CapturedPaths,
@@ -70,13 +64,10 @@ class RunAgain:
         held: Sequence[torch.Tensor],
         generators: Sequence[torch.Generator],
         random: DrawnFrom | None,
-        device: Device,
-        settings: Settings,
-        host_waits: HostWaits,
         repeats: bool,
     ) -> None:
         self._call = call.map(lambda leaf: leaf.new_empty(0))
-        self._forward = forward
+        self._runs, self._forward = runs, runs.forward
         self._reads = reads
         self._paths = paths
         self._inputs = inputs
@@ -84,10 +75,7 @@ class RunAgain:
         self._written = written
         self._generators = generators
         self._random = random
-        self._device = device
-        self._settings = settings
-        self._then = settings.now()
-        self._host_waits = host_waits
+        self._then = runs.settings.now()
         self._repeats = repeats
         # What is written is kept for each run.
         known = set(map(address_of, [*written, *inputs]))
@@ -147,7 +135,7 @@ class RunAgain:
             within_a_step(),
             torch.enable_grad(),
             self._as_then(run),
-            self._settings.autocast_as(self._then),
+            self._runs.settings.autocast_as(self._then),
         ):
             # Autograd leaves modes before it runs a node.
             failure = failure_of_reads(self._reads, in_environment=False)
@@ -158,7 +146,7 @@ class RunAgain:
 
     def _check_outs(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
         """Check that a run as written returns what the replay has returned, as far as that is known."""
-        with self._host_waits.blocking("run_again"), torch.no_grad():
+        with self._runs.host_waits.blocking("run_again"), torch.no_grad():
             is_alike = all(has_bits_of(leaf, out) for leaf, out in pairs if out is not None)
         if not is_alike:
             raise _cannot_run_again(
@@ -169,7 +157,7 @@ class RunAgain:
     @contextmanager
     def _as_then(self, run: Run) -> Iterator[None]:
         """Let random numbers and what the call writes be in the body as they were before it."""
-        now = DeviceState(self._written, self._device, generators=self._generators)
+        now = DeviceState(self._written, self._runs.device, generators=self._generators)
         now.save()
         try:
             with torch.no_grad():

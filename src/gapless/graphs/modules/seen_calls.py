@@ -31,9 +31,7 @@ from gapless.pipeline.tree.tensor_layout import has_address, misalignment
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import nn
+    from collections.abc import Sequence
 
     from gapless.graphs.modules.backward_settings import Settings
     from gapless.graphs.modules.forward_runs import Runs
@@ -103,19 +101,13 @@ class CallsSeen:
     """What calls of a module as written show, of each kind.
 
     Args:
-        module: the module.
-        runs: of all graphs of the module.
+        runs: of the module.
         watch: of its calls as written.
-        settings: reads torch's settings.
     """
 
-    def __init__(
-        self, module: nn.Module, runs: Runs, watch: HostWatch, settings: Settings
-    ) -> None:
-        self._module = module
-        self._runs = runs
+    def __init__(self, runs: Runs, watch: HostWatch) -> None:
+        self._runs, self._module = runs, runs.module
         self._watch = watch
-        self._settings = settings
         self._seen: dict[Any, SeenCalls] = {}
 
     def of(self, tree: Tree) -> SeenCalls:
@@ -126,20 +118,20 @@ class CallsSeen:
             self._seen.clear()
         return self._seen.setdefault((tree.key(), tuple(weights)), SeenCalls())
 
-    def observed(self, tree: Tree, call: Callable[[], Any]) -> Any:
+    def observed(self, tree: Tree) -> Any:
         """Run a call as written, and see what its backward pass is given.
 
         Sync: Does not block the host, unless the module does.
         """
-        seen = self.of(tree)
+        seen, call = self.of(tree), tree.value
         if seen.watched == self._watch.num_runs:
-            return call()
+            return self._runs.as_written(call.args, call.kwargs)
         before, gradients = _states_of(tree.leaves), self._gradients()
         for refusal in hooks_within(self._module):
-            self._runs.refuse(refusal)
+            self._runs.report.refuse(refusal)
         seen.is_stale = False
         since = number_of_next_node()
-        out = call()
+        out = self._runs.as_written(call.args, call.kwargs)
         outs = flatten(out).leaves
         form = [(leaf.shape, leaf.dtype, leaf.requires_grad) for leaf in outs]
         if form != seen.form:
@@ -154,7 +146,7 @@ class CallsSeen:
             seen.object([BACKWARD_WITHIN])
         seen.weights = [weakref.ref(weight) for weight in paths.weights]
         if leaves:
-            _note_gradients(outs, seen, self._settings)
+            _note_gradients(outs, seen, self._runs.settings)
         else:
             seen.given = Given((None,) * len(outs), None)
         return out
