@@ -13,8 +13,7 @@ What replays save goes to the account: `CallTimes.compare` says what follows fro
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gapless.pipeline.streams import EventPool
 from gapless.ranks import is_distributed
@@ -28,6 +27,11 @@ if TYPE_CHECKING:
     from gapless.graphs.account import Account, What
     from gapless.graphs.entry import Entry
     from gapless.graphs.replay.call_graph import CallGraph
+
+    _Way: TypeAlias = Literal["plain", "replay"]
+
+    # The start of a call, on the host and on the device.
+    _Moment: TypeAlias = tuple[float, Event]
 
 
 # Replays of a graph before they are timed: a short loop is over by then.
@@ -63,10 +67,8 @@ class CallWindows:
         self._account = account
         self._has_room = has_room
         self._give_up = give_up
-        self._graphs: weakref.WeakKeyDictionary[CallGraph, _GraphWindows] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._timed: _GraphWindows | None = None
+        self._graphs: weakref.WeakKeyDictionary[CallGraph, _Windows] = weakref.WeakKeyDictionary()
+        self._timed: _Windows | None = None
 
     def add(self, graph: CallGraph, entry: Entry) -> None:
         """Let a graph be timed that gives the same bits as its calls as written, the first of its kind.
@@ -76,15 +78,13 @@ class CallWindows:
             entry: of the kind of its calls.
         """
         if entry.times.verdict is None:
-            self._graphs[graph] = _GraphWindows(self._device, graph, entry)
+            self._graphs[graph] = _Windows(self._device, entry)
 
     def are_open(self, graph: CallGraph) -> bool:
         """Return whether calls of a graph are still to be timed, so that each has to come by here."""
         return graph in self._graphs
 
-    def begin_call(
-        self, entry: Entry, graph: CallGraph | None
-    ) -> Literal["plain", "replay"] | None:
+    def begin_call(self, entry: Entry, graph: CallGraph | None) -> _Way | None:
         """Note that a call begins; return how it has to run, None if that is all the same.
 
         Args:
@@ -95,18 +95,19 @@ class CallWindows:
         """
         now = None if self._timed is None else self._timed.end_last()
         found = None if graph is None else self._graphs.get(graph)
-        if found is None or not found.is_due():
+        if graph is None or found is None or not found.is_due():
             return None
         if not self._account.takes_turn(found):
             self._timed = None if self._timed is found else self._timed
             return None
-        if self._timed is not found and not self._may_begin(found):
+        if self._timed is not found and (is_distributed() or not self._has_room()):
+            del self._graphs[graph]
             return None
         self._timed = found
         found.begin_call(now)
         if found.times.verdict is None:
             return found.way
-        self._finish(entry, found)
+        self._finish(entry, graph, found)
         return "plain" if found.times.verdict == "does_not_pay" else None
 
     def end_call(self, entry: Entry, what: What) -> None:
@@ -117,77 +118,38 @@ class CallWindows:
         if self._timed is not None:
             self._timed.end_call(entry, what)
 
-    def _may_begin(self, found: _GraphWindows) -> bool:
-        if not is_distributed() and self._has_room():
-            return True
-        self._forget(found)
-        return False
-
-    def _finish(self, entry: Entry, timed: _GraphWindows) -> None:
+    def _finish(self, entry: Entry, graph: CallGraph, timed: _Windows) -> None:
         self._timed = None
-        self._forget(timed)
+        del self._graphs[graph]
         if timed.times.verdict == "does_not_pay" and not is_distributed():
             self._give_up(entry, timed.pairs)
 
-    def _forget(self, found: _GraphWindows) -> None:
-        graph = found.graph()
-        if graph is not None:
-            self._graphs.pop(graph, None)
 
-
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    """The start of a call, on the host and on the device."""
-
-    host_ms: float
-    event: Event
-
-
-@dataclass
-class _Window:
-    """Calls of one way.
-
-    Attributes:
-        way: how they run.
-        calls: their starts, and those of the calls behind them.
-    """
-
-    way: Literal["plain", "replay"]
-    calls: list[tuple[_Moment, _Moment]] = field(default_factory=list)
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.calls) >= NUM_IN_WINDOW
-
-
-class _GraphWindows:
+class _Windows:
     """Pairs of windows of one graph.
 
     Attributes:
-        graph: reference to it.
-        number: of the kind of its calls.
         times: of its calls.
         pairs: times of windows that were read.
     """
 
-    def __init__(self, device: Device, graph: CallGraph, entry: Entry) -> None:
+    def __init__(self, device: Device, entry: Entry) -> None:
         # The record of the kind holds the graph.
-        self.graph = weakref.ref(graph)
-        self.number, self.times = entry.number, entry.times
+        self._number, self.times = entry.number, entry.times
         self.pairs: list[PairTimes] = []
         self._device = device
         self._events = EventPool(device, timed=True)
-        self._windows = self._next_windows()
+        # The starts of the calls of each window, and of the calls behind them.
+        self._calls = self._next_windows()
         self._num_before = 0
-        # The call that has begun, and the window that it counts in.
+        # When the call has begun, and the window that it counts in.
         self._start: _Moment | None = None
-        self._window: _Window | None = None
+        self._counts_in: _Way | None = None
 
     @property
-    def way(self) -> Literal["plain", "replay"] | None:
-        """How the next call has to run; None if its way does not matter."""
-        window = self._open()
-        return None if window is None else window.way
+    def way(self) -> _Way | None:
+        """How the next call has to run, which is that of a window that is not full; None if all are."""
+        return next((way for way, some in self._calls.items() if len(some) < NUM_IN_WINDOW), None)
 
     def is_due(self) -> bool:
         """Count a call that would be a replay; return whether it may be timed."""
@@ -196,12 +158,12 @@ class _GraphWindows:
 
     def end_last(self) -> _Moment | None:
         """Note that a call of the same object begins; return when, if that was asked for."""
-        start, window = self._start, self._window
-        self._start = self._window = None
-        if start is None or window is None:
+        start, way = self._start, self._counts_in
+        self._start = self._counts_in = None
+        if start is None or way is None:
             return None
         now = self._now()
-        window.calls.append((start, now))
+        self._calls[way].append((start, now))
         return now
 
     def begin_call(self, now: _Moment | None) -> None:
@@ -210,46 +172,41 @@ class _GraphWindows:
         Args:
             now: when, if that is known.
         """
-        if self._open() is None:
+        if self.way is None:
             self._read()
         else:
             self._start = now or self._now()
 
     def end_call(self, entry: Entry, what: What) -> None:
         """Note what the call was that has begun."""
-        window = self._open()
-        is_as_asked = window is not None and what == window.way and entry.number == self.number
-        self._window = window if is_as_asked else None
-
-    def _open(self) -> _Window | None:
-        return next((one for one in self._windows if not one.is_full), None)
+        way = self.way
+        self._counts_in = way if what == way and entry.number == self._number else None
 
     def _now(self) -> _Moment:
         event = self._events.record(self._device.current_stream())
-        return _Moment(self._device.now_ms(), event)
+        return self._device.now_ms(), event
 
-    def _next_windows(self) -> list[_Window]:
+    def _next_windows(self) -> dict[_Way, list[tuple[_Moment, _Moment]]]:
         # What drifts, and what comes at regular times, does not always meet the same way.
-        ways: list[Literal["plain", "replay"]] = ["replay", "plain"]
-        return list(map(_Window, ways if len(self.pairs) % 2 == 0 else reversed(ways)))
+        if len(self.pairs) % 2:
+            return {"plain": [], "replay": []}
+        return {"replay": [], "plain": []}
 
     def _read(self) -> None:
         """Take in the times of both windows, if the device has come so far."""
-        if not all(
-            self._device.query_event(end.event)
-            for window in self._windows
-            for _, end in window.calls
-        ):
+        ends = [end for some in self._calls.values() for _, (_, end) in some]
+        if not all(self._device.query_event(end) for end in ends):
             return
-        times = {window.way: self._times_of(window).call_ms for window in self._windows}
-        self.pairs.append(PairTimes(replayed_ms=times["replay"], written_ms=times["plain"]))
+        replayed, written = self._times_of("replay"), self._times_of("plain")
+        self.pairs.append(PairTimes(replayed_ms=replayed, written_ms=written))
         self.times.compare(self.pairs)
         self._events.reset()
-        self._windows = self._next_windows()
+        self._calls = self._next_windows()
 
-    def _times_of(self, window: _Window) -> WindowTimes:
-        elapsed_ms = self._device.elapsed_ms
+    def _times_of(self, way: _Way) -> float:
+        """Return what a call of a window took."""
+        calls, elapsed_ms = self._calls[way], self._device.elapsed_ms
         return WindowTimes(
-            host_ms=[end.host_ms - start.host_ms for start, end in window.calls],
-            device_ms=[elapsed_ms(start.event, end.event) for start, end in window.calls],
-        )
+            host_ms=[end - start for (start, _), (end, _) in calls],
+            device_ms=[elapsed_ms(start, end) for (_, start), (_, end) in calls],
+        ).call_ms
