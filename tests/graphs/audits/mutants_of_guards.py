@@ -250,7 +250,7 @@ GUARDS = [
     ),
     always(
         "hooks of optimizers",
-        "_Unwritten._has_no_hooks",
+        "UpdateAsCaptured._has_no_hooks",
         "not has_hooks(self._optimizer)",
         "hook of the optimizer",
     ),

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.graphs.in_place.captor import captor_of, left_out
-from gapless.graphs.in_place.quick_audits import OF_A_SCALER, QuickAudits
+from gapless.graphs.in_place.quick_audits import QuickAudits
 from gapless.graphs.modules.module_refusals import COMPILED_AROUND
 from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.reads.code_kinds import CodeKind, kind_of
@@ -40,7 +40,10 @@ from gapless.graphs.updates.quick_updates import QuickUpdates
 from gapless.graphs.updates.step_replaced import is_step_of_the_class, method_in_place_of
 from gapless.graphs.updates.update_rules import (
     CALL_A_CLOSURE_ONCE,
+    OF_A_SCALER,
     closure_of,
+    gradients_of,
+    gradients_replaced,
     has_hooks,
     name_of,
     weights_of,
@@ -261,7 +264,7 @@ class OptimizerInPlace:
         # A user's code is guarded, and reads gradients: it finds none before each call.
         if self._code is None and self._is_replayed(call):
             return
-        with _taken_away(weights, gradients):
+        with gradients_replaced(weights, [None] * len(weights), gradients):
             objection = self._call(call)
         if objection is not None:
             self._run_as_written(objection, self._as_written)
@@ -290,7 +293,7 @@ class OptimizerInPlace:
                 return
             self._audits.forget_call()
             run_as_written = quick.run_as_written
-        objection = self._objection_to_gradients(list(map(_gradient_of, weights_of(self.target))))
+        objection = self._objection_to_gradients(gradients_of(self.target))
         self._run_as_written(objection, partial(run_as_written, self._as_written))
 
     def _note_call(self) -> None:
@@ -323,7 +326,7 @@ class OptimizerInPlace:
         try:
             with (
                 within_a_step(),
-                _placed(weights_of(self.target), gradients),
+                gradients_replaced(weights_of(self.target), gradients, [None] * len(gradients)),
                 _replaced(vars(self.target), of_a_scaler),
             ):
                 (self.target.step if self._code is None else self._code)()
@@ -341,35 +344,6 @@ _NEW_RATE = (
     "captured with: such steps run as written; capture the whole step, or give the optimizer's "
     'capture rates="tensor", which rounds rates to float32'
 )
-
-
-@contextmanager
-def _taken_away(
-    weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
-) -> Iterator[None]:
-    """Let weights have no gradients in the body, and these after it."""
-    pairs = [pair for pair in zip(weights, gradients, strict=True) if pair[1] is not None]
-    for weight, _ in pairs:
-        weight.grad = None
-    try:
-        yield
-    finally:
-        for weight, gradient in pairs:
-            weight.grad = gradient
-
-
-@contextmanager
-def _placed(
-    weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
-) -> Iterator[None]:
-    """Let weights have these gradients in the body, and none after it."""
-    for weight, gradient in zip(weights, gradients, strict=True):
-        weight.grad = gradient
-    try:
-        yield
-    finally:
-        for weight in weights:
-            weight.grad = None
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from gapless.graphs.proof.python_side import PythonSide
 from gapless.graphs.proof.same_results import NotProved, prove
 from gapless.graphs.refusal import Refusal
 from gapless.graphs.replay.kept_tensors import KeptTensors
-from gapless.graphs.updates.update_rules import name_of, weights_of
+from gapless.graphs.updates.update_rules import OF_A_SCALER, name_of, weights_of
 
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.updates.quick_updates import QuickUpdates
 
-
-# By these a GradScaler hands an optimizer its tensors for the time of a step.
-OF_A_SCALER = ("grad_scale", "found_inf")
 
 # Differences, before no update is quick any more.
 _MAX_DIFFERENCES = 2

@@ -19,7 +19,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import chain, repeat
 from operator import attrgetter, is_, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -28,6 +28,7 @@ from gapless.graphs.reads.same_tensors import are_the_same
 from gapless.graphs.updates.noted_calls import NotedCalls
 from gapless.graphs.updates.step_replaced import is_step_of_the_class
 from gapless.graphs.updates.update_operations import NUMBERS, way_of
+from gapless.graphs.updates.update_rules import OF_A_SCALER
 from gapless.pipeline.tree.tensor_layout import comparison_with
 
 
@@ -218,7 +219,7 @@ class QuickUpdates:
                 [weights, *columns]
             )
             for (its_weights, _, *state), _ in grouped.values():
-                parts.append(_Part(way, number, its_weights, state))
+                parts.append(_Part(way, number, its_weights, tuple(state)))
         lists = _Lists(self._optimizer, self._form(), parts)
         return lists if lists.take(_of_a_scaler(self._optimizer)) else None
 
@@ -237,20 +238,13 @@ class QuickUpdates:
         )
 
 
-class _Part:
-    """Weights of one group that are updated at once, with their state.
+class _Part(NamedTuple):
+    """Weights of one group that are updated at once: their way, the number of the group, lists of their state."""
 
-    Args:
-        way: of their update.
-        group: number of the group.
-        weights: of one device and one dtype.
-        state: lists of their state.
-    """
-
-    def __init__(
-        self, way: Way, group: int, weights: list[torch.Tensor], state: list[list[torch.Tensor]]
-    ) -> None:
-        self.way, self.group, self.weights, self.state = way, group, weights, tuple(state)
+    way: Way
+    group: int
+    weights: list[torch.Tensor]
+    state: tuple[list[torch.Tensor], ...]
 
 
 class _Lists:
@@ -329,8 +323,7 @@ def _objects_of(optimizer: Optimizer) -> list[Any]:
 
 def _of_a_scaler(optimizer: Optimizer) -> tuple[torch.Tensor | None, ...]:
     """Return what a GradScaler has handed over: a scale, and whether there was an infinity."""
-    own = vars(optimizer)
-    return own.get("grad_scale"), own.get("found_inf")
+    return tuple(map(vars(optimizer).get, OF_A_SCALER))
 
 
 def _code_of(kind: type[Optimizer]) -> tuple[Any, ...]:

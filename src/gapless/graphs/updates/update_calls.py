@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -13,17 +12,19 @@ import torch
 
 from gapless.graphs.step_call import within_a_step
 from gapless.graphs.updates.step_replaced import step_as_written
-from gapless.graphs.updates.update_rules import gradients_of, same_objects, weights_of
+from gapless.graphs.updates.update_rules import (
+    OF_A_SCALER,
+    gradients_of,
+    gradients_replaced,
+    same_objects,
+    weights_of,
+)
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch.optim import Optimizer
-
-
-# By these GradScaler hands an optimizer its tensors for the time of a step.
-_OF_A_SCALER = ("grad_scale", "found_inf")
 
 
 class UpdateAsWritten:
@@ -53,7 +54,10 @@ class UpdateAsWritten:
 
     def __call__(self) -> None:
         """Call `step` as it is now: with hooks and schedulers that came after the capture."""
-        with within_a_step(), self._modes.set_again(), self._gradients_in_place():
+        before = gradients_of(self._optimizer)
+        are_there = same_objects(before, self.gradients)
+        placed = gradients_replaced(self._weights, self.gradients, before)
+        with within_a_step(), self._modes.set_again(), nullcontext() if are_there else placed:
             vars(self._optimizer).update(self._of_a_scaler)
             try:
                 step_as_written(self._optimizer)(*self._args, **self._kwargs)
@@ -61,28 +65,10 @@ class UpdateAsWritten:
                 for name in self._of_a_scaler:
                     vars(self._optimizer).pop(name, None)
 
-    @contextmanager
-    def _gradients_in_place(self) -> Iterator[None]:
-        """Give the weights the gradients of the capture in the body."""
-        before = list(map(attrgetter("grad"), self._weights))
-        if same_objects(before, self.gradients):
-            yield
-            return
-        _set_gradients(self._weights, self.gradients)
-        try:
-            yield
-        finally:
-            _set_gradients(self._weights, before)
-
-
-def _set_gradients(weights: list[torch.Tensor], gradients: list[torch.Tensor | None]) -> None:
-    for weight, gradient in zip(weights, gradients, strict=True):
-        weight.grad = gradient
-
 
 def _of_a_scaler(optimizer: Optimizer) -> dict[str, Any]:
     """Return what a scaler has handed to an optimizer."""
-    return {name: vars(optimizer)[name] for name in _OF_A_SCALER if name in vars(optimizer)}
+    return {name: vars(optimizer)[name] for name in OF_A_SCALER if name in vars(optimizer)}
 
 
 class _Modes:
@@ -144,7 +130,7 @@ def optimizer_restored_on_failure(optimizer: Optimizer) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for name in _OF_A_SCALER:
+        for name in OF_A_SCALER:
             vars(optimizer).pop(name, None)
         vars(optimizer).update(own)
         raise

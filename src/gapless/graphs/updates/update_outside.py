@@ -54,7 +54,7 @@ from gapless.graphs.updates.update_calls import (
     optimizer_restored_on_failure,
     scalers_restored_on_failure,
 )
-from gapless.graphs.updates.update_changes import UpdateAsCaptured, UpdateChange, WeightsAsCaptured
+from gapless.graphs.updates.update_changes import UpdateAsCaptured, UpdateChange
 from gapless.graphs.updates.update_rules import (
     CALL_A_CLOSURE_ONCE,
     closure_of,
@@ -372,7 +372,7 @@ class CapturedUpdates:
         self.attributes: list[dict[str, Any]] = []
         self.outside: dict[Optimizer, str] = {}
         self.gradients: list[list[torch.Tensor | None]] = []
-        self._as_captured: list[UpdateAsCaptured | WeightsAsCaptured] = []
+        self._as_captured: list[UpdateAsCaptured] = []
         self.rates: list[tuple[Optimizer, list[_Rate]]] = []
 
     def call(self, update: UpdateAsWritten) -> None:
@@ -401,11 +401,8 @@ class CapturedUpdates:
 
         Sync: Does not block the host.
         """
-        for one in self._as_captured:
-            change = one.change()
-            if change is not None:
-                return change
-        return None
+        found = (one.change() for one in self._as_captured)
+        return next((change for change in found if change is not None), None)
 
     def compare_in(self, rows: GuardRows) -> None:
         """Let rows say whether `changed` returns None."""
@@ -438,7 +435,7 @@ class CapturedUpdates:
     def add_outside(self, optimizer: Optimizer, reason: str) -> None:
         """Note that a replay calls the update of an optimizer."""
         if optimizer not in self.outside:
-            self._as_captured.append(WeightsAsCaptured(optimizer))
+            self._as_captured.append(UpdateAsCaptured(optimizer, is_inside=False))
         self.outside[optimizer] = reason
 
     def add_inside(self, optimizer: Optimizer, rates: list[_Rate]) -> None:
@@ -447,7 +444,8 @@ class CapturedUpdates:
             return
         self.inside.append(optimizer)
         self.attributes.append(vars(optimizer))
-        self._as_captured.append(UpdateAsCaptured(optimizer, is_rate_filled=bool(rates)))
+        as_captured = UpdateAsCaptured(optimizer, is_inside=True, is_rate_filled=bool(rates))
+        self._as_captured.append(as_captured)
         if rates:
             self.rates.append((optimizer, rates))
 

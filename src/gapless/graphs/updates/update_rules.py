@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import chain
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from gapless.graphs.updates.step_replaced import is_step_of_the_class
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.optim import Optimizer
 
@@ -37,6 +38,9 @@ _HAVE_CAPTURABLE = frozenset(
 
 # Classes of users that do not call torch's `__init__` have none.
 HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+# By these a GradScaler hands an optimizer its tensors for the time of a step.
+OF_A_SCALER = ("grad_scale", "found_inf")
 
 # Torch's own but LBFGS call a closure once, before their update.
 CALL_A_CLOSURE_ONCE = (
@@ -185,6 +189,20 @@ def weights_of(optimizer: Optimizer) -> list[torch.Tensor]:
 def gradients_of(optimizer: Optimizer) -> list[torch.Tensor | None]:
     """Return the gradients of all weights."""
     return list(map(attrgetter("grad"), weights_of(optimizer)))
+
+
+@contextmanager
+def gradients_replaced(
+    weights: list[torch.Tensor], inside: Sequence[Any], behind: Sequence[Any]
+) -> Iterator[None]:
+    """Let weights have some gradients in the body, and others behind it."""
+    for weight, gradient in zip(weights, inside, strict=True):
+        weight.grad = gradient
+    try:
+        yield
+    finally:
+        for weight, gradient in zip(weights, behind, strict=True):
+            weight.grad = gradient
 
 
 def same_objects(some: list[Any], others: list[Any]) -> bool:
