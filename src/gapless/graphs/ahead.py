@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from gapless.graphs.proof.snapshot import Snapshot
-    from gapless.graphs.ranks.of_ranks import OfRanks, RunsAlone
+    from gapless.graphs.ranks.calls_of_ranks import CallsOfRanks
+    from gapless.graphs.ranks.consent_of_ranks import ConsentOfRanks
+    from gapless.graphs.ranks.runs_alone import RunsAlone
     from gapless.graphs.reads.weight_guards import Gradients
     from gapless.graphs.refusal import Refusal
     from gapless.pipeline.tree.flatten import Tree
@@ -30,7 +32,9 @@ class AheadOfRun:
         ranks: that capture it together; None: it is captured alone.
     """
 
-    def __init__(self, step: RunsAlone, snapshot: Snapshot, ranks: OfRanks | None) -> None:
+    def __init__(
+        self, step: RunsAlone, snapshot: Snapshot, ranks: ConsentOfRanks | CallsOfRanks | None
+    ) -> None:
         self._callee, self._report = step.callee, step.callee.report
         self._snapshot = snapshot
         self._entries = step.entries

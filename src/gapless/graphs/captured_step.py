@@ -29,8 +29,6 @@ from gapless.graphs.interludes import note_interlude
 from gapless.graphs.passing_kinds import PassingKinds
 from gapless.graphs.ranks.calls_of_ranks import CallsOfRanks
 from gapless.graphs.ranks.consent_of_ranks import ConsentOfRanks
-from gapless.graphs.ranks.loop_with_ranks import LoopWithRanks
-from gapless.graphs.ranks.run_with_ranks import RunWithRanks
 from gapless.graphs.reads.batch_reads import BatchReads
 from gapless.graphs.refusal import does_not_pay
 from gapless.graphs.states import State
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
     from gapless.graphs.callee import Callee
     from gapless.graphs.entry import Entry, Variant
     from gapless.graphs.proof.snapshot import Snapshot
-    from gapless.graphs.ranks.of_ranks import OfRanks
     from gapless.graphs.refusal import Refusal
     from gapless.pipeline.tree.flatten import Tree
     from gapless.records.replay_times import PairTimes
@@ -113,7 +110,11 @@ class CapturedStep:
         )
         self.audited = AuditedCalls(callee, self.audits, self.entries, self.learning)
         self._windows = self.learning.windows = self.fast_path.windows = self._timed()
-        self._ranks = self._with_ranks(num_warmup)
+        # What runs calls together with those of other ranks, None if this process is alone.
+        ranks = callee.consent
+        self._ranks = ranks if isinstance(ranks, ConsentOfRanks | CallsOfRanks) else None
+        if self._ranks is not None:
+            self._ranks.join(self, num_warmup=num_warmup)
         self._num_not_taken = 0
 
     # --- the way of a call ---
@@ -272,15 +273,6 @@ class CapturedStep:
         note_interlude()
         if self._ranks is not None:
             self._ranks.begin_epoch()
-
-    def _with_ranks(self, num_warmup: int) -> OfRanks | None:
-        """Return what runs calls together with those of other ranks, None if this process is alone."""
-        consent = self.callee.consent
-        if isinstance(consent, ConsentOfRanks):
-            return RunWithRanks(self, consent, num_warmup=num_warmup)
-        if isinstance(consent, CallsOfRanks):
-            return LoopWithRanks(self, consent, num_warmup=num_warmup)
-        return None
 
     # --- graphs there are ---
 

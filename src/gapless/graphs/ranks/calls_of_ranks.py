@@ -20,16 +20,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gapless.graphs.consent import Readiness
 from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.ranks.audits_of_ranks import AuditsOfRanks
+from gapless.graphs.ranks.together import Together
 from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal
+from gapless.graphs.step_run import StepRun
 from gapless.ranks import collectives_so_far, is_distributed, user_ranks
 
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
+    from gapless.graphs.entry import Entry, Variant
     from gapless.graphs.quick_call import QuickCall
+    from gapless.graphs.ranks.runs_alone import RunsAlone
     from gapless.pipeline.host_waits import HostWaits
+    from gapless.pipeline.tree.flatten import Tree
     from gapless.ranks import Peers
 
 
@@ -87,7 +92,9 @@ class _Told:
 
 
 class CallsOfRanks:
-    """Implements `Consent` for the ranks of a user's own process group, at calls of one step.
+    """The consent of the ranks of a user's own process group, at calls of one step.
+
+    A step that does not talk to them runs alone.
 
     Args:
         host_waits: the door for the waits for other ranks ("agreement").
@@ -99,6 +106,7 @@ class CallsOfRanks:
         is_over: whether the step has been told so, and runs as written.
         is_audit: whether all ranks audit the call of now.
         audits: at which calls they do.
+        num_calls: of the step, so far.
     """
 
     _num_that_talk = 0
@@ -114,7 +122,7 @@ class CallsOfRanks:
         # Numbered when it is first seen to talk: one that does not may be captured by one rank alone.
         self._step = -1
         self._talks_to_some = False
-        self._call = self._next_question = 0
+        self.num_calls = self._next_question = 0
         self._calls = 0
         self._open_until = _CALLS_OPEN
         self._numbers: dict[int, int] = {}
@@ -123,6 +131,16 @@ class CallsOfRanks:
     def is_unknown(self) -> bool:
         """Whether the step may talk to other ranks, and was not seen to."""
         return not self.asks and is_distributed()
+
+    def join(self, step: RunsAlone, *, num_warmup: int) -> None:
+        """Run the calls of a captured step from now on.
+
+        Args:
+            step: of this rank.
+            num_warmup: runs of a kind before its capture.
+        """
+        self._alone = step
+        self._together = Together(step, self, num_warmup=num_warmup, is_lifted=False)
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -171,43 +189,63 @@ class CallsOfRanks:
         """Tell nobody: the ranks of a user have no heartbeat of ours."""
         return nullcontext()
 
-    def at_call(
-        self,
-        kind: Hashable,
-        readiness: Readiness,
-        *,
-        is_replay: bool,
-        can_audit: bool,
-        is_open: bool,
-        gives_up: bool,
-    ) -> Readiness | None:
-        """Count a call; return the least readiness of all ranks if they tell each other now.
+    # --- calls ---
 
-        Args:
-            kind: of the call.
-            readiness: of this rank to capture it.
-            is_replay: whether there is a graph for it.
-            can_audit: whether that can be audited.
-            is_open: whether there may be one later.
-            gives_up: whether nothing is captured any more on this rank.
+    def take(self, entry: Entry, tree: Tree) -> StepRun:
+        """Run a call of a kind, as all ranks do."""
+        alone = self._alone
+        if not self.asks or self.is_over:
+            return alone.take(entry, tree)
+        if alone.fast_path.counted is None:
+            # Quick calls are counted, and no graph is audited at a turn of its own.
+            alone.audits.end_all()
+            alone.fast_path.counted = self.counted
+            alone.entries.forget_quick_calls()
+        variant = alone.find(entry, tree)
+        least = self._tell_others(entry, tree, variant)
+        if self.refusal is not None:
+            self._end(self.refusal)
+        elif variant is not None and self.is_audit:
+            return self._together.audit(entry, variant, tree)
+        elif variant is not None:
+            return alone.replay(entry, variant, tree)
+        alone.fast_path.forget()
+        with alone.callee.on_side_stream():
+            if least is Readiness.READY:
+                alone.callee.report.num_eager += 1
+                return StepRun(self._together.capture(entry, tree), "capture", tree.key())
+            if least is Readiness.NEVER:
+                self._together.settle_without(entry)
+            watched = None if entry.is_refused else entry
+            return StepRun(alone.learning.run_eagerly(watched, tree), "eager", tree.key())
+
+    def _tell_others(self, entry: Entry, tree: Tree, variant: Variant | None) -> Readiness | None:
+        """Count a call; return the least readiness of all ranks if they tell each other now.
 
         Raises:
             RanksError: another rank is gone, or does not come.
 
         Sync: Blocks the host until all ranks are here, if they tell each other ("agreement").
         """
-        self._count(kind, is_replay=is_replay)
-        self.is_audit = False
-        if is_open:
-            self._open_until = self._call + _CALLS_OPEN
-        if self._call < self._next_question:
+        if self.refusal is not None:
             return None
-        is_open = self._call < self._open_until
-        gives_up = gives_up or self._talks_to_some
-        audit = Readiness.READY if can_audit else Readiness.NOT_YET
+        if variant is None:
+            objection = self._alone.callee.objection_to(tree)
+            if objection is not None:
+                self._alone.entries.refuse(entry, [objection])
+        readiness = self._readiness(entry, variant)
+        self._count(tree.key(), is_replay=variant is not None)
+        self.is_audit = False
+        if variant is None and readiness is not Readiness.NEVER:
+            self._open_until = self.num_calls + _CALLS_OPEN
+        if not self._is_asked(self.num_calls):
+            return None
+        is_open = self.num_calls < self._open_until
+        gives_up = self._alone.callee.report.forbids_all_for_good or self._talks_to_some
+        audit = Readiness.READY if self._together.can_audit(variant) else Readiness.NOT_YET
         if self.audits.cannot:
             audit = Readiness.NEVER
-        told = _Told(self._step, self._call, self._calls, readiness, audit, is_open, gives_up)
+        told = _Told(self._step, self.num_calls, self._calls, readiness, audit, is_open, gives_up)
         of_ranks: list[Any] = self._told_by_all(told)
         if not all(isinstance(other, _Told) and told.is_like(other) for other in of_ranks):
             self.refusal = UNLIKE
@@ -216,35 +254,47 @@ class CallsOfRanks:
             self.refusal = WITH_SOME if self._talks_to_some else ON_ANOTHER_RANK
             return Readiness.NEVER
         are_open = any(other.is_open for other in of_ranks)
-        self._next_question = self._call + (1 if are_open else _CALLS_BETWEEN)
-        self.is_audit = self._is_audit(Readiness(min(other.audit for other in of_ranks)))
-        self._ask_at_audit()
+        self._next_question = self.num_calls + (1 if are_open else _CALLS_BETWEEN)
+        self.is_audit = self.audits.is_due(self.num_calls) and self.audits.decide(
+            self.num_calls, Readiness(min(other.audit for other in of_ranks))
+        )
         return Readiness(min(other.readiness for other in of_ranks))
 
-    def note_captured(self) -> None:
-        """Let all ranks audit, from here on, what they have captured at this call."""
-        self.audits.begin(self._call)
-        self._ask_at_audit()
+    def _readiness(self, entry: Entry, variant: Variant | None) -> Readiness:
+        if variant is not None:
+            return Readiness.READY
+        report = self._alone.callee.report
+        if report.is_rest_over:
+            self._alone.lift_refusal()
+        if report.forbids_all and not report.forbids_all_for_good:
+            return Readiness.NOT_YET
+        # There is a graph, which does not take this call.
+        if any(one.graph is not None and one.failure() is None for one in entry.variants):
+            return Readiness.NOT_YET
+        return self._together.readiness(entry)
 
-    def end_audit(self, found: Readiness) -> Readiness:
-        """Tell the others what this rank has found in an audit; return the least of all.
+    def _end(self, refusal: Refusal) -> None:
+        """Capture nothing any more, as all ranks do from this call on."""
+        self.is_over = True
+        report = self._alone.callee.report
+        if refusal is not ON_ANOTHER_RANK or not report.forbids_all_for_good:
+            report.refuse(refusal)
+        self._alone.entries.drop_graphs()
 
-        Raises:
-            RanksError: another rank is gone, or does not come.
+    def begin_epoch(self) -> None:
+        """Do nothing: the epochs of a user's loop are not known."""
 
-        Sync: Blocks the host until all ranks have told ("agreement").
-        """
-        found = self.least(found)
-        self.audits.end(self._call, found)
-        self._ask_at_audit()
-        return found
+    # --- ahead of a run ---
 
-    def _is_audit(self, least: Readiness) -> bool:
-        return self.audits.is_due(self._call) and self.audits.decide(self._call, least)
+    def may_run_ahead(self, *, is_own: bool) -> bool:
+        """Return the same: ranks tell each other at each capture."""
+        return is_own
 
-    def _ask_at_audit(self) -> None:
-        if self.audits.next_call > self._call:
-            self._next_question = min(self._next_question, self.audits.next_call)
+    def capture_ahead(
+        self, entry: Entry, tree: Tree, watching: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        """Capture a kind on all ranks, ahead of a run: see `Together`."""
+        self._together.capture_ahead(entry, tree, watching)
 
     def counted(self, kind: Hashable, replay: QuickCall) -> QuickCall:
         """Return a quick call that counts its replays, and takes none where ranks tell each other.
@@ -255,7 +305,7 @@ class CallsOfRanks:
         """
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if self._call + 1 >= self._next_question:
+            if self._is_asked(self.num_calls + 1):
                 return NOT_ALIKE
             out = replay(args, kwargs)
             if out is not NOT_ALIKE:
@@ -264,10 +314,13 @@ class CallsOfRanks:
 
         return call
 
+    def _is_asked(self, call: int) -> bool:
+        return call >= self._next_question or call == self.audits.next_call
+
     def _count(self, kind: Hashable, *, is_replay: bool) -> None:
         number = self._numbers.setdefault(hash(kind), len(self._numbers))
         self._calls = (self._calls * _FACTOR + 2 * number + is_replay + 1) % _LARGE_PRIME
-        self._call += 1
+        self.num_calls += 1
 
     def _told_by_all(self, value: T) -> list[T]:
         with self._host_waits.blocking("agreement"):

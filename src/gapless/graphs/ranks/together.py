@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from gapless.graphs.consent import Readiness
+from gapless.graphs.consent import Consent, Readiness
 from gapless.graphs.proof.trial import Trial
 from gapless.graphs.ranks.agreed_kinds import AgreedKinds
 from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal, proved_wrong
@@ -18,14 +18,25 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from gapless.graphs.entry import Entry, Variant
-    from gapless.graphs.ranks.calls_of_ranks import CallsOfRanks
-    from gapless.graphs.ranks.consent_of_ranks import ConsentOfRanks
-    from gapless.graphs.ranks.of_ranks import RunsAlone
+    from gapless.graphs.ranks.audits_of_ranks import AuditsOfRanks
+    from gapless.graphs.ranks.runs_alone import RunsAlone
     from gapless.pipeline.tree.flatten import Tree
 
 
 # Calls of a kind after its warm-up in which all may become ready.
 MAX_ASKED = 8
+
+
+class Ranks(Consent, Protocol):
+    """The ranks of a step, which make the same calls.
+
+    Attributes:
+        audits: at which of them all audit.
+        num_calls: so far.
+    """
+
+    audits: AuditsOfRanks
+    num_calls: int
 
 
 class Together:
@@ -44,7 +55,7 @@ class Together:
     def __init__(
         self,
         step: RunsAlone,
-        ranks: ConsentOfRanks | CallsOfRanks,
+        ranks: Ranks,
         *,
         num_warmup: int,
         is_lifted: bool,
@@ -94,7 +105,7 @@ class Together:
                 self._refuse_for_others(entry)
         else:
             self.agreed.settle(entry, is_captured=True)
-            self._ranks.note_captured()
+            self._ranks.audits.begin(self._ranks.num_calls)
         return out
 
     def settle_without(self, entry: Entry, objection: Refusal | None = None) -> None:
@@ -114,7 +125,7 @@ class Together:
     def capture_ahead(
         self, entry: Entry, tree: Tree, watching: Callable[[], AbstractContextManager[object]]
     ) -> None:
-        """Capture a kind on all ranks, ahead of a run: see `OfRanks`."""
+        """Capture a kind on all ranks, ahead of a run: nothing of the call is kept."""
         if entry.agreed is not None:
             return
         entry.is_expected = True
@@ -165,7 +176,9 @@ class Together:
                 found = Readiness.READY
             elif variant.exactness.repeats_bits:
                 found = Readiness.NEVER
-        self._end_audit(self._ranks.end_audit(found), found)
+        of_all = self._ranks.least(found)
+        self._ranks.audits.end(self._ranks.num_calls, of_all)
+        self._end_audit(of_all, found)
         return StepRun(self._step.learning.result(tried.out, tree), "capture", tree.key())
 
     def _end_audit(self, of_all: Readiness, own: Readiness) -> None:
