@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
 import gapless
-from gapless.graphs.refusal import KINDS, Refusal, RefusalKind
+from gapless.graphs.refusal import KINDS, Refusal
 from gapless.graphs.states import OF_KINDS, OF_VARIANTS, TRANSITIONS, Event, State
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import batches
@@ -24,11 +23,6 @@ pytestmark = pytest.mark.quick_tests(6)
 def device():
     with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
         yield device
-
-
-def test_every_kind_of_refusal_is_a_row():
-    """No kind is without one, and no row without a kind."""
-    assert set(KINDS) == set(get_args(RefusalKind))
 
 
 @pytest.mark.parametrize("kind", KINDS)

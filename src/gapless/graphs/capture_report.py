@@ -230,15 +230,23 @@ class CaptureReport:
     def __str__(self) -> str:
         """Return one line on what ran as a graph and what ran as written; more say why."""
         texts = [refusal.text for refusal in self.refusals]
-        done = (
-            f"captured {_count(self.num_graphs, 'graph')} in {self.seconds:.1f} s{self._memory()}, "
+        has_memory = self.captured_bytes >= _SMALLEST_BYTES
+        memory = f" and {megabytes(self.captured_bytes)}" if has_memory else ""
+        parts = [
+            f"captured {_count(self.num_graphs, 'graph')} in {self.seconds:.1f} s{memory}, "
             f"{_count(self.num_replays, 'step')} replayed, {self.num_eager} ran as written"
-        )
-        parts = [done, *self._quick(), *self._proofs(), *self._audits(), *self._rates()]
-        if texts:
-            parts.append(f"no further graph: {texts[0]}")
-        if self.note is not None:
-            parts.append(self.note)
+        ]
+        quick = _count(self.num_quick, "update")
+        for is_said, text in (
+            (self.num_quick, f"{quick} by the operations of the step alone"),
+            (self.proved, f"{self.proved} proved in {self.proof_seconds:.1f} s"),
+            (self.not_proved, f"{self.not_proved} not proved"),
+            (self.audits.num, str(self.audits)),
+            (self.rates != "exact", "rates are tensors on the device, rounded to float32"),
+            (texts, f"no further graph: {''.join(texts[:1])}"),
+            (self.note, self.note or ""),
+        ):
+            parts += [text] if is_said else []
         lines = ["; ".join(parts)]
         lines += [f"also: {text}" for text in texts[1:]]
         lines += [str(self.spent)] if self.spent.is_worth_a_line else []
@@ -251,32 +259,6 @@ class CaptureReport:
             for site in self.batch_reads
         ]
         return "\n".join([*lines, *self._padding_line()])
-
-    def _quick(self) -> list[str]:
-        if not self.num_quick:
-            return []
-        return [f"{_count(self.num_quick, 'update')} by the operations of the step alone"]
-
-    def _memory(self) -> str:
-        if self.captured_bytes < _SMALLEST_BYTES:
-            return ""
-        return f" and {megabytes(self.captured_bytes)}"
-
-    def _proofs(self) -> list[str]:
-        found = []
-        if self.proved:
-            found.append(f"{self.proved} proved in {self.proof_seconds:.1f} s")
-        if self.not_proved:
-            found.append(f"{self.not_proved} not proved")
-        return found
-
-    def _audits(self) -> list[str]:
-        return [str(self.audits)] if self.audits.num else []
-
-    def _rates(self) -> list[str]:
-        if self.rates == "exact":
-            return []
-        return ["rates are tensors on the device, rounded to float32"]
 
     def _padding_line(self) -> list[str]:
         if not self.num_graphs and any(one.kind not in _OF_SHAPES for one in self.refusals):

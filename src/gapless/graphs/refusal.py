@@ -18,49 +18,6 @@ if TYPE_CHECKING:
     from gapless.graphs.reads.odd_reads import OddRead
 
 
-RefusalKind: TypeAlias = Literal[
-    "cpu",
-    "unknown_batch",
-    "watched_by_mode",
-    "inside_autocast",
-    "inside_cached",
-    "batch_on_host",
-    "batch_requires_grad",
-    "batch_is_read",
-    "scheduler",
-    "host_read",
-    "too_many_keys",
-    "unlike_calls",
-    "too_many_changes",
-    "not_ahead",
-    "graph_limit",
-    "memory_budget",
-    "capture_failed",
-    "host_write",
-    "forward_mode",
-    "unreadable",
-    "keeps_unknown",
-    "replaced_tensor",
-    "changes_batch",
-    "backward_outside",
-    "update",
-    "proved_wrong",
-    "second_forward",
-    "create_graph",
-    "retain_graph",
-    "gradient_outside",
-    "hook",
-    "checkpoint",
-    "compiled",
-    "weights",
-    "does_not_pay",
-    "framework",
-    "off",
-    "result",
-    "cannot_restore",
-    "ranks",
-]
-
 # What may let a refused call be captured after all: another call like it, calls that change less for a
 # while, graphs that are dropped, or another rank. Code that is written otherwise is another step.
 Mending: TypeAlias = Literal[
@@ -85,7 +42,7 @@ class Row(NamedTuple):
         return self.mended_by == "another call"
 
 
-KINDS: Final[dict[RefusalKind, Row]] = {
+KINDS: Final[dict[str, Row]] = {
     "cpu": Row("a CPU has nothing to launch", "nothing"),
     "unknown_batch": Row("the batch is of a kind that cannot be taken apart", "another call"),
     "watched_by_mode": Row(
@@ -148,7 +105,7 @@ class Refusal:
     """Why a step, or a further kind of batch, is not captured.
 
     Attributes:
-        kind: for code.
+        kind: one of `KINDS`.
         text: for people, in one line: the line or the thing, and what to write instead.
         is_final: False if the reason may be gone when graphs have been dropped or the step has
             been measured again; it is then tried anew. None: as the table says.
@@ -158,7 +115,7 @@ class Refusal:
             table says.
     """
 
-    kind: RefusalKind
+    kind: str
     text: str
     is_final: bool | None = None
     site: str | None = None

@@ -294,10 +294,10 @@ GUARDS = [
 
 PUT_BACK = [
     GuardMutant(
-        "torch's random numbers",
+        "random numbers of torch and Python",
         "RandomStates.write",
-        'torch.set_rng_state(left.pop("torch\'s random numbers on the host"))',
-        'left.pop("torch\'s random numbers on the host")',
+        "setter(left.pop(name))",
+        "left.pop(name)",
         "dropout",
     ),
     without("memory", "DeviceState.restore", "chunk.copy_back(copy)", "running mean in place"),

@@ -16,7 +16,7 @@ from torch.utils._device import DeviceContext
 
 from gapless.device.autocast_blocks import at_end_of_block, block_of_autocast
 from gapless.device.user_line import call_site
-from gapless.graphs.modules.gradient_paths import is_new
+from gapless.graphs.modules.gradient_paths import edges_behind, is_new
 from gapless.graphs.refusal import Refusal
 from gapless.pipeline.tree.flatten import flatten
 
@@ -217,22 +217,13 @@ def _nodes_of(
     outputs: Iterable[torch.Tensor], since: int
 ) -> tuple[set[Any], dict[Any, torch.Tensor]]:
     """Return the nodes of a call behind its outputs, and those that cast a weight, with the weight."""
-    nodes: set[Any] = set()
+    nodes = {output.grad_fn for output in outputs if is_new(output.grad_fn, since)}
     casts: dict[Any, torch.Tensor] = {}
-    todo: list[Any] = [output.grad_fn for output in outputs]
-    while todo:
-        node = todo.pop()
-        if node in nodes or not is_new(node, since):
-            continue
+    for node, _, (before, _) in edges_behind(list(nodes), since=since):
         nodes.add(node)
-        for before, _ in node.next_functions:
-            if before is None:
-                continue
-            weight = getattr(before, "variable", None)
-            if weight is None:
-                todo.append(before)
-            elif node.name().startswith("ToCopyBackward"):
-                casts[node] = weight
+        weight = getattr(before, "variable", None)
+        if weight is not None and node.name().startswith("ToCopyBackward"):
+            casts[node] = weight
     return nodes, casts
 
 

@@ -111,7 +111,7 @@ class Run:
         nodes: list[set[int]],
         versions_of_unsaved: Callable[[], list[int]],
         *,
-        random: list[Any] | None,
+        random: dict[str, Any] | None,
         written: list[torch.Tensor],
     ) -> None:
         self.inputs = inputs

@@ -19,7 +19,7 @@ from gapless.graphs.reads.code_reads import reads_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
     from torch.utils.hooks import RemovableHandle
 
@@ -60,31 +60,21 @@ class GradientPaths:
         if any(edge in edges or not is_new(edge[0], since) for edge in todo):
             found.objection = "it returns a tensor that it did not make"
             return found
-        nodes = [node for node, _ in todo]
-        seen: set[Any] = set()
-        known: set[int] = set()
-        while nodes:
-            node = nodes.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            found.objection = found.objection or _objection_to_code_of(node)
-            for edge in node.next_functions:
-                before = edge[0]
-                if before is None or edge in edges:
-                    continue
-                weight = getattr(before, "variable", None)
-                if weight is not None:
-                    if id(weight) not in leaves | known:
-                        found.weights.append(weight)
-                        known.add(id(weight))
-                elif is_new(before, since):
-                    nodes.append(before)
-                else:
-                    found.objection = (
-                        "it uses a tensor that was computed outside of it, and is no argument: "
-                        "a gradient goes there as well"
-                    )
+        nodes: dict[Any, None] = dict.fromkeys(node for node, _ in todo)
+        for node, _, edge in edges_behind(list(nodes), edges, since=since):
+            nodes[node] = None
+            weight = getattr(edge[0], "variable", None)
+            if weight is not None and edge not in edges:
+                if id(weight) not in leaves:
+                    found.weights.append(weight)
+                    leaves.add(id(weight))
+            elif not (edge in edges or is_new(edge[0], since)):
+                found.objection = (
+                    "it uses a tensor that was computed outside of it, and is no argument: "
+                    "a gradient goes there as well"
+                )
+        objections = filter(None, map(_objection_to_code_of, nodes))
+        found.objection = found.objection or next(objections, "")
         return found
 
 
@@ -158,7 +148,7 @@ def nodes_behind(outputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor
     """Return numbers of the nodes between outputs and targets, as long as these have a graph."""
     edges = {tensor.grad_fn for tensor in targets if tensor.grad_fn}
     found: set[int] = set()
-    todo = [tensor.grad_fn for tensor in outputs if tensor.grad_fn]
+    todo = _nodes_of(outputs)
     while todo:
         node = todo.pop()
         if node in edges or hasattr(node, "variable") or _number_of(node) in found:
@@ -196,24 +186,41 @@ def _nodes_before(
         if tensor.grad_fn
     }
     found: dict[Any, dict[int, int]] = {}
-    seen: set[Any] = set()
-    todo = [tensor.grad_fn for tensor in outputs if tensor.grad_fn]
+    for node, place, edge in edges_behind(_nodes_of(outputs), edges):
+        weight = getattr(edge[0], "variable", None)
+        target = edges.get(edge) if weight is None else leaves.get(id(weight))
+        if target is not None:
+            found.setdefault(node, {})[place] = target
+    return found
+
+
+def _nodes_of(tensors: Iterable[torch.Tensor]) -> list[Any]:
+    return [tensor.grad_fn for tensor in tensors if tensor.grad_fn]
+
+
+def edges_behind(
+    nodes: Iterable[Any], ends: Container[Any] = (), *, since: int | None = None
+) -> Iterator[tuple[Any, int, Any]]:
+    """Yield the edges of nodes and of all nodes behind them, each with its node and its place there.
+
+    Args:
+        nodes: to begin with.
+        ends: edges behind which nothing is looked at.
+        since: a number; nor is anything behind nodes with lower ones.
+    """
+    todo, seen = list(nodes), set[Any]()
     while todo:
         node = todo.pop()
         if node in seen:
             continue
         seen.add(node)
         for place, edge in enumerate(node.next_functions):
-            before = edge[0]
-            if before is None:
+            if edge[0] is None:
                 continue
-            weight = getattr(before, "variable", None)
-            target = edges.get(edge) if weight is None else leaves.get(id(weight))
-            if target is not None:
-                found.setdefault(node, {})[place] = target
-            elif weight is None:
-                todo.append(before)
-    return found
+            yield node, place, edge
+            is_end = edge in ends or hasattr(edge[0], "variable")
+            if not is_end and (since is None or is_new(edge[0], since)):
+                todo.append(edge[0])
 
 
 def is_new(node: Any, since: int) -> bool:

@@ -16,6 +16,7 @@ a graph of gradients, or one in two parts.
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -143,17 +144,12 @@ class BackwardHalf:
         self._run.inputs, self._given, self._arrived = [], {}, []
 
 
+@dataclass
 class Found:
-    """What has come of a backward half.
+    """What has come of a backward half: whether nothing more does, and the verdict on its gradients."""
 
-    Attributes:
-        is_over: whether nothing more comes of it.
-        verdict: on its gradients; None if there is none.
-    """
-
-    def __init__(self) -> None:
-        self.is_over = False
-        self.verdict: Verdict | None = None
+    is_over: bool = False
+    verdict: Verdict | None = None
 
 
 class VerdictOnCall:

@@ -21,7 +21,8 @@ from gapless.graphs.modules.forward_runs import Run
 from gapless.graphs.modules.gradient_paths import CapturedPaths, repeated
 from gapless.graphs.modules.module_refusals import CREATE_GRAPH, OTHER_GRADIENTS, SECOND_BACKWARD
 from gapless.graphs.modules.run_again import RunAgain
-from gapless.graphs.proof.device_state import DrawnFrom
+from gapless.graphs.modules.seen_calls import Layout
+from gapless.graphs.proof.device_state import RandomStates
 from gapless.graphs.reads.addresses import share_memory
 from gapless.graphs.replay.results import rebuilt
 from gapless.graphs.replay.step_graph import StaticInputs
@@ -29,7 +30,6 @@ from gapless.graphs.replay.step_guards import StepGuards
 from gapless.graphs.replay.tensor_copies import TensorCopies
 from gapless.graphs.replay.versions import count_up
 from gapless.graphs.replay.written_memory import WrittenMemory
-from gapless.pipeline.tree.tensor_layout import misalignment
 
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class ModuleGraph:
         self._written_memory = WrittenMemory(written)
         self._read = reads.ids_of_tensors()
         draws = bool(generators) or rehearsal.draws
-        self._random = DrawnFrom(runs.device, generators) if draws else None
+        self._random = RandomStates(runs.device, generators, of_graphs=True) if draws else None
         self._held = held
         self._runs = runs
         self._is_refused = False
@@ -347,7 +347,7 @@ class BackwardPass:
         given = [one for one in passes.given if one is not None]
         bases = list(map(_each_once, given))
         self.given = StaticInputs(bases, bases)
-        self._layouts = list(map(_layout_of, given))
+        self._layouts = list(map(Layout.of, given))
         # Without a backward pass, none for each target.
         self.gradients = passes.gradients
         self.num_arrived = list(map(len, passes.gradients)) or [0] * len(uses)
@@ -369,7 +369,7 @@ class BackwardPass:
         if self._settings.now() != self._expected:
             return False
         found = [one for one in given if one is not None]
-        layouts = list(map(_layout_of, found))
+        layouts = list(map(Layout.of, found))
         return layouts == self._layouts and all(type(one) is torch.Tensor for one in found)
 
     def by_target(self, copies: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -406,10 +406,6 @@ class _Replayed(torch.autograd.Function):
 
 # What `Function.apply` calls where no transform of torch.func is around.
 _apply: Callable[..., Any] = super(torch.autograd.Function, _Replayed).apply
-
-
-def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.size()), tensor.stride(), tensor.dtype, misalignment(tensor)
 
 
 def _each_once(tensor: torch.Tensor) -> torch.Tensor:

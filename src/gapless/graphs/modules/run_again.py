@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gapless.graphs.modules.forward_runs import Run, Runs
     from gapless.graphs.modules.gradient_paths import CapturedPaths
-    from gapless.graphs.proof.device_state import DrawnFrom
+    from gapless.graphs.proof.device_state import RandomStates
     from gapless.graphs.reads.read_guards import ReadGuards
     from gapless.pipeline.step import Call
     from gapless.pipeline.tree.flatten import Tree
@@ -63,7 +63,7 @@ class RunAgain:
         written: list[torch.Tensor],
         held: Sequence[torch.Tensor],
         generators: Sequence[torch.Generator],
-        random: DrawnFrom | None,
+        random: RandomStates | None,
         repeats: bool,
     ) -> None:
         self._call = call.map(lambda leaf: leaf.new_empty(0))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass, field
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from gapless.graphs.modules.gradient_paths import GradientPaths, number_of_next_node
+from gapless.graphs.modules.gradient_paths import GradientPaths, edges_behind, number_of_next_node
 from gapless.graphs.modules.module_refusals import (
     BACKWARD_WITHIN,
     CHANGES_INPUT,
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 _MOST_SEEN = 1_000
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """How a gradient lies in memory."""
 
     size: tuple[int, ...]
@@ -235,15 +234,7 @@ def _behind_others(leaves: Sequence[torch.Tensor]) -> dict[int, list[tuple[Any, 
         if leaf.grad_fn is not None
     }
     found: dict[int, list[tuple[Any, int]]] = {}
-    seen: set[Any] = set()
-    todo = [node for node, _ in numbers]
-    while todo:
-        node = todo.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        for place, edge in enumerate(node.next_functions):
-            if edge in numbers:
-                found.setdefault(numbers[edge], []).append((node, place))
-            todo += [edge[0]] if edge[0] is not None else []
+    for node, place, edge in edges_behind([node for node, _ in numbers]):
+        if edge in numbers:
+            found.setdefault(numbers[edge], []).append((node, place))
     return found

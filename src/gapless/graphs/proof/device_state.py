@@ -14,7 +14,7 @@ from gapless.graphs.proof.packing import chunks_of, regions_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from gapless.device.base import Device
     from gapless.graphs.proof.fingerprints import KeptFingerprints
@@ -132,26 +132,31 @@ class RandomStates:
     Args:
         device: whose generator is one of them.
         generators: of torch, numpy or `random`.
+        of_graphs: leave out those on the host, from which no graph draws, if the device has one of its own.
     """
 
-    def __init__(self, device: Device, generators: Iterable[Any] = ()) -> None:
+    def __init__(
+        self, device: Device, generators: Iterable[Any] = (), *, of_graphs: bool = False
+    ) -> None:
         self._device = device
         self._generators = list({id(generator): generator for generator in generators}.values())
+        self._of_graphs = of_graphs
 
     def read(self) -> dict[str, Any]:
         """Return the states now, by what they are the states of.
 
         Sync: Does not block the host.
         """
-        found: dict[str, Any] = {
-            "torch's random numbers on the host": torch.get_rng_state(),
-            "Python's random numbers": random.getstate(),
-        }
+        found: dict[str, Any] = {}
         own = self._device.random_state()
         if own is not None:
-            found["the device's random numbers"] = own
-        if "numpy" in sys.modules:
-            found["numpy's random numbers"] = sys.modules["numpy"].random.get_state()
+            found[_DEVICES] = own
+        if own is None or not self._of_graphs:
+            found[_TORCHS] = torch.get_rng_state()
+        if not self._of_graphs:
+            found[_PYTHONS] = random.getstate()
+            if "numpy" in sys.modules:
+                found[_NUMPYS] = sys.modules["numpy"].random.get_state()
         for number, generator in enumerate(self._generators, start=1):
             found[f"the random numbers of generator {number}"] = _state_of(generator)
         return found
@@ -162,51 +167,20 @@ class RandomStates:
         Sync: Does not block the host.
         """
         left = dict(states)
-        torch.set_rng_state(left.pop("torch's random numbers on the host"))
-        random.setstate(left.pop("Python's random numbers"))
-        own = left.pop("the device's random numbers", None)
-        if own is not None:
-            self._device.set_random_state(own)
-        numpys = left.pop("numpy's random numbers", None)
-        if numpys is not None:
-            sys.modules["numpy"].random.set_state(numpys)
+        for name, setter in (
+            (_DEVICES, self._device.set_random_state),
+            (_TORCHS, torch.set_rng_state),
+            (_PYTHONS, random.setstate),
+            (_NUMPYS, lambda state: sys.modules["numpy"].random.set_state(state)),
+        ):
+            if name in left:
+                setter(left.pop(name))
         for generator, state in zip(self._generators, left.values(), strict=True):
             set_state_of(generator, state)
 
 
-class DrawnFrom:
-    """The states of the generators that a graph draws from: the device's own, and further ones.
-
-    Args:
-        device: whose generator is one of them; if it has none, torch's on the host.
-        generators: of torch, beside it.
-    """
-
-    def __init__(self, device: Device, generators: Iterable[torch.Generator]) -> None:
-        self._device = device
-        self._generators = list(generators)
-
-    def read(self) -> list[torch.Tensor]:
-        """Return the states now.
-
-        Sync: Does not block the host.
-        """
-        own = self._device.random_state()
-        first = torch.get_rng_state() if own is None else own
-        return [first, *map(_state_of, self._generators)]
-
-    def write(self, states: Sequence[torch.Tensor]) -> None:
-        """Put back what `read` returned.
-
-        Sync: Does not block the host.
-        """
-        first, *others = states
-        if self._device.random_state() is None:
-            torch.set_rng_state(first)
-        else:
-            self._device.set_random_state(first)
-        for generator, state in zip(self._generators, others, strict=True):
-            set_state_of(generator, state)
+_DEVICES, _TORCHS = "the device's random numbers", "torch's random numbers on the host"
+_PYTHONS, _NUMPYS = "Python's random numbers", "numpy's random numbers"
 
 
 def unlike(states: dict[str, Any], others: dict[str, Any]) -> list[str]:
