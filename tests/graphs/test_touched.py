@@ -33,6 +33,18 @@ def test_what_was_there_before_is_told_from_what_a_run_makes(device):
     assert memory_of(seen.written) == memory_of([buffer])
 
 
+def test_a_watch_may_look_for_writes_alone(device):
+    """What is only read is not seen; what an operation made is still none of it."""
+    weight, buffer = on(device, torch.ones(3)), on(device, torch.ones(3))
+    with TouchWatch(device, sees_reads=False) as seen:
+        made = weight * 2
+        made.mul_(2)
+        buffer.mul_(2)
+
+    assert not seen.read
+    assert memory_of(seen.written) == memory_of([buffer])
+
+
 def test_backward_passes_and_optimizers_are_seen(device):
     """A gradient that is there before is written, and so are momenta and weights."""
     weight = torch.nn.Parameter(on(device, torch.ones(3)))

@@ -158,7 +158,7 @@ class ModuleTrial:
         of_gradients = self._names_of_gradients(graph)
         versions = graph.again.versions_of_unsaved
         run = Run(tree.leaves, graph.paths.nodes, versions, random=None, written=[])
-        look = TouchWatch(self._device)
+        look = TouchWatch(self._device, sees_reads=False)
         since = number_of_next_node()
         out: Tree | None = None
 

@@ -215,7 +215,10 @@ class Trial:
             generators=() if touched is None else touched.generators,
             fingerprints=self._fingerprints,
         )
-        second_look = None if touched is None else TouchWatch(self._device)
+        second_look = None
+        if touched is not None:
+            # What an audit does not see it read it compares by what comes of it.
+            second_look = TouchWatch(self._device, sees_reads=audited is None)
         # For the replay, runs that are only compared if there are any, and the run that counts.
         nondeterministic = () if touched is None else touched.nondeterministic
         num_written = num_runs_of(nondeterministic, several_ranks=self._callee.consent.asks)
@@ -344,7 +347,7 @@ class Trial:
 
 def used_anew(first: TouchWatch, second: TouchWatch, known: set[int]) -> list[torch.Tensor]:
     """Return the tensors that a run has used, and a run before has not, but for those at known addresses."""
-    before = known | set(map(address_of, [*first.read, *first.written]))
+    before = known | first.addresses
     return [one for one in [*second.read, *second.written] if address_of(one) not in before]
 
 

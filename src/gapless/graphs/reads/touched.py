@@ -8,7 +8,7 @@ state, tensors that a step keeps. What the run makes itself is the graph's own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from sys import getprofile, setprofile
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from gapless.device.nondeterministic import may_be_nondeterministic, nondeterministic_name
 from gapless.device.user_line import call_site
+from gapless.graphs.reads.addresses import address_of
 from gapless.graphs.reads.batch_reads import Operands
 
 
@@ -84,6 +85,7 @@ class TouchWatch(TorchDispatchMode):
         may_wait: says whether a profiler of Python need not see what is done here: it would be told of each
             call; None: it sees it.
         first_uses: is told of each storage before it is written for the first time, and of generators.
+        sees_reads: whether it sees what is read, and operators that may give other bits.
 
     Attributes:
         host_draws: file:line of every random tensor that was made on the host.
@@ -103,8 +105,10 @@ class TouchWatch(TorchDispatchMode):
         reads: ReadWatch | None = None,
         may_wait: Callable[[Any], bool] | None = None,
         first_uses: FirstUses | None = None,
+        sees_reads: bool = True,
     ) -> None:
         super().__init__()
+        self._sees_reads = sees_reads
         self._first_uses = first_uses
         self._may_wait = may_wait
         self._profiler: Any = None
@@ -136,6 +140,11 @@ class TouchWatch(TorchDispatchMode):
         to one tensor of bytes.
         """
         return self._tensors("written")
+
+    @cached_property
+    def addresses(self) -> frozenset[int]:
+        """Where all that was touched lies; to be asked for when nothing more is to come."""
+        return frozenset(map(address_of, [*self.read, *self.written]))
 
     @property
     def surely_written(self) -> list[torch.Tensor]:
@@ -179,6 +188,10 @@ class TouchWatch(TorchDispatchMode):
                 return _run(func.decompose, args, kwargs, profiler)
         # Called some thousand times a run: what is known of an operator is looked up by its id.
         known = (_KNOWN.get(id(func)) or _known_anew(func))[1]
+        if not self._sees_reads and known.written == _NOTHING:
+            result = _run(func, args, kwargs, profiler)
+            self._note_result(result)
+            return result
         given = self._note_arguments(known, args, kwargs)
         if known.may_be_nondeterministic and self._device.is_accelerator:
             name = nondeterministic_name(func, args, kwargs)
@@ -379,6 +392,8 @@ class _Knowledge:
     may_be_nondeterministic: bool = False
     is_pure: bool = False
 
+
+_NOTHING: frozenset[int | str] = frozenset()
 
 # By id of the operator, which is held: torch computes the hash of one in Python.
 _KNOWN: dict[int, tuple[Any, _Knowledge]] = {}
