@@ -102,7 +102,7 @@ def ample_room(no_leaks, monkeypatch):  # noqa: F811  # looks before, and last
     """Let tests count replays: calls are watched from the first one on, whatever that takes."""
     monkeypatch.setattr(account, "NUM_PLAIN", 0)
     monkeypatch.setattr(account, "ALLOWANCE_S", 1e9)
-    monkeypatch.setattr(account, "GREEDY_S", 1e9)
+    monkeypatch.setattr(account, "LEAST_AHEAD", 1e9)
 
 
 @pytest.fixture

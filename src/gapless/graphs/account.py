@@ -18,12 +18,15 @@ A host that runs ahead of its device does not see what a replay takes. Where rep
 written, some of both are timed on the device as well (`gapless.graphs.call_windows`). From then on no replay
 saves more than these have shown, and replays that are slower are given up.
 
-What there is room for is not always worth it: once some kinds have been learnt, a kind has to have come so
-often that replays of its calls so far would have saved what learning it takes.
+What there is room for is not always worth it: replays of the calls of a kind that are still to come have to
+save what it takes to learn it. A loop is expected to go on for as many calls as it has had, but for
+`LEAST_AHEAD` at least, of which each kind has the same share as so far. They save what replays of the object
+have saved.
 
 The expected time of an action is that of a plain call times a factor, the largest of the last ones that
 this process has seen, or a guess as long as it has seen none, less for calls that take long. To watch the first kind of an object takes
-longer than to watch those after it, whose code is known by then: it has a factor of its own.
+longer than to watch those after it, whose code is known by then: it has a factor of its own. The first capture
+of a process loads libraries, and says nothing of others.
 
 A watch that takes longer than expected is not broken off. Of what it takes beyond a plain call about four
 fifths are looks before the run and behind it; only the profile could be taken off in its midst, and the call
@@ -74,11 +77,12 @@ _TIMES_USUAL_PAUSE = 4.0
 # What watching leaves is for captures of what was watched, and what these leave for audits.
 _SHARES: dict[What, float] = {"watch": 0.6, "capture": 0.8, "audit": 1.0}
 
-# Up to this debt all kinds are learnt as they come, beyond it those that come often.
-GREEDY_S = 1.5
+# Calls that an object is expected to have in front of it.
+LEAST_AHEAD = 2_000
 
-# Of a call as written, saved by a replay, as a guess.
+# Of a call as written, saved by a replay: a guess, which counts as much as so many replays.
 _SHARE_SAVED = 0.6
+_NUM_GUESSED = 20
 
 # Calls of others, after which a graph whose calls are timed counts as not called any more.
 _MOST_OTHERS = 1_000
@@ -180,6 +184,7 @@ class TimeSpent:
         capturing_s: likewise, in calls that were captured and proved.
         auditing_s: likewise, in audits.
         saved_s: less than as written, in replays and quick updates.
+        replayed_s: what these would have taken as written.
         waiting: calls that ran as written since there was no room for what comes next, by what that is.
         num_captures: calls that were captured and proved.
     """
@@ -188,6 +193,7 @@ class TimeSpent:
     capturing_s: float = 0.0
     auditing_s: float = 0.0
     saved_s: float = 0.0
+    replayed_s: float = 0.0
     waiting: Counter[What] = field(default_factory=Counter)
     num_captures: int = 0
 
@@ -257,6 +263,7 @@ class Account:
         self._charged_s = 0.0
         self._now_ms = now_ms
         self._factors: dict[str, deque[float]] = {}
+        self._has_captured = False
         self._begun_ms = self._ended_ms = 0.0
         # The last call that has ended, and what it was.
         self._times: CallTimes | None = None
@@ -295,7 +302,9 @@ class Account:
                     saved_s = max(saved_s, min(-times.saved_s, 0.0))
                 times.num += 1
                 times.saved_s += saved_s
-                times.spent.saved_s += saved_s
+                spent = times.spent
+                spent.saved_s += saved_s
+                spent.replayed_s += as_written_s
                 self.time_s += as_written_s - saved_s
                 self.as_written_s += as_written_s
             else:
@@ -320,7 +329,9 @@ class Account:
         seconds, as_written_s = times.add(self._what, own_s, pause_s)
         self.time_s += seconds
         self.as_written_s += as_written_s
-        if action in _FACTORS and times.as_written_s:
+        if action == "capture" and not self._has_captured:
+            self._has_captured = True
+        elif action in _FACTORS and times.as_written_s:
             factors = self._factors.setdefault(action, deque(maxlen=_NUM_ACTIONS))
             factors.append(seconds / times.as_written_s)
 
@@ -345,23 +356,38 @@ class Account:
         self._timed, self._num_asked = weakref.ref(one), 0
         return True
 
-    def may_learn(self, times: CallTimes, *, has_begun: bool) -> bool:
+    def may_learn(self, times: CallTimes, *, has_begun: bool, num_calls: int) -> bool:
         """Return whether a kind may be watched: there is room, and it has begun or is likely to be worth it.
 
-        The first kinds are. Once they have taken a while, a kind is if its calls so far would have been
-        saved as much as learning it takes: what comes seldom stays plain.
+        Args:
+            times: of the kind.
+            has_begun: whether it was watched before.
+            num_calls: of all kinds of the object so far.
 
         Sync: Does not block the host.
         """
         if has_begun:
             return self.has_room_for(times, "watch")
-        expected_s = 2 * self._expected_s(times, "watch") + self._expected_s(times, "capture")
-        is_worth_it = times.num * (times.as_written_s or 0.0) * _SHARE_SAVED >= expected_s
-        is_early = self.debt_s <= GREEDY_S
-        may = (is_early or is_worth_it) and self._leaves_room(expected_s, "watch")
+        may = self._is_worth_it(times, num_calls) and self._leaves_room(
+            self._to_learn_s(times, max), "watch"
+        )
         if not may:
             times.spent.waiting["watch"] += 1
         return may
+
+    def _is_worth_it(self, times: CallTimes, num_calls: int) -> bool:
+        """Return whether replays of a kind are expected to save what it takes to learn it."""
+        plain_s, spent = times.as_written_s or 0.0, times.spent
+        guessed_s = _NUM_GUESSED * plain_s
+        saved_s = spent.saved_s + _SHARE_SAVED * guessed_s
+        replayed_s = spent.replayed_s + guessed_s
+        # What has come a few times may have done so by chance.
+        num_ahead = (times.num - 1) * max(LEAST_AHEAD / max(num_calls, 1), 1.0)
+        return num_ahead * plain_s * saved_s >= self._to_learn_s(times, median) * replayed_s
+
+    def _to_learn_s(self, times: CallTimes, of: Callable[[deque[float]], float]) -> float:
+        watch_s = self._expected_s(times, "watch", of)
+        return 2 * watch_s + self._expected_s(times, "capture", of)
 
     def has_room_for(self, times: CallTimes, what: What) -> bool:
         """Return whether an action may begin now; calls that wait for that are counted.
@@ -377,12 +403,20 @@ class Account:
         room_s = _SHARES[what] * (SHARE * self.as_written_s + ALLOWANCE_S - self._charged_s)
         return self.debt_s + expected_s <= room_s
 
-    def _expected_s(self, times: CallTimes, what: What) -> float:
-        """Return how much longer an action is expected to take than a plain call; 0.0 if none was seen."""
+    def _expected_s(
+        self, times: CallTimes, what: What, of: Callable[[deque[float]], float] = max
+    ) -> float:
+        """Return how much longer an action is expected to take than a plain call; 0.0 if none was seen.
+
+        Args:
+            times: of its kind.
+            what: it is.
+            of: what is taken of the last factors.
+        """
         action, plain_s = _action(times, what), times.as_written_s or 0.0
         known = self._factors.get(action)
         if known:
-            return plain_s * max(max(known) - 1.0, 0.0)
+            return plain_s * max(of(known) - 1.0, 0.0)
         of_host_s = min(plain_s * (_FACTORS[action] - _NUM_RUNS[action]), _MOST_OF_HOST_S)
         return plain_s * (_NUM_RUNS[action] - 1.0) + of_host_s
 

@@ -137,9 +137,8 @@ class Learning:
         """Run a call, and watch it if there is something to see and room for that."""
         if self.has_seen(entry) or self._report.forbids_all:
             return StepRun(self.run_eagerly(entry, tree), "eager", tree.key())
-        has_begun = entry.num_watched > 0
         if entry.times.is_new or not self._callee.account.may_learn(
-            entry.times, has_begun=has_begun
+            entry.times, has_begun=entry.num_watched > 0, num_calls=self._report.num_steps
         ):
             return self.run_plain(tree)
         return StepRun(self.run_eagerly(entry, tree), "eager", tree.key(), "watch")

@@ -135,7 +135,7 @@ def noticed(mutant, folder):
 
 def main(chosen=""):
     """Judge mutants, and print who noticed; return the exit code."""
-    account.NUM_PLAIN, account.ALLOWANCE_S, account.GREEDY_S = 0, 1e9, 1e9
+    account.NUM_PLAIN, account.ALLOWANCE_S, account.LEAST_AHEAD = 0, 1e9, 1e9
     audit.DEFAULT_EVERY = None
     mutants = [one for one in (*GUARDS, *PUT_BACK, *AHEAD, *VERDICTS) if chosen in one.name]
     num = 0
