@@ -78,7 +78,7 @@ class Chunk:
     dtype: torch.dtype
     pieces: list[Piece] = field(default_factory=list)
     num_rows: int = 0
-    _live: dict[torch.dtype, list[torch.Tensor]] = field(default_factory=dict)
+    _copied: list[_Copied] = field(default_factory=list)
     _piece_of_row: torch.Tensor | None = None
 
     @property
@@ -87,20 +87,20 @@ class Chunk:
         return self.num_rows * ROW_BYTES
 
     def copy_out(self, buffer: torch.Tensor) -> None:
-        """Copy the pieces to a buffer of bytes.
+        """Copy the pieces to a buffer of bytes, which is of the chunk's size.
 
         Sync: Does not block the host.
         """
-        for (_, live), slots in zip(self._found().items(), self._slots(buffer), strict=True):
-            torch._foreach_copy_(slots, live)
+        for some in self._by_width():
+            torch._foreach_copy_(some.places_in(buffer), some.live)
 
     def copy_back(self, buffer: torch.Tensor) -> None:
         """Copy the pieces from a buffer to where they belong.
 
         Sync: Does not block the host.
         """
-        for (_, live), slots in zip(self._found().items(), self._slots(buffer), strict=True):
-            torch._foreach_copy_(live, slots)
+        for some in self._by_width():
+            torch._foreach_copy_(some.live, some.places_in(buffer))
 
     def piece_of_row(self, device: Device) -> torch.Tensor:
         """Return the number of the piece in each row, int64 on the device.
@@ -119,33 +119,48 @@ class Chunk:
         """Let go of the device memory that was made for it."""
         self._piece_of_row = None
 
-    def _found(self) -> dict[torch.dtype, list[torch.Tensor]]:
-        """Return the pieces in their own memory, by the width in which they are copied."""
-        if not self._live:
+    def _by_width(self) -> list[_Copied]:
+        if not self._copied:
+            pieces: dict[tuple[int, torch.dtype], list[Piece]] = {}
             for piece in self.pieces:
-                width, dtype = _width_of(piece)
-                view = torch.empty(0, dtype=dtype, device=piece.region.storage.device)
-                self._live.setdefault(dtype, []).append(
-                    view.set_(
-                        piece.region.storage,
-                        piece.start // width,
-                        (piece.num_bytes // width,),
-                        (1,),
-                    )
-                )
-        return self._live
+                pieces.setdefault(_width_of(piece), []).append(piece)
+            self._copied = [
+                _Copied.of(some, width, dtype, self.num_bytes)
+                for (width, dtype), some in pieces.items()
+            ]
+        return self._copied
 
-    def _slots(self, buffer: torch.Tensor) -> list[list[torch.Tensor]]:
-        slots: dict[torch.dtype, list[torch.Tensor]] = {}
-        views: dict[torch.dtype, torch.Tensor] = {}
-        for piece in self.pieces:
-            width, dtype = _width_of(piece)
-            if dtype not in views:
-                views[dtype] = buffer.view(dtype)
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """Pieces of a chunk that are copied by one call, as numbers of one width.
+
+    Attributes:
+        dtype: of these numbers.
+        live: the pieces in their own memory.
+        sizes: of what the buffer is split into: in turn what lies between two pieces, and a piece.
+    """
+
+    dtype: torch.dtype
+    live: list[torch.Tensor]
+    sizes: list[int]
+
+    @classmethod
+    def of(cls, pieces: list[Piece], width: int, dtype: torch.dtype, num_bytes: int) -> _Copied:
+        """Return those of one width in a buffer of so many bytes, in the order of their rows."""
+        live, sizes, end = [], [], 0
+        for piece in pieces:
+            view = torch.empty(0, dtype=dtype, device=piece.region.storage.device)
+            size = piece.num_bytes // width
+            live.append(view.set_(piece.region.storage, piece.start // width, (size,), (1,)))
             start = piece.row * ROW_BYTES // width
-            end = start + piece.num_bytes // width
-            slots.setdefault(dtype, []).append(views[dtype][start:end])
-        return list(slots.values())
+            sizes += [start - end, size]
+            end = start + size
+        return cls(dtype, live, [*sizes, num_bytes // width - end])
+
+    def places_in(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """Return where the pieces lie in a buffer."""
+        return list(buffer.view(self.dtype).split(self.sizes)[1::2])
 
 
 def regions_of(tensors: Iterable[torch.Tensor], names: Iterable[str] = ()) -> list[Region]:
@@ -172,6 +187,15 @@ def regions_of(tensors: Iterable[torch.Tensor], names: Iterable[str] = ()) -> li
         region
         for address, spans in found.items()
         for region in _regions_in(storages[address], spans)
+    ]
+
+
+def regions_of_one(tensor: torch.Tensor, name: str) -> list[Region]:
+    """Return the memory of one tensor, which has no gaps; of a sparse one that of its parts."""
+    return [
+        Region(storage, *span, part.dtype, name)
+        for part in plain_parts(tensor)
+        if (storage := part.untyped_storage()).data_ptr() and (span := span_of(part))[0] < span[1]
     ]
 
 

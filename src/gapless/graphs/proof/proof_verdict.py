@@ -32,7 +32,7 @@ import torch
 from gapless.errors import GaplessError
 from gapless.graphs.proof.device_state import unlike
 from gapless.graphs.proof.fingerprints import NUM_PROJECTIONS
-from gapless.graphs.proof.packing import chunks_of, described, joined_names, regions_of
+from gapless.graphs.proof.packing import chunks_of, described, joined_names, regions_of_one
 from gapless.pipeline.tree.flatten import flatten
 
 
@@ -102,7 +102,7 @@ class ProofRun:
                 else:
                     # Each for itself, so that they are as many if two share memory in one run.
                     name = names[number - 1] if number <= len(names) else f"result {number}"
-                    regions += regions_of([_dense(leaf)], [f"{name} ({described(leaf)})"])
+                    regions += regions_of_one(_dense(leaf), f"{name} ({described(leaf)})")
             chunks = chunks_of(regions)
             sizes = [[piece.num_bytes for piece in chunk.pieces] for chunk in chunks]
             return cls(out, tree, on_host, chunks, sizes, state.checksum(chunks), random)
