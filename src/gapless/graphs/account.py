@@ -62,8 +62,10 @@ ALLOWANCE_S = 5.0
 # Calls of a kind that run plain at first, and are not charged.
 NUM_PLAIN = 2
 
-# Of the last plain calls of a kind the median is taken; of the last actions the largest factor.
+# Of the last plain calls of a kind the median is taken, of those long ago beside new ones as many as are kept;
+# of the last actions the largest factor.
 _NUM_OF_MEDIAN = 15
+_NUM_KEPT = 2
 _NUM_ACTIONS = 8
 
 # Guesses for actions that this process has not seen, as many times as long as a plain call. Runs as written
@@ -93,11 +95,8 @@ class CallTimes:
 
     Args:
         spent: of the object.
-        is_no_slower: whether replays are known to take no longer than plain calls.
 
     Attributes:
-        is_no_slower: likewise, and once their times have shown it. If replays have cost more than they have
-            saved by then, everything has become slower since the last plain call: a host that others use.
         saved_s: by all replays of the kind.
         as_written_s: what a plain call takes, None as long as none was seen.
         most_of_replay_s: more than this is not counted between the begins of a replay and of the next call.
@@ -106,11 +105,10 @@ class CallTimes:
         verdict: whether replays pay, None as long as that was not shown.
     """
 
-    __slots__ = ("_pauses", "_plain", "_saving_s", "_unknown", "as_written_s", "is_no_slower", "least_of_replay_s", "most_of_replay_s", "num", "saved_s", "spent", "usual_pause_s", "verdict")  # fmt: skip
+    __slots__ = ("_num_at_plain", "_pauses", "_plain", "_saving_s", "_unknown", "as_written_s", "least_of_replay_s", "most_of_replay_s", "num", "saved_s", "spent", "usual_pause_s", "verdict")  # fmt: skip
 
-    def __init__(self, spent: TimeSpent, *, is_no_slower: bool = False) -> None:
+    def __init__(self, spent: TimeSpent) -> None:
         self.spent = spent
-        self.is_no_slower = is_no_slower
         self.saved_s = 0.0
         self.as_written_s: float | None = None
         self.usual_pause_s = self.most_of_replay_s = self.least_of_replay_s = 0.0
@@ -118,7 +116,7 @@ class CallTimes:
         self.verdict: Literal["pays", "does_not_pay"] | None = None
         self._plain: deque[float] = deque(maxlen=_NUM_OF_MEDIAN)
         self._pauses: deque[float] = deque(maxlen=_NUM_OF_MEDIAN)
-        self._unknown = 0
+        self._unknown = self._num_at_plain = 0
         self._saving_s: float | None = None
 
     @property
@@ -133,6 +131,7 @@ class CallTimes:
         """
         self.num += 1
         if what == "plain":
+            self._forget_long_ago()
             self._pauses.append(pause_s)
             self.usual_pause_s = median(self._pauses)
         counted_s = max(_TIMES_USUAL_PAUSE * self.usual_pause_s, self.as_written_s or 0.0)
@@ -158,6 +157,14 @@ class CallTimes:
         self.spent.add(what, seconds - self.as_written_s)
         return seconds, known_s
 
+    def _forget_long_ago(self) -> None:
+        """Let a few plain calls tell how fast the host is now, if those before lie far back."""
+        if self.num - self._num_at_plain > _NUM_OF_MEDIAN:
+            for known in (self._plain, self._pauses):
+                while len(known) > _NUM_KEPT:
+                    known.popleft()
+        self._num_at_plain = self.num
+
     def compare(self, pairs: Sequence[PairTimes]) -> None:
         """Take what replays save from times of both ways, and so whether they pay.
 
@@ -165,7 +172,6 @@ class CallTimes:
             pairs: all that there are by now, at least one.
         """
         self.verdict = judged(pairs)
-        self.is_no_slower = self.verdict == "pays"
         saving_ms = median(pair.written_ms - pair.replayed_ms for pair in pairs)
         self._saving_s = max(saving_ms, 0.0) / 1000.0
         self._bound_saving()
@@ -298,7 +304,8 @@ class Account:
                 elif seconds < times.least_of_replay_s:
                     seconds = times.least_of_replay_s
                 saved_s = as_written_s - seconds
-                if saved_s < 0.0 and times.is_no_slower:
+                if saved_s < 0.0:
+                    # More than they have saved replays have not cost: the host has become slower.
                     saved_s = max(saved_s, min(-times.saved_s, 0.0))
                 times.num += 1
                 times.saved_s += saved_s

@@ -66,7 +66,7 @@ class QuickAudits:
         self._memory_budget_bytes = memory_budget_bytes
         self._account = account_of(device)
         # The same operations, with less of the host.
-        self._times = CallTimes(report.spent, is_no_slower=True)
+        self._times = CallTimes(report.spent)
         self._audits = Audits(report, every=every, account=self._account, seed=report.audits.seed)
         self._turn = self._audits.turn_of(quick)
         self._num_differences = 0
