@@ -45,6 +45,10 @@ def generator(parts):
     yield from parts
 
 
+def first_of(part):
+    return float(part.weight[0])
+
+
 FACTOR = contextvars.ContextVar("FACTOR")
 
 
@@ -75,6 +79,7 @@ ODD = [
     odd("WeakSet", weakref.WeakSet(), lambda parts: len(parts) + 1.0),
     odd("numpy.ndarray", np.array([2.0, "a"], dtype=object), lambda table: table[0]),
     odd("numpy.ndarray", np.ones(2), lambda array: float(array.mean())),
+    odd("numpy.ndarray", Part(np.ones(2)), lambda part: first_of(part)),
     odd("numpy.ndarray", [np.ones(2)], lambda arrays: float(np.stack(arrays).mean())),
     odd("numpy.void", np.ones(1, dtype=[("a", "f8")])[0], lambda record: float(record["a"])),
     odd("decimal.Decimal", decimal.Decimal(2), lambda number: float(number / 3)),

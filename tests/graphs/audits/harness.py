@@ -134,9 +134,9 @@ def lines_of_audits(report):
 
 
 def block_of(report):
-    """Return N, the calls of which one is audited, as a report says."""
-    (found,) = re.findall(r"audit.*\b1 in ([\d,]+) calls", report)
-    return int(found.replace(",", ""))
+    """Return N, the calls of which one is audited, as a report says; the largest of several objects."""
+    found = re.findall(r"audit.*\b1 in ([\d,]+) calls", report)
+    return max(int(each.replace(",", "")) for each in found)
 
 
 def values(result):

@@ -68,9 +68,14 @@ class Observed:
     def is_passing(self, value: object) -> bool:
         """Return whether one run alone has shown one of the objects, and may have made it."""
         _, runs = self.runs[id(value)]
-        # Of what the collector does not know, such as arrays of numbers, nobody knows when it was made.
-        is_given = id(value) in self.given and gc.is_tracked(value)
-        return len(runs) == 1 and not is_given
+        return len(runs) == 1 and not self.is_given(value)
+
+    def is_given(self, value: object) -> bool:
+        """Return whether an object was there before a run that has shown it.
+
+        Of what the collector does not know, such as arrays of numbers, nobody knows when it was made.
+        """
+        return id(value) in self.given and gc.is_tracked(value)
 
 
 @dataclass
@@ -121,7 +126,21 @@ class Executed:
         shown = [each for (root, _), each in self.led.items() if root == chain.root]
         shown += filter(None, [self.observed.get(chain.root)])
         known = [each for each in shown if id(value) in each.runs]
-        return bool(known) and all(each.is_passing(value) for each in known)
+        if not known or not all(each.is_passing(value) for each in known):
+            return False
+        return not self._is_held_by_given(chain, value)
+
+    def _is_held_by_given(self, chain: Chain, value: object) -> bool:
+        """Return whether a chain leads to an object through one that was there before a run."""
+        for end in range(len(chain.links)):
+            begin = chain.links[:end]
+            observed = self.led.get((chain.root, begin)) if begin else self.observed.get(chain.root)
+            given = [] if observed is None else filter(observed.is_given, observed.alive(1))
+            for owner in given:
+                found = self.parts_of(chain.root, owner, begin)
+                if any(part is value for links, part in found if links == chain.links):
+                    return True
+        return False
 
     def parts_of(
         self, root: str, value: Any, links: tuple[Link, ...] = ()
