@@ -113,12 +113,13 @@ class StepCapture:
             )
         self._graphs.limits.note_memory(self._device.reserved_memory_bytes() - reserved_before[0])
         self._graphs.newest = graph
+        found = watched.found
         gradients = GraphGradients(
             side.gradients,
             updates[0].gradients,
             pool=self._graphs.gradients,
             unused=watched.unused,
-            others=[*reads.tensors, *watched.found],
+            others=[*reads.tensors, *found],
         )
         # What the step's code reaches is compared where its reads are.
         in_place = [weight for weight in weights if not reads.compares(weight)]
@@ -126,7 +127,7 @@ class StepCapture:
         if gradients.expected and not self._callee.is_update:
             memory.append(GradientsInPlace(gradients.expected))
         others = [*reads.tensors, *weights]
-        others += [one for one in watched.found if address_of(one) not in watched.known]
+        others += [one for one in found if address_of(one) not in watched.known]
         written = _written_apart(watched, others)
         if written.holds_any(tree.leaves):
             raise Refused(_WRITES_BEHIND_ITS_BATCH)

@@ -166,7 +166,8 @@ class TouchWatch(TorchDispatchMode):
         return list(self._nondeterministic)
 
     def _tensors(self, kind: str) -> list[torch.Tensor]:
-        found = [tensor for memory in self._seen.values() for tensor in memory.tensors(kind)]
+        with torch.no_grad(), torch.inference_mode(mode=False):
+            found = [tensor for memory in self._seen.values() for tensor in memory.tensors(kind)]
         return [tensor for tensor in found if not self._device.needs_copy(tensor)]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -321,10 +322,9 @@ class _Memory:
         found: dict[tuple[int, int], _Form] = getattr(self, kind)
         end = self.storage.nbytes()  # a storage may have been made smaller since
         spans = [span for span in found if span[1] <= end]
-        with torch.no_grad(), torch.inference_mode(mode=False):
-            for span in joined(spans):
-                form = found.get(span) or _Form(_BYTE, span[0], (span[1] - span[0],), (1,))
-                yield form.in_storage(self.storage)
+        for span in spans if len(spans) < 2 else joined(spans):
+            form = found.get(span) or _Form(_BYTE, span[0], (span[1] - span[0],), (1,))
+            yield form.in_storage(self.storage)
 
 
 def span_of(tensor: torch.Tensor) -> tuple[int, int]:
