@@ -134,7 +134,9 @@ class Executed:
         """Return whether a chain leads to an object through one that was there before a run."""
         for end in range(len(chain.links)):
             begin = chain.links[:end]
-            observed = self.led.get((chain.root, begin)) if begin else self.observed.get(chain.root)
+            observed = (
+                self.led.get((chain.root, begin)) if begin else self.observed.get(chain.root)
+            )
             given = [] if observed is None else filter(observed.is_given, observed.alive(1))
             for owner in given:
                 found = self.parts_of(chain.root, owner, begin)
