@@ -3,9 +3,9 @@
     cd tests && PYTHONPATH=.:../src python -m hazards.verdicts verdicts.jsonl
     cd tests && PYTHONPATH=.:../src python -m hazards.verdicts verdicts.jsonl --table
 
-The first runs what the file does not have yet, in one process: captured steps, objects in place, footguns
-in their four forms and channels of state, on the simulated device under each scheduler. The second prints
-the table.
+The first runs what the file does not have yet, in one process: captured steps, objects in place, footguns in
+their four forms and channels of state, on the simulated device under each scheduler, or on a GPU (`--gpu`).
+The second prints the table.
 
 * right: all that the loop gives is as written, some of it by graphs.
 * refused: so it is, and nothing was a graph.
@@ -29,6 +29,7 @@ from unittest import mock
 
 import torch
 
+from gapless.device.find import find_device
 from gapless.graphs import account, audit
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from graphs.audits import harness as channel_loops
@@ -36,7 +37,7 @@ from graphs.audits.channels import CHANNELS
 from graphs.audits.footgun_classes import FOOTGUNS
 from graphs.audits.footguns import FORMS, trained
 from hazards import captured_harness, in_place_harness
-from hazards.captured_harness import HOLDS, SIMULATED, differences
+from hazards.captured_harness import GPU, HOLDS, SIMULATED, differences
 from hazards.in_place_known import xfail_marks
 from hazards.themes import CAPTURED_CASES, IN_PLACE_CASES
 
@@ -48,19 +49,28 @@ VERDICTS = ["right", "refused", "told", "silent", "not repeatable", "asserts", "
 _CALLS, _AT = 16, 10
 
 
+def _kind_of(scheduler):
+    return GPU if scheduler == "gpu" else SIMULATED
+
+
+def _device_of(scheduler, seed):
+    if scheduler == "gpu":
+        return find_device("cuda")
+    return SimulatedDevice(scheduler=scheduler, seed=seed)
+
+
 def _of_loop(case, harness, scheduler, seed):
     """Return the verdict on a loop of `tests/hazards`, and what is said."""
-    schedule = {"scheduler": scheduler, "seed": seed}
+    kind, schedule = _kind_of(scheduler), {"scheduler": scheduler, "seed": seed}
+    schedule = {} if kind == GPU else schedule
     if harness is captured_harness:
-        run, one = captured_harness.run, (case, SIMULATED)
+        run, one = captured_harness.run, (case, kind)
         product = captured_harness.product_of(*one, **schedule)
-        reference = captured_harness._PLACES[SIMULATED](
-            is_plain=True, waits=case.waits, **schedule
-        )
+        reference = captured_harness._PLACES[kind](is_plain=True, waits=case.waits, **schedule)
     else:
-        run, one = in_place_harness._run, (case, SIMULATED)
-        product = in_place_harness.product_of(SIMULATED, **schedule)
-        reference = in_place_harness.reference_of(SIMULATED, **schedule)
+        run, one = in_place_harness._run, (case, kind)
+        product = in_place_harness.product_of(kind, **schedule)
+        reference = in_place_harness.reference_of(kind, **schedule)
     try:
         outcome = run(case, product)
     except Exception as error:
@@ -73,13 +83,15 @@ def _of_loop(case, harness, scheduler, seed):
     reports = product.reports()
     told = [text for report in reports for text in report.audits.differences]
     graphs = sum(report.num_replays + report.num_quick + report.audits.num for report in reports)
+    if "AssertionError" in outcome.error and not case.raises:
+        return "asserts", outcome.error
     if told:
         return "told", told[0]
     if not wrong:
         return ("right" if graphs else "refused"), f"{graphs} of {outcome.num_calls}"
     if differences(expected, run(case, reference).result):
         return "not repeatable", wrong[0]
-    if harness is in_place_harness and xfail_marks(case, SIMULATED):
+    if harness is in_place_harness and xfail_marks(case, kind):
         return "told", wrong[0]
     return "silent", "; ".join([*wrong, outcome.error, outcome.said])
 
@@ -88,7 +100,7 @@ def _of_footgun(footgun, form, scheduler, seed):
     """Return the verdict on one form of a footgun, and what is said."""
 
     def run(**options):
-        device = SimulatedDevice(scheduler=scheduler, seed=seed)
+        device = _device_of(scheduler, seed)
         with tempfile.TemporaryDirectory() as folder:
             return trained(footgun, form, Path(folder), device=device, **options)
 
@@ -99,7 +111,7 @@ def _of_channel(channel, scheduler, seed):
     """Return the verdict on a channel of state, and what is said."""
 
     def run(options):
-        device = SimulatedDevice(scheduler=scheduler, seed=seed)
+        device = _device_of(scheduler, seed)
         with tempfile.TemporaryDirectory() as folder:
             return channel_loops.run(
                 channel, Path(folder), calls=_CALLS, at=_AT, options=options, device=device
@@ -120,17 +132,17 @@ def _compared(found, plain):
     return "right", said
 
 
-def all_runs():
+def all_runs(schedules=SCHEDULES):
     """Yield a key, a function and its arguments for each run."""
-    for schedule in SCHEDULES:
+    for schedule in schedules:
         for form, cases, harness in (
             ("captured step", CAPTURED_CASES, captured_harness),
             ("in place", IN_PLACE_CASES, in_place_harness),
         ):
             for case in cases:
-                if SIMULATED in case.devices:
+                if _kind_of(schedule[0]) in case.devices:
                     yield (form, str(case), *schedule), _of_loop, (case, harness, *schedule)
-    for schedule in SCHEDULES:
+    for schedule in schedules:
         for channel in CHANNELS:
             yield ("channel", str(channel), *schedule), _of_channel, (channel, *schedule)
         for form in FORMS:
@@ -139,9 +151,9 @@ def all_runs():
                 yield key, _of_footgun, (footgun, form, *schedule)
 
 
-def _run_rest(out, num):
+def _run_rest(out, num, schedules):
     known = {tuple(json.loads(line)["key"]) for line in out.read_text().splitlines()}
-    for key, run, arguments in all_runs():
+    for key, run, arguments in all_runs(schedules):
         if key in known:
             continue
         try:
@@ -175,6 +187,7 @@ def main():
     parser.add_argument("out", type=Path)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--audit-every", type=int, default=1)
+    parser.add_argument("--gpu", action="store_true", help="run on a GPU instead")
     parser.add_argument("--num", type=int, default=-1, help="most runs of this call")
     options = parser.parse_args()
     if options.table:
@@ -187,7 +200,7 @@ def main():
         mock.patch.object(audit, "DEFAULT_EVERY", options.audit_every),
         mock.patch.multiple(account, NUM_PLAIN=0, ALLOWANCE_S=1e9, GREEDY_S=1e9),
     ):
-        _run_rest(options.out, options.num)
+        _run_rest(options.out, options.num, [("gpu", 0)] if options.gpu else SCHEDULES)
 
 
 if __name__ == "__main__":
