@@ -280,9 +280,9 @@ def is_view(monkeypatch):
     """Return a list that is told of each warm-up run whether its batch is a view."""
     noted, run = [], WarmUps.run
 
-    def run_noted(self, key, tree, work):
+    def run_noted(self, key, tree, work, **more):
         noted.append(tree.leaves[0]._is_view())
-        return run(self, key, tree, work)
+        return run(self, key, tree, work, **more)
 
     monkeypatch.setattr(WarmUps, "run", run_noted)
     return noted

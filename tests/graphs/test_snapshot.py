@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
 
 import gapless
+from gapless.device.cpu import CpuDevice
 from gapless.graphs.proof.python_state import PythonState
+from gapless.graphs.proof.snapshot import Snapshot
 from gapless.testing import SimulatedDevice
 
 
@@ -264,6 +268,26 @@ def test_a_scaler_is_put_back(is_given):
 
     assert found[0] == found[1]
     assert found[0][-1] > 8.0
+
+
+def test_memory_that_compiled_code_has_made_is_not_kept():
+    """It looks as if it had been there before, and is gone after the run."""
+    device = CpuDevice()
+    training = Training(device)
+    snapshot = Snapshot(training.model, training.optimizer)
+    snapshot.keep_reached_by(training.step, device)
+    with snapshot.watching():
+        with _disable_current_modes():
+            made = torch.ones(8)
+        made.mul_(2.0)
+        training.seen.add_(made)
+    memory = StorageWeakRef(made.untyped_storage())
+    del made
+    snapshot.forget_freed()
+    snapshot.restore([])
+
+    assert memory.expired()
+    assert training.seen.tolist() == [0.0] * 8
 
 
 def test_an_iterator_is_not_put_back(device):

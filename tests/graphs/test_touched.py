@@ -45,6 +45,16 @@ def test_a_watch_may_look_for_writes_alone(device):
     assert memory_of(seen.written) == memory_of([buffer])
 
 
+def test_a_write_into_a_view_is_seen_where_reads_are_not(device):
+    """To take the view reads nothing, and makes no memory."""
+    buffer = on(device, torch.ones(3))
+    with TouchWatch(device, sees_reads=False) as seen:
+        buffer.view(3, 1)[0].mul_(2)
+        buffer.detach()[1:].mul_(2)
+
+    assert memory_of(seen.written) == memory_of([buffer])
+
+
 def test_backward_passes_and_optimizers_are_seen(device):
     """A gradient that is there before is written, and so are momenta and weights."""
     weight = torch.nn.Parameter(on(device, torch.ones(3)))

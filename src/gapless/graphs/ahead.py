@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gapless.graphs.proof.trial import Proved
 from gapless.graphs.refusal import ON_ANOTHER_RANK
 from gapless.graphs.replay.step_graph import StepGraph
 from gapless.graphs.sharded import refusal_of_step
@@ -14,6 +15,7 @@ from gapless.graphs.sharded import refusal_of_step
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from gapless.graphs.entry import Entry
     from gapless.graphs.proof.snapshot import Snapshot
     from gapless.graphs.ranks.calls_of_ranks import CallsOfRanks
     from gapless.graphs.ranks.consent_of_ranks import ConsentOfRanks
@@ -40,6 +42,9 @@ class AheadOfRun:
         self._entries = step.entries
         self._learning = step.learning
         self._ranks = ranks
+        # Of the first kind, whose proof is a whole one, and what was compared with one run of the step.
+        self._like: Proved | None = None
+        self._compared: list[tuple[Entry, Tree]] = []
 
     def capture(self, batches: Iterable[Tree], on_batch: Callable[[int], None] | None) -> bool:
         """Capture the step for these batches; return whether it can be captured ahead.
@@ -55,16 +60,15 @@ class AheadOfRun:
                 self._capture_one(tree)
                 if on_batch is not None:
                     on_batch(number)
+            if self._compared:
+                self._prove_anew_what_differs()
         except torch.OutOfMemoryError:
             if self._asks:  # the other ranks would wait for this one
                 raise
             self._report.note = _NO_MEMORY
         finally:
             self._snapshot.restore(self._gradients_added_to())
-        stream = self._callee.device.current_stream()
-        self._callee.host_waits.wait_stream(stream, reason="capture")
-        for entry in self._entries:
-            self._learning.take_verdicts(entry)
+        self._take_verdicts()
         if not self._asks:
             self._forget_what_was_put_back()
         return True
@@ -108,6 +112,12 @@ class AheadOfRun:
                 self._learning.once_more(entry)
                 self._report.note = _MADE_BY_THE_FIRST
 
+    def _take_verdicts(self) -> None:
+        stream = self._callee.device.current_stream()
+        self._callee.host_waits.wait_stream(stream, reason="capture")
+        for entry in self._entries:
+            self._learning.take_verdicts(entry)
+
     def _capture_one(self, tree: Tree) -> None:
         tree = tree.map(torch.clone)
         entry = self._entries.of_call(tree)
@@ -122,13 +132,32 @@ class AheadOfRun:
             return
         entry.is_expected = True
         while not (self._learning.has_seen(entry) or entry.is_refused or self._report.forbids_all):
-            with self._snapshot.watching():
-                self._learning.warm_up(entry, tree)
+            self._learning.warm_up(entry, tree, first_uses=self._snapshot.first_uses)
+            self._snapshot.forget_freed()
         if self._learning.may_capture(entry):
-            self._learning.capture(entry, entry.variants[0], tree)
+            self._capture_seen(entry, tree)
         if not (entry.variants or entry.is_refused or self._report.forbids_all):
             # Values of it belong to its kind by now.
             self._capture_one(tree)
+
+    def _capture_seen(self, entry: Entry, tree: Tree) -> None:
+        """Capture a kind that was watched, with a whole proof if it is the first."""
+        variant = entry.variants[0]
+        self._learning.capture(entry, variant, tree, like=self._like)
+        if self._like is not None:
+            self._compared.append((entry, tree))
+            return
+        self._take_verdicts()
+        if variant.graph is not None and self._report.proved:
+            self._like = Proved(variant.exactness, variant.watched.touched)
+
+    def _prove_anew_what_differs(self) -> None:
+        """Capture anew, with a whole proof, what one run of the step has differed from."""
+        self._take_verdicts()
+        for entry, tree in self._compared:
+            for variant in entry.variants:
+                if not variant.has_graph and self._learning.may_capture(entry):
+                    self._learning.capture(entry, variant, tree)
 
 
 _NO_MEMORY = (

@@ -29,10 +29,18 @@ MAX_VARIANTS = 8
 
 @dataclass(slots=True)
 class Pending:
-    """A graph that waits for the verdict on it; None if it is not proved."""
+    """A graph that waits for its verdict.
+
+    Attributes:
+        graph: that was captured.
+        verdict: on it; None if it is not proved.
+        is_like_another: whether it was compared with one run of the step, as a graph of the same code has
+            held in a whole proof. If it differs, a whole proof decides.
+    """
 
     graph: CallGraph
     verdict: Verdict | None
+    is_like_another: bool = False
 
 
 @dataclass(slots=True, eq=False)

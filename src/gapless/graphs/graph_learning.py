@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from gapless.graphs.graph_limits import GraphLimits
     from gapless.graphs.graph_pool import GraphPool
     from gapless.graphs.modules.module_trial import ModuleTrial
-    from gapless.graphs.proof.trial import Tried
+    from gapless.graphs.proof.trial import Proved, Tried
     from gapless.graphs.reads.batch_reads import BatchRead, BatchReads
+    from gapless.graphs.reads.touched import FirstUses
     from gapless.graphs.watched import Watched
     from gapless.pipeline.tree.flatten import Tree
 
@@ -182,24 +183,31 @@ class Learning:
         except BatchError:  # a container that cannot be made anew, which refuses the step
             return out
 
-    def warm_up(self, entry: Entry, tree: Tree) -> Any:
-        """Watch a run, and keep what the last one of its kind shows."""
+    def warm_up(self, entry: Entry, tree: Tree, *, first_uses: FirstUses | None = None) -> Any:
+        """Watch a run, and keep what the last one of its kind shows.
+
+        Args:
+            entry: its kind.
+            tree: the batch.
+            first_uses: ahead of a run, is told what the run is about to write.
+        """
+        work = self._callee.work
         weights = [weight for weight, _ in self._weights.gradients()]
         sharded = refusal_of_weights(weights) or refusal_of_step(self._callee.step)
         objection = sharded or objection_to_profiler()
         if objection is not None:
             self._report.refuse(objection)
-            return self.result(self._callee.work(tree.value), tree)
+            return self.result(work(tree.value), tree)
         # Compiled code tells views from tensors of their own, and nothing can be compiled during
         # a capture.
         if self._warm_ups.use_compiled_code and self._warm_ups.is_last(entry):
             copy = tree.map(torch.clone)
             batch = BatchWatch(copy)
-            out, refusals, watched = self._warm_ups.run(entry, copy, self._callee.work)
+            out, refusals, watched = self._warm_ups.run(entry, copy, work, first_uses=first_uses)
             with suppress(BatchError):  # such a step is refused when it is captured
                 out = batch.done_to(tree, out)
         else:
-            out, refusals, watched = self._warm_ups.run(entry, tree, self._callee.work)
+            out, refusals, watched = self._warm_ups.run(entry, tree, work, first_uses=first_uses)
         self._entries.refuse(entry, refusals)
         if not refusals:
             self._let_belong(entry, tree, self._batch_reads.skipped(watched.batch_reads))
@@ -262,8 +270,16 @@ class Learning:
             return None
         return Refusal("not_ahead", "a batch is of the kind of no example input")
 
-    def capture(self, entry: Entry, variant: Variant, tree: Tree) -> Any:
+    def capture(
+        self, entry: Entry, variant: Variant, tree: Tree, *, like: Proved | None = None
+    ) -> Any:
         """Capture a call and begin to prove its graph; return what the call returns.
+
+        Args:
+            entry: the kind of the call.
+            variant: what is known of it.
+            tree: the call.
+            like: a graph of the same step that was proved before; None: the proof is a whole one.
 
         Sync: Blocks the host ("capture").
         """
@@ -271,7 +287,11 @@ class Learning:
             self._entries.drop_graph(entry, variant)
         start, num_bytes = self._device.now_ms(), self._limits.captured_bytes
         try:
-            tried = self.trial.run(tree, variant.reads, variant.watched)
+            if like is None:
+                tried = self.trial.run(tree, variant.reads, variant.watched)
+            else:
+                assert isinstance(self.trial, Trial)
+                tried = self.trial.run(tree, variant.reads, variant.watched, like=like)
         finally:
             self._report.seconds += (self._device.now_ms() - start) / 1000.0
             self._report.captured_bytes += self._limits.captured_bytes - num_bytes
@@ -285,7 +305,7 @@ class Learning:
         if tried.graph is not None:
             self._report.num_graphs += 1
             variant.move(Event.CAPTURED)
-            variant.pending = Pending(tried.graph, tried.verdict)
+            variant.pending = Pending(tried.graph, tried.verdict, like is not None)
             drop_before_groups_end(self._entries)
             variant.num_steps = self._report.num_steps
             self._report.note_updates_as_written(tried.updates_as_written)
@@ -349,7 +369,10 @@ class Learning:
             if not verdict.arrived():
                 return False
             if not verdict.holds:
+                is_like_another = variant.pending.is_like_another
                 variant.drop_graph()
+                if is_like_another:
+                    return False
                 variant.num_failed += 1
                 # What does not repeat itself may be out of bounds by chance.
                 if verdict.repeats or variant.num_failed >= _MAX_PROOFS:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gapless.graphs.entry import Entry
     from gapless.graphs.reads.host_watch import HostWatch
     from gapless.graphs.reads.observation import Observation, Observer
+    from gapless.graphs.reads.touched import FirstUses
     from gapless.graphs.reads.weight_guards import KnownWeights
     from gapless.graphs.updates.update_outside import Updates
     from gapless.pipeline.tree.flatten import Tree
@@ -98,7 +99,7 @@ class WarmUps:
             started_ms = device.now_ms()
             load_compiler()
             account_of(device).charge((device.now_ms() - started_ms) / 1000.0)
-        self._num_kinds = 0
+        self._num_kinds = self._num_seen = 0
 
     def are_done(self, entry: Entry) -> bool:
         """Return whether a kind had all of its runs."""
@@ -114,23 +115,41 @@ class WarmUps:
         entry.move(Event.CHANGED)
 
     def run(
-        self, entry: Entry, tree: Tree, work: Callable[[Any], Any]
+        self,
+        entry: Entry,
+        tree: Tree,
+        work: Callable[[Any], Any],
+        *,
+        first_uses: FirstUses | None = None,
     ) -> tuple[Any, list[Refusal], Watched]:
         """Run a step on a batch; return its result, why it cannot be captured, and what it did.
+
+        Args:
+            entry: the kind of the batch.
+            tree: the batch.
+            work: the step.
+            first_uses: is told what the run is about to write, ahead of a run of the loop. There the first
+                run of a further kind is its last one if it shows that another would show nothing else.
 
         Sync: Does not block the host, unless the step does.
         """
         is_first, is_last = entry.num_watched == 0, self.is_last(entry)
+        may_be_only = first_uses is not None and is_first and self._num_seen > 0
         reads = ReadWatch(
             tree.leaves,
             needs_copy=self._device.needs_copy,
             is_counted=lambda: not self._updates.is_updating,
         )
-        sees_all = is_last and not self.use_compiled_code
-        touched = None
-        if sees_all:
-            may_wait = self._host_watch.may_wait
-            touched = TouchWatch(self._device, reads=reads, may_wait=may_wait)
+        sees_all = (is_last or may_be_only) and not self.use_compiled_code
+        look = touched = None
+        if sees_all or first_uses is not None:
+            look = TouchWatch(
+                self._device,
+                reads=reads if sees_all else None,
+                may_wait=self._host_watch.may_wait,
+                first_uses=first_uses,
+                sees_reads=sees_all,
+            )
         # Where no two batches are alike, to look would slow all runs that there are.
         looks = entry.is_looked_at or self._num_kinds < _NUM_LOOKED_AT_ONCE
         self._num_kinds += not entry.is_looked_at
@@ -151,13 +170,18 @@ class WarmUps:
             self._observer.watch(is_first=is_first, is_last=is_last) as seen,
             self._updates.watch(),
             self._watch_host(tree, entry.number) if looks else nullcontext(HostRun()) as host,
-            nullcontext() if touched is None else touched,
+            nullcontext() if look is None else look,
         ):
             out = work(tree.value)
         self._weights.add(host.got_gradients)
         self.ran_backward = self.ran_backward or seen.ran_backward
         self.use_compiled_code = self.use_compiled_code or host.runs_compiled
-        refusals = self._refusals_of(seen, host, touched, is_last=is_last)
+        is_only = may_be_only and looks and host.only_computed
+        # What is made by compiled code looks as if it had been there before.
+        is_only = is_only and not (sees_all and host.runs_compiled)
+        if sees_all and (is_last or is_only):
+            touched = look
+        refusals = self._refusals_of(seen, host, touched, is_last=is_last or is_only)
         if refusals:
             # Alone they refuse nothing before a capture was tried: some code reads in no capture.
             refusals += [host_read(site) for site in dict.fromkeys(seen.host_reads)]
@@ -165,13 +189,15 @@ class WarmUps:
         # a function gets as arguments shows in two runs.
         has_new_code = is_last and host.found_code
         if looks and host.is_complete and not has_new_code:
-            entry.num_watched += 1
+            entry.num_watched = self.num_warmup if is_only else entry.num_watched + 1
             entry.move(Event.SEEN if self.are_done(entry) else Event.WATCHED)
         entry.num_new_code = entry.num_new_code + 1 if has_new_code else 0
         if entry.num_new_code >= _MAX_NEW_CODE:
             refusals.append(new_code())
         if refusals or not self.are_done(entry):
             self._host_watch.let_go()
+        else:
+            self._num_seen += 1
         unused = {
             weight
             for weight, storage in storages.items()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.device.torch_private import identity_of
+from gapless.device.torch_private import identity_of, is_storage_held_once
 from gapless.graphs.proof.device_state import RandomStates, set_state_of
 from gapless.graphs.proof.python_state import PythonState
 from gapless.graphs.reads.failed_look import Look
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from gapless.device.base import Device
+    from gapless.graphs.reads.touched import FirstUses
     from gapless.graphs.reads.weight_guards import Gradients
 
 
@@ -58,7 +59,7 @@ class Snapshot:
         self._memory = _Memory()
         self._python: PythonState | None = None
         self._random: RandomStates | None = None
-        self._watch: TouchWatch | None = None
+        self._device: Device | None = None
         self._states: dict[str, Any] = {}
 
     def keep_reached_by(self, step: object, device: Device) -> Refusal | None:
@@ -87,12 +88,26 @@ class Snapshot:
         self._scaler_states = [scaler.state_dict() for scaler in self._scalers.values()]
         self._random = RandomStates(device, python.generators)
         self._states = self._random.read()
-        self._watch = TouchWatch(device, first_uses=self._memory)
+        self._device = device
         return None
 
     def watching(self) -> AbstractContextManager[object]:
         """Return a context for a run of the step as written, which sees what it is about to write."""
-        return nullcontext() if self._watch is None else self._watch
+        if self._device is None:
+            return nullcontext()
+        return TouchWatch(self._device, first_uses=self._memory, sees_reads=False)
+
+    @property
+    def first_uses(self) -> FirstUses:
+        """What a look at a run as written has to tell of what that is about to write."""
+        return self._memory
+
+    def forget_freed(self) -> None:
+        """Let go of copies of memory that nobody holds any more; call it after each run.
+
+        What compiled code has made looks as if it had been there before.
+        """
+        self._memory.forget_freed()
 
     @torch.no_grad()
     def restore(self, added_to: Gradients) -> None:
@@ -131,6 +146,7 @@ class _Memory:
     """The bytes of storages, each as they were before they were first written, and states of generators."""
 
     def __init__(self) -> None:
+        self.made: set[int] = set()
         self._copies: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
         self._generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
 
@@ -140,6 +156,12 @@ class _Memory:
         if key not in self._copies:
             with torch.no_grad(), torch.inference_mode(mode=False):
                 self._copies[key] = storage, _copy_of(storage)
+
+    def forget_freed(self) -> None:
+        """Let go of storages that nobody else holds."""
+        for key, (storage, _) in list(self._copies.items()):
+            if is_storage_held_once(storage):
+                del self._copies[key]
 
     def draws_from(self, generator: torch.Generator) -> None:
         """Keep the state of a generator, unless it is kept."""

@@ -86,6 +86,19 @@ class Exactness:
     distances: Distances | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """A graph of the same code, for another kind of calls, whose proof has held.
+
+    Attributes:
+        exactness: of its results.
+        touched: tensors that the step used in the run before it; None if that is not known.
+    """
+
+    exactness: Exactness
+    touched: TouchWatch | None
+
+
 class Trial:
     """Capture a step and prove its graphs.
 
@@ -115,13 +128,16 @@ class Trial:
         self._fingerprints = KeptFingerprints()
         graphs.on_leave = self._fingerprints.forget
 
-    def run(self, tree: Tree, reads: ReadGuards, watched: Watched) -> Tried:
+    def run(
+        self, tree: Tree, reads: ReadGuards, watched: Watched, *, like: Proved | None = None
+    ) -> Tried:
         """Capture and prove the step on a batch, and train on it once.
 
         Args:
             tree: the batch.
             reads: what the step's code reads from Python.
             watched: what the last run as written showed.
+            like: a graph of the same code; the new one is then compared with one run as written.
 
         Raises:
             Exception: whatever the step raises as written.
@@ -129,9 +145,9 @@ class Trial:
         Sync: Blocks the host ("capture").
         """
         with ONE_AT_A_TIME:
-            return self._run(tree, reads, watched)
+            return self._run(tree, reads, watched, like)
 
-    def _run(self, tree: Tree, reads: ReadGuards, watched: Watched) -> Tried:
+    def _run(self, tree: Tree, reads: ReadGuards, watched: Watched, like: Proved | None) -> Tried:
         side = self._side(watched)
         kept = side.kept
         found: StepGraph | list[Refusal]
@@ -151,7 +167,7 @@ class Trial:
         if self._callee.consent.least(Readiness.READY) is not Readiness.READY:
             # A proof would send what the others do not wait for.
             return Tried(self._callee.work(tree.value), refusals=[ON_ANOTHER_RANK])
-        tried = self._proved(tree, found, watched, side)
+        tried = self._proved(tree, found, watched, side, like=like)
         tried.updates_as_written = found.updates.lines_of_outside()
         tried.reads_rates = bool(found.updates.rate_tensors())
         return tried
@@ -192,7 +208,8 @@ class Trial:
         """
         assert isinstance(graph, StepGraph)
         with ONE_AT_A_TIME:
-            tried = self._proved(tree, graph, watched, self._side(watched), audited=exact)
+            like = Proved(exact, None)
+            tried = self._proved(tree, graph, watched, self._side(watched), like=like)
             tried.audited = tried.verdict
             return tried
 
@@ -203,9 +220,9 @@ class Trial:
         watched: Watched,
         side: PythonSide,
         *,
-        audited: Exactness | None = None,
+        like: Proved | None = None,
     ) -> Tried:
-        """Compare a graph with the step as written: a new one with several runs of it, else with one."""
+        """Compare a graph with the step as written: with several runs of it, or with one if it is like another."""
         touched, before, kept = watched.touched, side.gradients, side.kept
         changed = self._changed_tensors(graph, tree, watched, side)
         state = DeviceState(
@@ -216,13 +233,14 @@ class Trial:
             fingerprints=self._fingerprints,
         )
         second_look = None
-        if touched is not None:
+        if touched is not None and not self._found_the_same(like, watched, side):
             # What an audit does not see it read it compares by what comes of it.
-            second_look = TouchWatch(self._device, sees_reads=audited is None)
+            is_audit = like is not None and like.touched is None
+            second_look = TouchWatch(self._device, sees_reads=not is_audit)
         # For the replay, runs that are only compared if there are any, and the run that counts.
         nondeterministic = () if touched is None else touched.nondeterministic
         num_written = num_runs_of(nondeterministic, several_ranks=self._callee.consent.asks)
-        num_written = 1 if audited is not None else num_written
+        num_written = 1 if like is not None else num_written
         compared = [tree.map(_copy_of) for _ in range(num_written - 1)]
         batches = [tree, *compared, tree.map(_copy_of)]
 
@@ -263,7 +281,7 @@ class Trial:
                 consent=self._callee.consent,
                 nondeterministic=nondeterministic,
                 num_written=num_written,
-                distances=None if audited is None else audited.distances,
+                distances=None if like is None else like.exactness.distances,
             )
         except Exception as error:
             proof = error
@@ -327,12 +345,7 @@ class Trial:
     ) -> list[Refusal]:
         """Return a refusal if the step uses other tensors than in the run before, but for `also`."""
         assert watched.touched is not None
-        known = {address_of(gradient) for _, gradient in side.gradients if gradient is not None}
-        known |= set(map(address_of, [*side.kept.tensors(), *also])) | watched.known
-        # Guarded, and made by the run before if it was their first update.
-        for optimizer in side.optimizers:
-            known |= {address_of(tensor) for tensor, _ in tensors_of(optimizer, {})}
-        anew = used_anew(watched.touched, second_look, known)
+        anew = used_anew(watched.touched, second_look, _known_to(watched, side, also))
         if not anew:
             return []
         return [
@@ -344,10 +357,28 @@ class Trial:
             )
         ]
 
+    def _found_the_same(self, like: Proved | None, watched: Watched, side: PythonSide) -> bool:
+        """Return whether the step was seen to use the same tensors in two runs, of two kinds of calls."""
+        if like is None or like.touched is None or watched.touched is None:
+            return False
+        return not used_anew(like.touched, watched.touched, _known_to(watched, side, []))
+
+
+def _known_to(watched: Watched, side: PythonSide, also: Sequence[torch.Tensor]) -> set[int]:
+    """Return addresses that are others in each run, or are guarded."""
+    known = {address_of(gradient) for _, gradient in side.gradients if gradient is not None}
+    known |= set(map(address_of, [*side.kept.tensors(), *also])) | watched.known
+    # Guarded, and made by the run before if it was their first update.
+    for optimizer in side.optimizers:
+        known |= {address_of(tensor) for tensor, _ in tensors_of(optimizer, {})}
+    return known
+
 
 def used_anew(first: TouchWatch, second: TouchWatch, known: set[int]) -> list[torch.Tensor]:
     """Return the tensors that a run has used, and a run before has not, but for those at known addresses."""
     before = known | first.addresses
+    if second.addresses <= before:
+        return []
     return [one for one in [*second.read, *second.written] if address_of(one) not in before]
 
 

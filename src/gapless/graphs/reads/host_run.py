@@ -75,6 +75,8 @@ class HostRun:
     Attributes:
         writes: what it changed or did, each once; empty in the first run of a kind.
         kept: places that can be given again after a replay what it has put there.
+        only_computed: whether it ran known code alone, which read the same as in runs before, and did nothing
+            on the host: another run would show nothing else.
         is_complete: False if torch compiled something, so that the watch was cut short, or if a
             cache was filled: look once more.
         runs_compiled: whether compiled code ran.
@@ -88,6 +90,7 @@ class HostRun:
 
     writes: list[HostWrite] = field(default_factory=list)
     kept: list[KeptPath] = field(default_factory=list)
+    only_computed: bool = False
     is_complete: bool = True
     runs_compiled: bool = False
     found_code: bool = False

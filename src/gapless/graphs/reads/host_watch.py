@@ -230,7 +230,9 @@ class HostWatch:
         changed = begun.states.changed()
         if begun.guards is not None and is_as_before:
             self._newest_guards = begun.guards
-            if begun.needs_profile and profile.only_computes and not changed:
+            run.only_computed = profile.only_computes and not changed
+            # What is compiled in a run is seen by a profiler alone.
+            if begun.needs_profile and run.only_computed and not profile.runs_compiled:
                 self._only_compute.add((begun.kind, begun.key))
         elif is_of_guards and self._num_complete > 1:
             assert isinstance(reach, Reach)

@@ -201,8 +201,8 @@ class RunProfile:
 
     @property
     def only_computes(self) -> bool:
-        """Whether the run did nothing on the host that was seen, and ran no compiled code."""
-        return self.is_complete and not self.runs_compiled and not self.host
+        """Whether the run did nothing on the host that was seen, and nothing was compiled in it."""
+        return self.is_complete and not self.host
 
     @property
     def found_given(self) -> bool:

@@ -60,7 +60,13 @@ _NO_TENSORS = frozenset(
 
 
 class FirstUses(Protocol):
-    """Is told what an operation is about to change."""
+    """Is told what an operation is about to change.
+
+    Attributes:
+        made: addresses of the storages that runs were seen to make: what is written there is not told.
+    """
+
+    made: set[int]
 
     def writes(self, storage: torch.UntypedStorage) -> None:
         """See a storage that was there before."""
@@ -189,9 +195,9 @@ class TouchWatch(TorchDispatchMode):
                 return _run(func.decompose, args, kwargs, profiler)
         # Called some thousand times a run: what is known of an operator is looked up by its id.
         known = (_KNOWN.get(id(func)) or _known_anew(func))[1]
-        if not self._sees_reads and known.written == _NOTHING:
+        if not self._sees_reads and known.written == _NOTHING and not known.draws:
             result = _run(func, args, kwargs, profiler)
-            self._note_result(result)
+            self._note_result(known, result)
             return result
         given = self._note_arguments(known, args, kwargs)
         if known.may_be_nondeterministic and self._device.is_accelerator:
@@ -205,7 +211,7 @@ class TouchWatch(TorchDispatchMode):
         result = _run(func, args, kwargs, profiler)
         if known.draws or known.is_random:
             self._note_draws(known, (*args, *kwargs.values()), result)
-        self._note_result(result)
+        self._note_result(known, result)
         if self._reads is not None:
             self._reads.see(func, args, kwargs, result, given=given, is_pure=known.is_pure)
         return result
@@ -231,13 +237,18 @@ class TouchWatch(TorchDispatchMode):
                         given.written.append(key)
         return given
 
-    def _note_result(self, result: Any) -> None:
-        made, seen = self._made, self._seen
+    def _note_result(self, known: _Knowledge, result: Any) -> None:
+        """Note memory that an operator has made."""
+        if known.returns_given:
+            return
+        made, seen, first_uses = self._made, self._seen, self._first_uses
         for tensor in (result,) if type(result) in _PLAIN_TYPES else _tensors_in(result):
             for part in plain_parts(tensor):
                 key = part.untyped_storage()._cdata
                 if key not in seen:
                     made.add(key)
+                    if first_uses is not None:
+                        first_uses.made.add(key)
 
     def _note_draws(self, known: _Knowledge, values: tuple[Any, ...], result: Any) -> None:
         if known.draws:
@@ -261,8 +272,9 @@ class TouchWatch(TorchDispatchMode):
             memory = self._seen.get(key)
             if memory is None:
                 memory = self._seen[key] = _Memory(storage)
-            if is_written and self._first_uses is not None:
-                self._first_uses.writes(storage)
+            first_uses = self._first_uses
+            if is_written and first_uses is not None and key not in first_uses.made:
+                first_uses.writes(storage)
             memory.add(part, is_written=is_written, is_sure=is_sure)
         return found if type(tensor) in _PLAIN_TYPES else None
 
@@ -383,6 +395,7 @@ class _Knowledge:
         is_random: it draws random numbers.
         may_be_nondeterministic: it gives other bits each time for some arguments.
         is_pure: it is one of torch's own, writes nothing and draws nothing.
+        returns_given: what it returns lies in the memory of what it is given.
     """
 
     written: frozenset[int | str] | None
@@ -391,6 +404,7 @@ class _Knowledge:
     surely_written: frozenset[int | str] = frozenset()
     may_be_nondeterministic: bool = False
     is_pure: bool = False
+    returns_given: bool = False
 
 
 _NOTHING: frozenset[int | str] = frozenset()
@@ -425,6 +439,7 @@ def _knowledge_of(func: Any) -> _Knowledge:
         draws=draws,
         is_random=is_random,
         is_pure=is_trusted and not written and not is_random,
+        returns_given=all(each.alias_info is not None for each in schema.returns),
         may_be_nondeterministic=may_be_nondeterministic(func),
     )
 
