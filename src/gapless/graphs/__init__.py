@@ -7,4 +7,6 @@ compared with what its graph bakes in (`reads`) and replayed (`replay`). `accoun
 spent on this, `audit.py` when a graph is compared with its step again, `refusal.py` what is never captured.
 
 `modules` and `in_place` do the same for objects where they stand, `ranks` for several processes.
+
+Nothing in this room blocks the host, but where a docstring says so (`Sync:`), and where the user's own code does.
 """

@@ -29,7 +29,6 @@ class AheadOfRun:
     """Captures a step for the kinds of some batches, and trains on none of them.
 
     Args:
-        step: the captured step.
         snapshot: of what it changes, which is put back afterwards.
         ranks: that capture it together; None: it is captured alone.
     """

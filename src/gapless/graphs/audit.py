@@ -70,7 +70,6 @@ class OpenAudit:
     Attributes:
         entry: the kind of the call; None of updates, which have none.
         graph: that was audited.
-        verdict: on it.
         number: of the call among those of its object.
     """
 
@@ -136,10 +135,7 @@ class Audits:
         return turn
 
     def begin_call(self) -> None:
-        """Note that a call begins, unless it is known already.
-
-        Sync: Does not block the host.
-        """
+        """Note that a call begins, unless it is known already."""
         if self._is_in_call:
             return
         self._is_in_call = True
@@ -163,10 +159,7 @@ class Audits:
         self._usual_ms *= 1 + _FOLLOWS if gap_ms > self._usual_ms else 1 - _FOLLOWS
 
     def end_call(self, times: CallTimes, what: What) -> None:
-        """Note that the call is over, and what it was.
-
-        Sync: Does not block the host.
-        """
+        """Note that the call is over, and what it was."""
         self._is_in_call = False
         self._account.end(times, what)
 
@@ -257,8 +250,6 @@ class AuditTurn:
         """Count a call that would be a replay; return whether it has to be an audit.
 
         Once it has to be, it is owed until it begins, however often this is asked.
-
-        Sync: Does not block the host.
         """
         if self.is_owed:
             return True
@@ -273,10 +264,7 @@ class AuditTurn:
         return True
 
     def begin_call(self) -> bool:
-        """Note that a call begins that would be a replay; return whether it has to be an audit.
-
-        Sync: Does not block the host.
-        """
+        """Note that a call begins that would be a replay; return whether it has to be an audit."""
         self._audits.begin_call()
         return self.is_due()
 

@@ -22,14 +22,7 @@ if TYPE_CHECKING:
 
 
 class AuditedCalls:
-    """Audits the graphs of one object, and does what the verdicts ask for.
-
-    Args:
-        callee: the object.
-        audits: says when.
-        entries: the kinds of its calls.
-        learning: runs calls as written.
-    """
+    """Audits the graphs of one object, and does what the verdicts ask for."""
 
     def __init__(
         self, callee: Callee, audits: Audits, entries: Entries, learning: Learning
@@ -40,10 +33,7 @@ class AuditedCalls:
         self._report, self._account = callee.report, callee.account
 
     def may_replay(self, entry: Entry, variant: Variant) -> bool:
-        """Return whether a call is a replay: no audit, and none whose verdict is awaited.
-
-        Sync: Does not block the host.
-        """
+        """Return whether a call is a replay: no audit, and none whose verdict is awaited."""
         if entry.has_switched:
             entry.has_switched = False
             self._audits.begin_interlude()
@@ -91,10 +81,7 @@ class AuditedCalls:
         self._audits.end_good(audit, is_whole=is_whole)
 
     def _take_verdict(self) -> None:
-        """Do what the verdict of an audit asks for, if it has arrived.
-
-        Sync: Does not block the host.
-        """
+        """Do what the verdict of an audit asks for, if it has arrived."""
         audit = self._audits.open
         if audit is None or not audit.verdict.arrived():
             return

@@ -48,7 +48,6 @@ class CallWindows:
     written has no memory beside the graphs, nor for graphs that have not been proved to give equal bits.
 
     Args:
-        device: where calls run.
         account: of the device, which lets one graph at a time be timed: calls as written of another
             would lie between its calls.
         has_room: returns whether a call as written has memory beside the graphs.
@@ -90,8 +89,6 @@ class CallWindows:
         Args:
             entry: of its kind.
             graph: that would be replayed, None if there is none.
-
-        Sync: Does not block the host.
         """
         now = None if self._timed is None else self._timed.end_last()
         found = None if graph is None else self._graphs.get(graph)
@@ -111,10 +108,7 @@ class CallWindows:
         return "plain" if found.times.verdict == "does_not_pay" else None
 
     def end_call(self, entry: Entry, what: What) -> None:
-        """Note that the call is over, and what it was: it counts if it was as it had to be.
-
-        Sync: Does not block the host.
-        """
+        """Note that the call is over, and what it was: it counts if it was as it had to be."""
         if self._timed is not None:
             self._timed.end_call(entry, what)
 
@@ -129,7 +123,6 @@ class _Windows:
     """Pairs of windows of one graph.
 
     Attributes:
-        times: of its calls.
         pairs: times of windows that were read.
     """
 

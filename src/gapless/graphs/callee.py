@@ -36,7 +36,6 @@ class Callee:
 
     Args:
         step: takes a batch on the device, trains on it and returns its loss.
-        device: where it runs.
         host_waits: the door for the waits that captures are.
         report: to write to; None: a new one.
         consent: of the ranks that run the same steps. With several of them each kind is captured
@@ -55,7 +54,6 @@ class Callee:
             weights in its batch, and at which no graph is cut.
 
     Attributes:
-        account: of the device.
         on_side_stream: returns a context for what is no replay: eager runs and captures.
         launch: calls a function that launches a graph, with the arguments that follow, and
             returns what it returns.
@@ -104,8 +102,6 @@ class Callee:
         """Return why no graph can take a call, None if one can.
 
         What a graph takes is asked less: its kind and guards say that nothing else has changed.
-
-        Sync: Does not block the host.
         """
         if self._objection is not None:
             return self._objection(tree)

@@ -34,7 +34,6 @@ class CaptureSettings:
     """How something is captured.
 
     Attributes:
-        device: where it runs.
         is_off: whether everything runs as written, by the environment.
         others: as of `gapless.capture`.
     """

@@ -75,14 +75,9 @@ class CapturedStep:
         audit_every: replays of a graph from one audit to the next; None: see `gapless.graphs.audit`.
 
     Attributes:
-        step: the step itself.
-        callee: as given.
         report: what is captured, and why nothing more is.
         fast_path: what the next call tries first.
-        entries: the kinds of its calls.
         learning: runs calls as written, and captures them.
-        audits: say when graphs are audited.
-        audited: audits them.
     """
 
     def __init__(
@@ -179,10 +174,7 @@ class CapturedStep:
         return self.learning.run_and_learn(entry, tree)
 
     def find(self, entry: Entry, tree: Tree) -> Variant | None:
-        """Return a variant whose graph can take a call, None if there is none.
-
-        Sync: Does not block the host.
-        """
+        """Return a variant whose graph can take a call, None if there is none."""
         variant = entry.find()
         if variant is None or variant.graph is None:
             return None
@@ -196,10 +188,7 @@ class CapturedStep:
         return None
 
     def replay(self, entry: Entry, variant: Variant, tree: Tree) -> StepRun:
-        """Run a call by the graph of a variant, which the next call may try first.
-
-        Sync: Does not block the host.
-        """
+        """Run a call by the graph of a variant, which the next call may try first."""
         assert variant.graph is not None
         self.fast_path.offer(entry, variant, variant.graph, tree)
         return self._launch(variant, tree)
@@ -219,8 +208,6 @@ class CapturedStep:
         Args:
             tree: the batch, on the device.
             may_come_again: count it as a warm-up run of its kind.
-
-        Sync: Does not block the host, unless the step does.
         """
         objection = self.callee.objection_to(tree)
         if objection is not None:
@@ -232,10 +219,7 @@ class CapturedStep:
         return StepRun(out, "capture" if is_watched else "eager", tree.key())
 
     def run_refused(self, batch: Any, refusal: Refusal) -> Any:
-        """Train eagerly on a batch that no graph can take; return what the step returns.
-
-        Sync: Does not block the host, unless the step does.
-        """
+        """Train eagerly on a batch that no graph can take; return what the step returns."""
         self.report.num_eager += 1
         self.report.refuse(refusal)
         with self.callee.on_side_stream():
@@ -293,17 +277,11 @@ class CapturedStep:
         return (self.report.forbids_all_for_good or any(are_final)) and not self.has_graphs
 
     def drop_graphs(self) -> None:
-        """Let go of all graphs and their memory; kinds that had their warm-up need no other.
-
-        Sync: Does not block the host.
-        """
+        """Let go of all graphs and their memory; kinds that had their warm-up need no other."""
         self.entries.drop_graphs()
 
     def forget(self) -> None:
-        """Let go of all graphs, and of all that is known of calls.
-
-        Sync: Does not block the host.
-        """
+        """Let go of all graphs, and of all that is known of calls."""
         self.drop_graphs()
         self.learning.forget()
 

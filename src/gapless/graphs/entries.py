@@ -37,8 +37,6 @@ class Entries:
     """The record of each kind of call.
 
     Args:
-        report: of the object.
-        pool: of the graphs.
         batch_reads: values of batches that belong to kinds.
         fast_path: holds on to a graph; it is left as soon as any is dropped.
     """
@@ -191,10 +189,7 @@ class Entries:
         self._leave_memory_if_unused()
 
     def drop_graphs(self) -> None:
-        """Let go of all graphs and their memory; what they were captured by stays.
-
-        Sync: Does not block the host.
-        """
+        """Let go of all graphs and their memory; what they were captured by stays."""
         for entry in self:
             for variant in (*entry.variants, *entry.in_use):
                 variant.drop_graph()

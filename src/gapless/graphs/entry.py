@@ -79,10 +79,7 @@ class Variant:
         self.state = TRANSITIONS[self.state, event]
 
     def failure(self) -> Failure | None:
-        """Return what is otherwise now, None if nothing is.
-
-        Sync: Does not block the host.
-        """
+        """Return what is otherwise now, None if nothing is."""
         graph = self.graph if self.pending is None else self.pending.graph
         try:
             return failure_of_reads(self.reads) if graph is None else graph.guards.failure()
@@ -179,10 +176,7 @@ class Entry:
         self.learnt = TRANSITIONS[self.learnt, event]
 
     def find(self) -> Variant | None:
-        """Return a variant whose graph's guards hold, None if there is none.
-
-        Sync: Does not block the host.
-        """
+        """Return a variant whose graph's guards hold, None if there is none."""
         for place, variant in enumerate(self.in_use):
             graph = variant.graph
             if graph is not None and graph.guards.hold():

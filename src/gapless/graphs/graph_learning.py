@@ -55,9 +55,6 @@ class Learning:
     """Learns the graphs of one object.
 
     Args:
-        callee: what is captured.
-        entries: its kinds of calls.
-        pool: of its graphs.
         batch_reads: values of batches that belong to kinds.
         num_warmup: watched runs of each kind.
         rates: what becomes of rates that change: see `gapless.capture`.
@@ -116,10 +113,7 @@ class Learning:
         )
 
     def forget(self) -> None:
-        """Let go of all that is known of calls.
-
-        Sync: Does not block the host.
-        """
+        """Let go of all that is known of calls."""
         self._entries.forget_all()
         self._host_watch.forget()
 
@@ -145,10 +139,7 @@ class Learning:
         return StepRun(self.run_eagerly(entry, tree), "eager", tree.key(), "watch")
 
     def run_eagerly(self, entry: Entry | None, tree: Tree) -> Any:
-        """Run a call and return its result; watch it if its kind is given and has to be.
-
-        Sync: Does not block the host, unless the step does.
-        """
+        """Run a call and return its result; watch it if its kind is given and has to be."""
         self._report.num_eager += 1
         if self._report.forbids_all:
             return self._callee.work(tree.value)
@@ -350,19 +341,13 @@ class Learning:
     # --- verdicts ---
 
     def take_verdicts(self, entry: Entry) -> bool:
-        """Use graphs whose verdict has arrived and is good; return whether there are any.
-
-        Sync: Does not block the host.
-        """
+        """Use graphs whose verdict has arrived and is good; return whether there are any."""
         waiting = [one for one in entry.variants if one.pending is not None]
         taken = [self.take_verdict(entry, variant) for variant in waiting]
         return any(taken)
 
     def take_verdict(self, entry: Entry, variant: Variant) -> bool:
-        """Use the graph of a variant if its verdict has arrived and is good; return whether it is used.
-
-        Sync: Does not block the host.
-        """
+        """Use the graph of a variant if its verdict has arrived and is good; return whether it is used."""
         assert variant.pending is not None
         graph, verdict = variant.pending.graph, variant.pending.verdict
         if verdict is not None:

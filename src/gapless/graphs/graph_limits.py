@@ -31,7 +31,6 @@ class GraphLimits:
     """The limits for all graphs of an object, whoever keeps them: for training or for evaluation.
 
     Args:
-        device: where they run.
         max_graphs: graphs at one time.
         memory_budget_bytes: device memory of the process that captures may lead to; None: four
             fifths of the device's. A graph that is expected to need more, going by the largest so
@@ -68,17 +67,11 @@ class GraphLimits:
         self._largest_bytes = max(self._largest_bytes, num_bytes)
 
     def reached(self) -> Refusal | None:
-        """Return which limit forbids a further graph, None if none does.
-
-        Sync: Does not block the host.
-        """
+        """Return which limit forbids a further graph, None if none does."""
         return self._has_most_graphs() or self._is_over_budget()
 
     def have_room(self) -> bool:
-        """Return whether as much memory as a capture took is left.
-
-        Sync: Does not block the host.
-        """
+        """Return whether as much memory as a capture took is left."""
         return self._is_over_budget() is None
 
     def _has_most_graphs(self) -> Refusal | None:

@@ -23,7 +23,6 @@ class GraphPool:
     Attributes:
         newest: the graph whose memory the next one shares, None before the first.
         gradients: that these graphs have handed out.
-        limits: as given.
         on_leave: called when no graph is left, to let go of what was kept for them.
     """
 

@@ -39,17 +39,12 @@ def note_interlude() -> None:
     """Let each graph be audited at its next replay: something ends that replays may depend on.
 
     What comes as often before each call is a part of the loop, and no interlude.
-
-    Sync: Does not block the host.
     """
     Interludes.num += 1
 
 
 def note_interludes_for(one: object) -> None:
-    """Note changes of modes, and state dicts that are made or loaded, as long as an object lives.
-
-    Sync: Does not block the host.
-    """
+    """Note changes of modes, and state dicts that are made or loaded, as long as an object lives."""
     _audited.need(one)
 
 

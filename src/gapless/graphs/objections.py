@@ -28,8 +28,6 @@ def objection_to_batch(
     Args:
         tree: the batch.
         needs_copy: says whether a tensor is not on the device.
-
-    Sync: Does not block the host.
     """
     objection = objection_to_tensors(tree, needs_copy=needs_copy)
     if objection is not None:
@@ -46,8 +44,6 @@ def objection_to_tensors(
     Args:
         tree: the batch.
         needs_copy: says whether a tensor is not on the device.
-
-    Sync: Does not block the host.
     """
     if tree.unknown:
         return _is_unknown(tree.unknown[0])
@@ -64,8 +60,6 @@ def objection_to_autocast(device_type: str) -> Refusal | None:
 
     Autocast keeps its casts of weights until its outermost block ends, so what a step computes
     depends on what ran in the block before, which nobody can see.
-
-    Sync: Does not block the host.
     """
     if not (torch.is_autocast_enabled(device_type) and torch.is_autocast_cache_enabled()):
         return None
@@ -79,10 +73,7 @@ def objection_to_autocast(device_type: str) -> Refusal | None:
 
 
 def objection_to_modes() -> Refusal | None:
-    """Return why no graph can take a call in the modes that watch operations, None if one can.
-
-    Sync: Does not block the host.
-    """
+    """Return why no graph can take a call in the modes that watch operations, None if one can."""
     if torch.is_anomaly_enabled():
         return _watched("torch.autograd.set_detect_anomaly")
     if keeps_parametrizations():
@@ -95,8 +86,6 @@ def objection_to_profiler() -> Refusal | None:
     """Return why the next call cannot be watched, None if it can.
 
     A graph needs one call that is seen, function by function, and only one profiler can see a thread.
-
-    Sync: Does not block the host.
     """
     profiler = sys.getprofile()
     if profiler is None or callable(profiler) or hasattr(profiler, "disable"):
@@ -115,8 +104,6 @@ def objection_to_transforms() -> Refusal | None:
     """Return why no graph can take a call within a transform of tensors, None outside of any.
 
     Asked before all else: such tensors have no memory of their own to look at.
-
-    Sync: Does not block the host.
     """
     return _watched("a transform of torch.func") if is_transformed() else None
 

@@ -42,7 +42,6 @@ class PassingKinds:
 
     Args:
         step: whose arguments are named.
-        report: of the step.
     """
 
     def __init__(self, step: object, report: CaptureReport) -> None:

@@ -146,11 +146,7 @@ class Refusal:
 
 
 class Refused(Exception):  # noqa: N818
-    """A capture shows that there can be no graph.
-
-    Args:
-        refusal: why.
-    """
+    """A capture shows that there can be no graph."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.text)
@@ -230,11 +226,7 @@ def unreadable(look: FailedLook) -> Refusal:
 
 
 def proved_wrong(text: str) -> Refusal:
-    """Refuse a step of which a graph computes something else.
-
-    Args:
-        text: what differs.
-    """
+    """Refuse a step of which a graph computes something else."""
     return Refusal(
         "proved_wrong", f"a graph of the step computes something else than the step: {text}"
     )

@@ -55,10 +55,7 @@ _SHARDED = {"FSDPModule": _FSDP2, "FullyShardedDataParallel": _FSDP1}
 
 
 def refusal_of_module(module: torch.nn.Module) -> Refusal | None:
-    """Return why a module cannot be captured where it stands, None if it may.
-
-    Sync: Does not block the host.
-    """
+    """Return why a module cannot be captured where it stands, None if it may."""
     for _, part in named_parts(module):
         found = _by_class(part, _SHARDED | {"DistributedDataParallel": _DDP, "DataParallel": _DP})
         if found is not None:
@@ -70,10 +67,7 @@ def refusal_of_module(module: torch.nn.Module) -> Refusal | None:
 
 
 def refusal_of_step(step: Any) -> Refusal | None:
-    """Return why a step cannot be captured with the modules that it names, None if it may.
-
-    Sync: Does not block the host.
-    """
+    """Return why a step cannot be captured with the modules that it names, None if it may."""
     for module in _modules_of(step):
         for _, part in named_parts(module):
             found = _by_class(part, _SHARDED)
@@ -83,10 +77,7 @@ def refusal_of_step(step: Any) -> Refusal | None:
 
 
 def refusal_of_weights(weights: Iterable[Any]) -> Refusal | None:
-    """Return why these weights cannot be in a graph, None if they may.
-
-    Sync: Does not block the host.
-    """
+    """Return why these weights cannot be in a graph, None if they may."""
     for weight in weights:
         if any(kind.__name__ == "DTensor" for kind in type(weight).__mro__):
             return _DTENSOR

@@ -38,8 +38,6 @@ class ValueChanges:
     """The changes of what the graphs of one object were captured with.
 
     Args:
-        report: of the object.
-        entries: its kinds of calls.
         updates: of the optimizers that it calls.
     """
 
@@ -51,10 +49,7 @@ class ValueChanges:
         self._newest: deque[Failure] = deque(maxlen=_NUM_NEWEST)
 
     def note(self, variant: Variant) -> None:
-        """Note what is otherwise than a variant was captured with; rest if that is so too often.
-
-        Sync: Does not block the host.
-        """
+        """Note what is otherwise than a variant was captured with; rest if that is so too often."""
         failure = variant.failure()
         if failure is None:
             return

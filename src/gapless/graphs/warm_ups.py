@@ -66,11 +66,9 @@ class WarmUps:
 
     Args:
         num_warmup: runs of each kind.
-        device: where the step runs.
         observer: of optimizers, schedulers and reads on the host.
         updates: of the optimizers that the step calls.
         host_watch: of what the step reads and writes on the host.
-        weights: that the step trains.
 
     Attributes:
         use_compiled_code: whether compiled code was seen to run.

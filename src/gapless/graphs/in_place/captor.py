@@ -22,10 +22,6 @@ class Captor(Protocol):
     """What runs an object's calls as graphs.
 
     Copies and files of the object are ordinary objects: a captor becomes None there.
-
-    Attributes:
-        target: the object.
-        settings: how it is captured.
     """
 
     target: Any

@@ -66,10 +66,6 @@ class SecondOrder:
     Behind a replay they are summed in another order, so that this is asked before there is one: by the first
     call, and by each that is to be captured.
 
-    Args:
-        module: the module.
-        report: of it.
-
     Attributes:
         is_asked: whether calls ask: not once the code has said no.
     """
@@ -259,7 +255,6 @@ class _Mention:
     """A call, or a table of arguments, that may ask for gradients that can be differentiated.
 
     Attributes:
-        node: of it.
         flag: what is passed, None if it asks for them anyway.
         callee: that has to be one of these functions; None: whatever is called.
         around: what it stands in, the innermost first.
@@ -279,11 +274,7 @@ class _Mention:
         return (both[0], both[1]) if len(both) == 2 else None
 
     def may_ask(self, values: StaticValues) -> bool:
-        """Return whether it may ask for gradients that can be differentiated.
-
-        Args:
-            values: around it.
-        """
+        """Return whether it may ask for gradients that can be differentiated."""
         if not values.may_run():
             return False
         if self.callee is not None and isinstance(self.node, ast.Call):

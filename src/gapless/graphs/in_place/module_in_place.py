@@ -67,13 +67,7 @@ _CALLERS = {
 class ModuleInPlace:
     """Runs the calls of one module as graphs.
 
-    Args:
-        module: to capture.
-        settings: how.
-
     Attributes:
-        target: the module.
-        settings: as given.
         kind_of_call: what an integration knows of the call of now. Calls of different kinds share
             no graph, and one kind is no change of another.
         autocast: knows which calls within a block of autocast run as written.

@@ -69,13 +69,7 @@ _SCALE, _FOUND_INF = OF_A_SCALER
 class OptimizerInPlace:
     """Runs the steps of one optimizer as graphs.
 
-    Args:
-        optimizer: to capture.
-        settings: how.
-
     Attributes:
-        target: the optimizer.
-        settings: as given.
         is_traced: whether torch.compile has compiled a step of it.
         tries_new_rates: whether an update is captured whose learning rate is another than that of
             the update before; if not, it runs as written, and nobody is warned.

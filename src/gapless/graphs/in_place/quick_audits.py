@@ -41,11 +41,7 @@ class QuickAudits:
     """When the quick updates of one optimizer are audited, and how.
 
     Args:
-        quick: the updates.
-        optimizer: whose they are.
-        device: of its weights.
         report: of the optimizer; audits are counted there.
-        every: as of `Audits`.
         memory_budget_bytes: device memory of the process that a copy may lead to.
     """
 
@@ -72,10 +68,7 @@ class QuickAudits:
         self._num_differences = 0
 
     def may_be_quick(self) -> bool:
-        """Return, once for each update, whether it may be quick; else `run` has to do it.
-
-        Sync: Does not block the host.
-        """
+        """Return, once for each update, whether it may be quick; else `run` has to do it."""
         audit = self._audits.open
         if audit is not None:
             if not audit.verdict.arrived():
@@ -101,8 +94,6 @@ class QuickAudits:
 
         Args:
             step: as written.
-
-        Sync: Does not block the host, unless the step does.
         """
         if self._quick.is_over:
             self._audits.forget_call()

@@ -123,8 +123,6 @@ def watch_rest_of_block(
 
     Returns:
         A function that looks no more; None if there is nothing to see.
-
-    Sync: Does not block the host.
     """
     nodes, casts = _nodes_of([leaf for leaf in flatten(out).leaves if leaf.grad_fn], since)
     if not casts:

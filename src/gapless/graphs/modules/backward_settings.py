@@ -29,10 +29,7 @@ class Settings:
         self._readers = [reader for _, reader in environment_readers(device_type)]
 
     def now(self) -> tuple[Any, ...]:
-        """Return the settings, those of autocast first.
-
-        Sync: Does not block the host.
-        """
+        """Return the settings, those of autocast first."""
         kind = self._device_type
         return (
             torch.is_autocast_enabled(kind),

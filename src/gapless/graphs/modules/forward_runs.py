@@ -31,15 +31,11 @@ class Runs:
     """The runs of one module: as written, and by all of its graphs.
 
     Args:
-        module: the module.
-        device: where it runs.
         host_waits: the door for the waits of captures, and of calls that run again.
         side: launches replays in order with captures.
-        report: of the module.
 
     Attributes:
         forward: the module's own, bound to it.
-        settings: reads torch's settings.
     """
 
     def __init__(
@@ -97,9 +93,6 @@ class Run:
         written: copies of what it has changed, from before.
 
     Attributes:
-        inputs: as given.
-        random: as given.
-        written: as given.
         is_done: whether its memory is used up.
         pass_number: of the backward pass that an audit sees, None before it.
         num_backwards: backward passes so far.

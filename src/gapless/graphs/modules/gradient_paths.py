@@ -258,8 +258,6 @@ class CapturedPaths:
         needs_grad: which inputs need gradients.
 
     Attributes:
-        weights: as given.
-        needs_grad: as given.
         weight_edges: the weights, each as often as it is used.
         uses: how many gradients are summed to that of each target.
         nodes: numbers of the operations behind each output.

@@ -42,13 +42,8 @@ class BackwardHalf:
     Torch's nodes hold it, and it holds none of them: what it has found outlives it in `Found`.
 
     Args:
-        graph: of the module.
         run: its forward pass in the audit, whose memory the graph's backward pass reads.
-        comparison: of the gradients.
         out_of_memory: called if there is no memory to compare them.
-
-    Attributes:
-        found: what has come of it.
     """
 
     def __init__(
@@ -69,12 +64,7 @@ class BackwardHalf:
         self._num_outs = self._num_left = 0
 
     def watch(self, out: Tree, inputs: Sequence[torch.Tensor]) -> Any:
-        """Return what a call as written has returned, with its backward pass watched.
-
-        Args:
-            out: what it has returned.
-            inputs: of the call.
-        """
+        """Return what a call as written has returned, with its backward pass watched."""
         self._num_outs = len(out.leaves)
         leaves = [leaf for leaf in out.leaves if leaf.requires_grad]
         watch_uses(leaves, self._graph.paths.targets_of(inputs), self._take)
@@ -170,10 +160,7 @@ class VerdictOnCall:
         self._found = None if backward is None else backward.found
 
     def arrived(self) -> bool:
-        """Return whether the verdict is known.
-
-        Sync: Does not block the host.
-        """
+        """Return whether the verdict is known."""
         if not self._forward.arrived():
             return False
         if self._found is None:

@@ -54,24 +54,19 @@ class ModuleGraph:
     Args:
         graph: of two segments, one for each pass.
         passes: what they have used and left.
-        call: of this kind.
         rehearsal: in which they were captured.
         saved: what autograd saves as written.
         written: tensors that the forward pass changes and that were there before.
         generators: of random numbers that are drawn from, beside the device's own.
-        reads: what the module's code reads.
         memory: guards on other weights.
         held: tensors that the graph reads or writes, whose memory must stay.
         repeats: whether a call gives the same bits twice.
 
     Attributes:
-        paths: of the gradients.
         backward_pass: the second segment.
         again: runs a call again as written.
         guards: what has to hold before a replay.
         reads: as given.
-        written: as given.
-        generators: as given.
         counted: tensors whose versions a call counts up, each as often as it does.
         nondeterministic: operators of both passes that may give other bits each time.
     """
@@ -139,8 +134,6 @@ class ModuleGraph:
 
         No backward pass may read the graph's memory as it is, and no argument lie where the module writes. Nor may
         code that compares objects read an argument by another way as well.
-
-        Sync: Does not block the host.
         """
         return self._why_not_on(leaves) is None
 
@@ -161,18 +154,12 @@ class ModuleGraph:
         return self._why_not_on(tree.leaves)
 
     def replay(self, tree: Tree, *, is_own: bool) -> Any:
-        """Launch the forward pass on the arguments of a call; return what the call returns.
-
-        Sync: Does not block the host.
-        """
+        """Launch the forward pass on the arguments of a call; return what the call returns."""
         del is_own
         return self.replay_on(tree.leaves)
 
     def replay_on(self, inputs: list[torch.Tensor]) -> Any:
-        """Launch the forward pass on the tensors of a call; return what the call returns.
-
-        Sync: Does not block the host.
-        """
+        """Launch the forward pass on the tensors of a call; return what the call returns."""
         before = TensorCopies(self.written).make() if self.written else []
         random = None if self._random is None else self._random.read()
         count_up(self.counted)
@@ -189,10 +176,7 @@ class ModuleGraph:
         return rebuilt(self._value, iter(outs))
 
     def rehearse(self, inputs: list[torch.Tensor], given: Sequence[torch.Tensor | None]) -> Any:
-        """Launch both passes; return their results in the graph's memory.
-
-        Sync: Does not block the host.
-        """
+        """Launch both passes; return their results in the graph's memory."""
         self._inputs.fill(inputs)
         self._graph.replay_segment(0)
         outs = self._outs.make()
@@ -201,10 +185,7 @@ class ModuleGraph:
         return [outs, self.backward_pass.gradients]
 
     def launch_forward(self, run: Run) -> list[torch.Tensor]:
-        """Launch the forward pass; return copies of what it leaves.
-
-        Sync: Does not block the host.
-        """
+        """Launch the forward pass; return copies of what it leaves."""
 
         def launch() -> list[torch.Tensor]:
             self._inputs.fill([leaf.detach() for leaf in run.inputs])
@@ -217,10 +198,7 @@ class ModuleGraph:
     # --- audits ---
 
     def audited_forward(self, run: Run) -> Any:
-        """Launch the forward pass; return what the call returns, without gradients.
-
-        Sync: Does not block the host.
-        """
+        """Launch the forward pass; return what the call returns, without gradients."""
         return rebuilt(self._value, iter(self.launch_forward(run)))
 
     def audited_backward(
@@ -229,8 +207,6 @@ class ModuleGraph:
         """Launch the backward pass; return what the uses of each target give, None if it cannot come.
 
         Random numbers are where they were.
-
-        Sync: Does not block the host.
         """
         if not self.backward_pass.is_for(given) or not self._runs.holds(run):
             return None
@@ -319,9 +295,6 @@ class BackwardPass:
     """What the captured backward pass reads, and what it gives.
 
     Args:
-        passes: of the capture.
-        uses: of each target.
-        settings: reads torch's settings.
         expected: those in the backward pass.
 
     Attributes:

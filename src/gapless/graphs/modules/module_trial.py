@@ -67,9 +67,7 @@ class ModuleTrial:
     """Capture a module and prove its graphs.
 
     Args:
-        runs: of the module.
         graphs: the graphs there are, and their limits.
-        watch: of its calls as written.
         needs_grad: which inputs need gradients.
         may_be_differentiated: says whether gradients of the call of now may be; then there is no graph.
 
@@ -142,8 +140,6 @@ class ModuleTrial:
 
         Raises:
             Exception: whatever the module raises as written.
-
-        Sync: Does not block the host, unless the module does.
         """
         assert isinstance(graph, ModuleGraph)
         if self._no_room:

@@ -38,7 +38,6 @@ class Passes:
 
     Attributes:
         inputs: the tensors that the forward pass reads its arguments from.
-        out: what it returned.
         given: the gradients of the tensors in it that the backward pass reads, None for others.
         targets: what gets gradients: inputs first, and weights.
         gradients: of each target, what its uses gave, in the order of their arrival.

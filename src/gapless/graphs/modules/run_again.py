@@ -35,10 +35,6 @@ class RunAgain:
     """Runs calls of one kind again.
 
     Args:
-        call: of this kind.
-        runs: of the module.
-        reads: what the module's code reads.
-        paths: of the gradients.
         inputs: the arguments in the graph's memory.
         outs: what the graph returns, in its memory.
         written: tensors that the forward pass changes and that were there before.

@@ -97,12 +97,7 @@ class SeenCalls:
 
 
 class CallsSeen:
-    """What calls of a module as written show, of each kind.
-
-    Args:
-        runs: of the module.
-        watch: of its calls as written.
-    """
+    """What calls of a module as written show, of each kind."""
 
     def __init__(self, runs: Runs, watch: HostWatch) -> None:
         self._runs, self._module = runs, runs.module
@@ -118,10 +113,7 @@ class CallsSeen:
         return self._seen.setdefault((tree.key(), tuple(weights)), SeenCalls())
 
     def observed(self, tree: Tree) -> Any:
-        """Run a call as written, and see what its backward pass is given.
-
-        Sync: Does not block the host, unless the module does.
-        """
+        """Run a call as written, and see what its backward pass is given."""
         seen, call = self.of(tree), tree.value
         if seen.watched == self._watch.num_runs:
             return self._runs.as_written(call.args, call.kwargs)

@@ -30,7 +30,6 @@ class DeviceState:
 
     Args:
         tensors: on the device. Their memory is held.
-        device: where they are.
         names: of the tensors, as many, for texts.
         generators: of random numbers that belong to the state, beside those of `RandomStates`.
         fingerprints: of the object whose state it is; None: nothing is kept.
@@ -66,8 +65,6 @@ class DeviceState:
 
         Raises:
             torch.OutOfMemoryError: the device has no memory for the copy; nothing is kept.
-
-        Sync: Does not block the host.
         """
         copies = [self._device.device_buffer(chunk.num_bytes) for chunk in self.chunks]
         for chunk, copy in zip(self.chunks, copies, strict=True):
@@ -79,10 +76,7 @@ class DeviceState:
     @torch.no_grad()
     @torch.inference_mode(mode=False)
     def restore(self) -> None:
-        """Put back what was kept, into the same memory.
-
-        Sync: Does not block the host.
-        """
+        """Put back what was kept, into the same memory."""
         for chunk, copy in zip(self.chunks, self._copies, strict=True):
             chunk.copy_back(copy)
         self.random.write(self._random)
@@ -93,10 +87,7 @@ class DeviceState:
         return self._is_saved
 
     def forget(self) -> None:
-        """Let go of the copy and of the memory to compare with.
-
-        Sync: Does not block the host.
-        """
+        """Let go of the copy and of the memory to compare with."""
         self._copies, self._is_saved = [], False
         self._fingerprints = None
         for chunk in self.chunks:
@@ -109,8 +100,6 @@ class DeviceState:
 
         Args:
             others: further chunks, whose rows follow.
-
-        Sync: Does not block the host.
         """
         chunks = [*self.chunks, *others]
         num_rows = max((chunk.num_rows for chunk in chunks), default=0)
@@ -143,10 +132,7 @@ class RandomStates:
         self._of_graphs = of_graphs
 
     def read(self) -> dict[str, Any]:
-        """Return the states now, by what they are the states of.
-
-        Sync: Does not block the host.
-        """
+        """Return the states now, by what they are the states of."""
         found: dict[str, Any] = {}
         own = self._device.random_state()
         if own is not None:
@@ -162,10 +148,7 @@ class RandomStates:
         return found
 
     def write(self, states: dict[str, Any]) -> None:
-        """Put back what `read` returned.
-
-        Sync: Does not block the host.
-        """
+        """Put back what `read` returned."""
         left = dict(states)
         for name, setter in (
             (_DEVICES, self._device.set_random_state),

@@ -63,11 +63,7 @@ class Fingerprints:
     A chunk takes about ten launches. The extra memory is about ten times the largest chunk.
 
     Args:
-        device: where the memory is.
         num_rows: of the largest chunk of which fingerprints will be taken.
-
-    Attributes:
-        num_rows: as given.
     """
 
     def __init__(self, device: Device, *, num_rows: int) -> None:
@@ -86,8 +82,6 @@ class Fingerprints:
         """Return the fingerprint of chunks: int64, one row for each piece.
 
         Its first column are the checksums, the others the bits of the projections.
-
-        Sync: Does not block the host.
         """
         with any_algorithm():
             parts = [self._take_one(chunk) for chunk in chunks]
@@ -127,10 +121,7 @@ class KeptFingerprints:
         self._kept: Fingerprints | None = None
 
     def with_rows(self, device: Device, num_rows: int) -> Fingerprints:
-        """Return what takes fingerprints of chunks of so many rows, on the current stream.
-
-        Sync: Does not block the host.
-        """
+        """Return what takes fingerprints of chunks of so many rows, on the current stream."""
         if num_rows > _MOST_ROWS_KEPT:
             return Fingerprints(device, num_rows=num_rows)
         stream = device.current_stream()

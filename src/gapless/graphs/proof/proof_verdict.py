@@ -62,8 +62,6 @@ class ProofRun:
     """What one run left behind.
 
     Attributes:
-        out: what it returned.
-        tree: of what it returned.
         on_host: copies of the tensors in it that are on the host.
         chunks: of those on the device.
         sizes: of their pieces.
@@ -128,7 +126,6 @@ class Distances:
     """How far two runs as written lie apart, relative to their norms.
 
     Attributes:
-        names: of the results.
         values: for each of them, on the host.
     """
 
@@ -169,7 +166,6 @@ class Verdict:
     """What a proof has shown, once it has arrived.
 
     Args:
-        device: where the runs were.
         chunks: of the state.
         before: the fingerprint of the saved state.
         runs: the replay, and the first and the last run as written.
@@ -214,10 +210,7 @@ class Verdict:
         device.record_event(self._done, device.current_stream())
 
     def arrived(self) -> bool:
-        """Return whether the verdict is known.
-
-        Sync: Does not block the host.
-        """
+        """Return whether the verdict is known."""
         if self._result is None and self._device.query_event(self._done):
             self._result = self._judge()
         return self._result is not None
@@ -310,13 +303,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What is known of one row of a fingerprint, without its memory.
-
-    Attributes:
-        name: of the tensor.
-        count: of its elements.
-        precision: of their dtype.
-    """
+    """What is known of one row of a fingerprint, without its memory."""
 
     name: str
     count: int

@@ -26,14 +26,8 @@ class PythonSide:
 
     Args:
         gradients: of the weights that the step trains.
-        optimizers: that it calls.
         kept: tensors that it keeps from call to call.
         on_device: says whether a tensor lies on the device, where others restore it.
-
-    Attributes:
-        gradients: as given.
-        optimizers: as given.
-        kept: as given.
     """
 
     def __init__(
@@ -50,10 +44,7 @@ class PythonSide:
         self._objects = [_OptimizerObjects(one, on_device) for one in self.optimizers]
 
     def restore(self) -> None:
-        """Put all of them back.
-
-        Sync: Does not block the host.
-        """
+        """Put all of them back."""
         for weight, gradient in self.gradients:
             weight.grad = gradient
         for objects in self._objects:

@@ -97,10 +97,7 @@ class PythonState:
         self._functions.forget()
 
     def restore(self) -> None:
-        """Put everything back.
-
-        Sync: Does not block the host.
-        """
+        """Put everything back."""
         for undo in self._undo:
             undo()
 

@@ -78,8 +78,6 @@ def prove(
     Raises:
         NotProved: the copy would need more memory, or the device of a rank does not have it.
         BaseException: what the calls raise; the state is then as it was before.
-
-    Sync: Does not block the host, unless the step does.
     """
     try:
         before = _saved(
@@ -172,7 +170,6 @@ class Comparison:
     Nothing is saved or put back.
 
     Args:
-        device: where both are.
         names: of the results, in order, for texts.
         nondeterministic: operators that may give other bits each time.
         distances: of two runs as written, as of `prove`.
@@ -193,18 +190,12 @@ class Comparison:
         self._replayed: ProofRun | None = None
 
     def take_replayed(self, results: Any) -> None:
-        """Take what the graph gives: a tree of tensors, which is not held.
-
-        Sync: Does not block the host.
-        """
+        """Take what the graph gives: a tree of tensors, which is not held."""
         self._replayed = self._run_of(results)
         self._replayed.forget_results()
 
     def verdict_on(self, written: Any) -> Verdict:
-        """Return a verdict on what the step as written gives.
-
-        Sync: Does not block the host.
-        """
+        """Return a verdict on what the step as written gives."""
         assert self._replayed is not None
         run = self._run_of(written)
         return Verdict(

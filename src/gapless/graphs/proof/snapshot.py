@@ -42,8 +42,6 @@ class Snapshot:
         model: whose parameters and buffers are kept, in compiled code too, which shows nothing of its writes.
         optimizer: whose state is kept.
         scaler: of gradients, if there is one.
-
-    Sync: Does not block the host.
     """
 
     def __init__(
@@ -118,8 +116,6 @@ class Snapshot:
 
         Args:
             added_to: weights with these gradients.
-
-        Sync: Does not block the host.
         """
         if self._python is None or self._random is None:
             return
@@ -170,10 +166,7 @@ class _Memory:
             self._generators[key] = generator, generator.get_state()
 
     def restore(self) -> None:
-        """Put all of it back.
-
-        Sync: Does not block the host.
-        """
+        """Put all of it back."""
         with torch.no_grad(), torch.inference_mode(mode=False):
             for storage, copy in self._copies.values():
                 if storage.nbytes() != copy.numel():

@@ -103,10 +103,7 @@ class Trial:
     """Capture a step and prove its graphs.
 
     Args:
-        callee: the step.
         graphs: the graphs there are, and their limits.
-        weights: that the step trains.
-        optimizers: that it calls.
         updates: which optimizers are captured with the step, and which are called as written.
     """
 
@@ -203,8 +200,6 @@ class Trial:
 
         Raises:
             Exception: whatever the step raises as written.
-
-        Sync: Does not block the host, unless the step does.
         """
         assert isinstance(graph, StepGraph)
         with ONE_AT_A_TIME:

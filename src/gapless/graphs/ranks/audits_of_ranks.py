@@ -64,10 +64,7 @@ class AuditsOfRanks:
             self.next_call = min(self.next_call, call + 1)
 
     def is_due(self, call: int) -> bool:
-        """Return whether a call is to be an audit, if all ranks can.
-
-        Sync: Does not block the host.
-        """
+        """Return whether a call is to be an audit, if all ranks can."""
         return call >= self.next_call
 
     def decide(self, call: int, least: Readiness) -> bool:

@@ -71,7 +71,6 @@ class _Told:
     Attributes:
         step: number of the captured step among those of its process that talk, in the order in which they
             were first seen to.
-        call: number of the call.
         calls: a number for all calls so far, of which kinds they were and which were replays.
         readiness: with the kind of this call.
         audit: whether it can audit this call.
@@ -98,7 +97,6 @@ class CallsOfRanks:
 
     Args:
         host_waits: the door for the waits for other ranks ("agreement").
-        audit_every: as of `AuditsOfRanks`.
 
     Attributes:
         asks: whether the step talks to other ranks.
@@ -144,10 +142,7 @@ class CallsOfRanks:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """See whether the body, a run of the step as written, talks to other ranks.
-
-        Sync: Does not block the host.
-        """
+        """See whether the body, a run of the step as written, talks to other ranks."""
         if self.asks:
             yield
             return
@@ -297,12 +292,7 @@ class CallsOfRanks:
         self._together.capture_ahead(entry, tree, watching)
 
     def counted(self, kind: Hashable, replay: QuickCall) -> QuickCall:
-        """Return a quick call that counts its replays, and takes none where ranks tell each other.
-
-        Args:
-            kind: of its calls.
-            replay: the quick call.
-        """
+        """Return a quick call that counts its replays, and takes none where ranks tell each other."""
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if self._is_asked(self.num_calls + 1):

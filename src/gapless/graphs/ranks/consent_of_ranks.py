@@ -29,9 +29,7 @@ class ConsentOfRanks:
     """The consent of several ranks, which are known to run the same steps.
 
     Args:
-        ranks: to ask.
         host_waits: the door for the waits for them ("agreement").
-        audit_every: as of `AuditsOfRanks`.
 
     Attributes:
         audits: at which calls of the step all ranks audit.

@@ -44,7 +44,6 @@ class Together:
 
     Args:
         step: the captured step of this rank.
-        ranks: to ask.
         num_warmup: runs of a kind before ranks ask each other about it.
         is_lifted: whether what another rank refuses may be tried again later.
 

@@ -42,11 +42,7 @@ _OVERLAPS = 1
 
 
 class BatchWatch:
-    """Note how a batch is made up before a step runs on it.
-
-    Args:
-        tree: the batch.
-    """
+    """Note how a batch is made up before a step runs on it."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
@@ -104,8 +100,6 @@ class BatchWatch:
 
         Raises:
             BatchError: a container cannot be made anew, or changed.
-
-        Sync: Does not block the host.
         """
         own = dict(zip(map(id, self._tree.leaves), tree.leaves, strict=True))
         changes = self.changes(out=out)
@@ -141,14 +135,12 @@ class BatchChanges:
     """What a step did to the batch it was captured with.
 
     Args:
-        tree: that batch.
         containers: in it, in the order of a walk.
         changed: the new parts of those that changed, by their numbers.
         counted: numbers of the tensors that the step wrote into, which counts a version.
         written: numbers of those that it wrote into without one.
         others: tensors that were there before the step.
         marked: what it set otherwise, None if nothing.
-        out: what it returned.
 
     Attributes:
         put: tensors that were put into the batch, each once.
@@ -231,8 +223,6 @@ class BatchChanges:
             tree: that batch.
             put: what is put into it, in the order of the attribute `put`.
             out: what the step returns, as if none of its containers were in the batch.
-
-        Sync: Does not block the host.
         """
         for number in self._counted:
             _write(tree.leaves[number], self._leaves[number])

@@ -19,7 +19,6 @@ class CallGraph(Protocol):
     """A graph of a step, or of a module.
 
     Attributes:
-        reads: what its code reads.
         changes_batch: whether it changes what it is given.
     """
 
@@ -31,22 +30,10 @@ class CallGraph(Protocol):
         """What has to hold before a replay."""
 
     def can_take(self, leaves: Sequence[torch.Tensor]) -> bool:
-        """Return whether a replay on these tensors overwrites nothing that is needed.
-
-        Args:
-            leaves: the tensors of the call.
-
-        Sync: Does not block the host.
-        """
+        """Return whether a replay on these tensors overwrites nothing that is needed."""
 
     def why_not(self, tree: Tree) -> str | None:
-        """Return why a replay would not do what the call as written does; None if it would.
-
-        Args:
-            tree: the arguments of the call.
-
-        Sync: Does not block the host.
-        """
+        """Return why a replay would not do what the call as written does; None if it would."""
 
     def replay(self, tree: Tree, *, is_own: bool) -> Any:
         """Launch it on the arguments of a call; return what the call returns.
@@ -54,12 +41,7 @@ class CallGraph(Protocol):
         Args:
             tree: the arguments.
             is_own: whether no replay may overwrite what is returned.
-
-        Sync: Does not block the host.
         """
 
     def replay_on(self, leaves: list[torch.Tensor]) -> Any:
-        """Launch it on the tensors of a call; return what the call returns, which is the caller's.
-
-        Sync: Does not block the host.
-        """
+        """Launch it on the tensors of a call; return what the call returns, which is the caller's."""

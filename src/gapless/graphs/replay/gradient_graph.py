@@ -16,10 +16,7 @@ _MOST_NODES = 1_000
 
 
 def is_used_up(tensor: torch.Tensor) -> bool:
-    """Return whether a backward pass has let go of what the tensor's own would need.
-
-    Sync: Does not block the host.
-    """
+    """Return whether a backward pass has let go of what the tensor's own would need."""
     todo: list[Any] = [tensor.grad_fn]
     seen: set[Any] = {None}
     while todo and len(seen) < _MOST_NODES:
@@ -42,8 +39,6 @@ def used_up(tensor: torch.Tensor) -> torch.Tensor:
 
     Args:
         tensor: without a graph; it is made a leaf that requires gradients.
-
-    Sync: Does not block the host.
     """
     return _raising(tensor.requires_grad_())
 

@@ -47,7 +47,6 @@ class StepGuards:
     """The guards of one graph, all from the moment of its capture.
 
     Args:
-        reads: what the step's code reads.
         memory: guards on weights and gradients.
         updates: of optimizers that are captured with the step; None: there are none.
         kept: tensors that the step keeps from call to call; None: there are none.
@@ -79,10 +78,7 @@ class StepGuards:
         self.hold = self.rows.hold
 
     def failure(self) -> Failure | None:
-        """Return the first that does not hold, None if all do.
-
-        Sync: Does not block the host.
-        """
+        """Return the first that does not hold, None if all do."""
         failure = failure_of_reads(self._reads)
         if failure is not None:
             return failure
@@ -110,8 +106,6 @@ def failure_of_reads(reads: ReadGuards, *, in_environment: bool = True) -> Failu
     Args:
         reads: what it read.
         in_environment: look at the modes of torch, too.
-
-    Sync: Does not block the host.
     """
     change = reads.first_changed(in_environment=in_environment)
     if change is None:

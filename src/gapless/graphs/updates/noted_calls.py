@@ -37,8 +37,6 @@ class NotedCalls(TorchDispatchMode):
 
         None of them runs: each is given what the noted one has returned. Tensors are the same if they
         are one object, or two numbers on the host that are equal.
-
-        Sync: Does not block the host.
         """
         again = _CallsAgain(self._calls, self._is_on_host)
         try:

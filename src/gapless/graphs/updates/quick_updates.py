@@ -56,10 +56,6 @@ _MIN_UPDATES_PER_SET = 10
 class QuickUpdates:
     """The quick updates of one optimizer, where there can be any.
 
-    Args:
-        optimizer: that is captured.
-        device: of its weights.
-
     Attributes:
         is_over: whether no update is quick any more.
     """
@@ -84,8 +80,6 @@ class QuickUpdates:
 
         It is where no graph could go on: from the first step on whose numbers are others than those
         of the step before, and where steps are counted on the host.
-
-        Sync: Does not block the host.
         """
         if self.is_over:
             return False
@@ -107,10 +101,7 @@ class QuickUpdates:
         )
 
     def run(self) -> bool:
-        """Update, if the tensors are those of a set; return whether it was done.
-
-        Sync: Does not block the host.
-        """
+        """Update, if the tensors are those of a set; return whether it was done."""
         with torch.no_grad():  # as torch's `step` says
             work = self._work_of_now()
             if work is None:
@@ -124,17 +115,11 @@ class QuickUpdates:
         return True
 
     def is_ready(self) -> bool:
-        """Return whether `run` would update.
-
-        Sync: Does not block the host.
-        """
+        """Return whether `run` would update."""
         return self._work_of_now() is not None
 
     def run_as_written(self, step: Callable[..., Any]) -> Any:
-        """Run a step as written, and collect the lists for those that follow, if it can be.
-
-        Sync: Does not block the host, unless the step does.
-        """
+        """Run a step as written, and collect the lists for those that follow, if it can be."""
         self._sets = [lists for lists in self._sets if lists.hold(self._optimizer)]
         if self._num_collected > _MAX_COLLECTED + self._num_updates / _MIN_UPDATES_PER_SET:
             self.end()
@@ -254,9 +239,6 @@ class _Lists:
         optimizer: whose weights have their gradients.
         form: of its settings.
         parts: that are updated one after the other.
-
-    Attributes:
-        form: as given.
     """
 
     def __init__(self, optimizer: Optimizer, form: tuple[Any, ...], parts: list[_Part]) -> None:

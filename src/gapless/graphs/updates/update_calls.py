@@ -32,15 +32,6 @@ class UpdateAsWritten:
 
     It is made in the capture, and keeps what the update finds there: gradients, what a scaler has
     handed over, and the modes of torch.
-
-    Args:
-        optimizer: to call.
-        args: of its `step`.
-        kwargs: of its `step`.
-        device_type: of autocast.
-
-    Attributes:
-        gradients: of its weights.
     """
 
     def __init__(self, optimizer: Optimizer, args: Any, kwargs: Any, *, device_type: str) -> None:
@@ -72,11 +63,7 @@ def _of_a_scaler(optimizer: Optimizer) -> dict[str, Any]:
 
 
 class _Modes:
-    """Modes of torch at one moment.
-
-    Args:
-        device_type: of autocast.
-    """
+    """Modes of torch at one moment."""
 
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type

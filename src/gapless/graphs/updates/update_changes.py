@@ -113,10 +113,7 @@ class UpdateAsCaptured:
             rows.equal(name, torch.Tensor.data_ptr, self._in_memory)
 
     def change(self) -> UpdateChange | None:
-        """Return the first difference, None if there is none.
-
-        Sync: Does not block the host.
-        """
+        """Return the first difference, None if there is none."""
         if self._is_inside and has_hooks(self._optimizer):
             return self._changed("its hooks", "none", "some")
         try:

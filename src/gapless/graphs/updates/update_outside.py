@@ -99,12 +99,7 @@ class _Known:
 
 
 class _Rate:
-    """The rate of a group as a tensor on the device.
-
-    Args:
-        value: of the rate.
-        device: of the weights.
-    """
+    """The rate of a group as a tensor on the device."""
 
     def __init__(self, value: float, device: torch.device) -> None:
         self.tensor = torch.full((), value, dtype=torch.float32, device=device)
@@ -163,14 +158,11 @@ class Updates:
     """The updates of all optimizers that a step calls.
 
     Args:
-        device: where the step runs.
         rates: "exact" or "tensor".
         may_cut: whether a graph may be cut at an update that cannot be inside; otherwise such
             an update refuses the step.
 
     Attributes:
-        device: where the step runs.
-        may_cut: as given.
         is_updating: whether an optimizer's `step()` runs that is watched.
     """
 
@@ -186,10 +178,7 @@ class Updates:
 
     @contextmanager
     def watch(self) -> Iterator[list[int]]:
-        """Watch a run of the step as written; yield the ids of the optimizers it calls, in order.
-
-        Sync: Does not block the host.
-        """
+        """Watch a run of the step as written; yield the ids of the optimizers it calls, in order."""
         calls: list[int] = []
         gradients: list[list[Any]] = []
 
@@ -276,10 +265,7 @@ class Updates:
             yield capture.captured
 
     def reason_outside(self, optimizer: Optimizer) -> str | None:
-        """Return why the update of an optimizer is outside now, None if it can be inside.
-
-        Sync: Does not block the host.
-        """
+        """Return why the update of an optimizer is outside now, None if it can be inside."""
         moved = self._know(optimizer).moved
         return moved or reason_outside(optimizer, needs_copy=self.device.needs_copy)
 
@@ -297,7 +283,6 @@ class _Capture:
     """The updates of a step that is being captured.
 
     Args:
-        updates: of the step.
         cut: ends a segment.
 
     Attributes:
@@ -381,10 +366,7 @@ class CapturedUpdates:
         self.on_update()
 
     def before_replay(self) -> None:
-        """Bring to the device, and to schedulers, what they have to know of a replay.
-
-        Sync: Does not block the host.
-        """
+        """Bring to the device, and to schedulers, what they have to know of a replay."""
         for optimizer, rates in self.rates:
             for group, rate in _pairs(optimizer, rates):
                 rate.fill(group["lr"])
@@ -398,8 +380,6 @@ class CapturedUpdates:
 
         These are, of optimizers inside, numbers (but rates that are filled before a replay),
         weights, hooks, and which tensors their state consists of.
-
-        Sync: Does not block the host.
         """
         found = (one.change() for one in self._as_captured)
         return next((change for change in found if change is not None), None)
@@ -411,10 +391,7 @@ class CapturedUpdates:
 
     @contextmanager
     def rates_in_place(self) -> Iterator[None]:
-        """Let runs as written in the body read rates where the graph does, if it does.
-
-        Sync: Does not block the host.
-        """
+        """Let runs as written in the body read rates where the graph does, if it does."""
         self.before_replay()
         with ExitStack() as stack:
             for optimizer, rates in self.rates:

@@ -49,13 +49,7 @@ CALL_A_CLOSURE_ONCE = (
 
 
 def objection(optimizer: Optimizer, args: Any, kwargs: Any) -> str | None:
-    """Return why a call of `step` can be neither inside a graph nor outside, None if it can.
-
-    Args:
-        optimizer: to call.
-        args: of its `step`.
-        kwargs: of its `step`.
-    """
+    """Return why a call of `step` can be neither inside a graph nor outside, None if it can."""
     kind = name_of(optimizer)
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return f"{kind} has differentiable=True, and a graph cannot be trained through"
