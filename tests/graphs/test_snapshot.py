@@ -344,7 +344,7 @@ def test_memory_that_does_not_suffice_for_copies(device, monkeypatch):
 
     step = None
     with monkeypatch.context() as patched:
-        patched.setattr("gapless.graphs.proof.snapshot._copy_of", full)
+        patched.setattr("gapless.graphs.proof.snapshot._bytes_of", full)
         step = ahead(training, device)
 
     assert training.written() == before

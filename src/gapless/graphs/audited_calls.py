@@ -98,7 +98,7 @@ class AuditedCalls:
             self._let_go_of(entry, variant)
 
     def _let_go_of(self, entry: Entry, variant: Variant) -> None:
-        self._entries.drop_graph(entry, variant)
+        self._entries.drop(entry, [variant])
         self._entries.forget_fast_path()
 
     def _note_difference(self, entry: Entry, text: str) -> None:

@@ -114,30 +114,28 @@ class CaptureSettings:
         """Whether replays may give way to calls as written, which then have the same bits."""
         return self.replay == "if_faster" and self.rates == "exact"
 
-    def forbid(self, report: CaptureReport) -> bool:
-        """Say so in a report, and return True, if nothing is ever captured with these settings."""
-        if self.is_off:
-            text = "GAPLESS_CAPTURE=off in the environment: everything runs as written"
-            report.refuse(Refusal("off", text))
-        elif not self.device.is_accelerator:
-            report.refuse(Refusal("cpu", "a CPU runs its work itself, there is nothing to launch"))
-        return bool(report.refusals)
-
-    def forbid_for(self, report: CaptureReport, objection: Refusal | None, name: str) -> bool:
-        """Say so in a report and to the user, and return True, if there is an objection.
+    def forbid(
+        self, report: CaptureReport, objection: Refusal | None = None, name: str = ""
+    ) -> bool:
+        """Say so in a report, and return True, if nothing is ever captured.
 
         Args:
             report: of what is not captured.
-            objection: why it is not, None if it may be.
+            objection: why it is not, whatever the settings; None if it may be. The user is told.
             name: of it.
 
         Raises:
             CaptureRefused: `on_refusal` is "raise", and there is an objection.
         """
-        if objection is not None:
+        if self.is_off:
+            text = "GAPLESS_CAPTURE=off in the environment: everything runs as written"
+            report.refuse(Refusal("off", text))
+        elif not self.device.is_accelerator:
+            report.refuse(Refusal("cpu", "a CPU runs its work itself, there is nothing to launch"))
+        elif objection is not None:
             report.refuse(objection)
             self.tell(report, name)
-        return objection is not None
+        return bool(report.refusals)
 
     def tell(self, report: CaptureReport, name: str) -> None:
         """Say once of each reason why not all is captured, at the line of the user's call.

@@ -13,7 +13,7 @@ from gapless.graphs.states import Event
 
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable, Iterable, Iterator
 
     from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.entry import Variant
@@ -175,15 +175,9 @@ class Entries:
             self._drop(entry, one)
         self.forget_quick_calls()
 
-    def drop_graph(self, entry: Entry, variant: Variant) -> None:
-        """Let go of the graph of one variant; what it was captured by stays."""
-        self._drop(entry, variant)
-        self.forget_quick_calls()
-        self._leave_memory_if_unused()
-
-    def drop_graphs_in_use(self, entry: Entry) -> None:
-        """Let go of the graphs of one kind."""
-        for variant in list(entry.in_use):
+    def drop(self, entry: Entry, variants: Iterable[Variant]) -> None:
+        """Let go of the graphs of variants; what they were captured by stays."""
+        for variant in variants:
             self._drop(entry, variant)
         self.forget_quick_calls()
         self._leave_memory_if_unused()
@@ -205,15 +199,11 @@ class Entries:
             captured = [one for one in entry.variants if one.graph is not None]
             # One stays, to be compared with.
             entry.variants = alive or (captured or entry.variants)[:1]
-            for variant in dead:
-                if variant in entry.in_use:
-                    self._drop(entry, variant)
-        self.forget_quick_calls()
-        self._leave_memory_if_unused()
+            self.drop(entry, [one for one in dead if one in entry.in_use])
 
     def forget(self, entry: Entry) -> None:
         """Let go of all that was watched and captured of a kind."""
-        self.drop_graphs_in_use(entry)
+        self.drop(entry, entry.in_use)
         entry.variants = []
         self._let_kind_go(entry)
 

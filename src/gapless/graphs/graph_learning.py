@@ -63,6 +63,7 @@ class Learning:
         takes_only_expected: whether no other kinds are captured than those of examples.
         windows: are told of graphs that were proved to give the same bits; None: nobody is.
         trial: captures and proves.
+        changes: of what the step reads.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Learning:
             torch_random=device.random_state() is not None,
         )
         updates = Updates(device, rates=rates, may_cut=not callee.is_update)
-        self._changes = ValueChanges(callee.report, entries, updates)
+        self.changes = ValueChanges(callee.report, entries, updates)
         self._warm_ups = WarmUps(
             num_warmup,
             device=device,
@@ -234,27 +235,19 @@ class Learning:
         """
         variant = entry.fitting()
         if variant is None and entry.variants and self.has_seen(entry):
-            self._changes.note(entry.variants[0])
+            self.changes.note(entry.variants[0])
             self.once_more(entry)
         return variant
-
-    def note_change(self, variant: Variant) -> None:
-        """Note what the step reads otherwise than in a variant."""
-        self._changes.note(variant)
 
     def may_capture(self, entry: Entry) -> bool:
         """Return whether a graph may be captured for a kind now; a limit that forbids it is told."""
         # A verdict that has just arrived may have refused it.
         if entry.is_refused or self._report.forbids_all or not self.has_seen(entry):
             return False
-        limit = self._limit(entry)
+        limit = self._is_not_expected(entry) or self._limits.reached()
         if limit is not None:
             self._report.refuse(limit)
         return limit is None
-
-    def _limit(self, entry: Entry) -> Refusal | None:
-        """Return why no graph of this kind may be captured, None if one may."""
-        return self._is_not_expected(entry) or self._limits.reached()
 
     def _is_not_expected(self, entry: Entry) -> Refusal | None:
         if entry.is_expected or not self.takes_only_expected:
@@ -275,7 +268,7 @@ class Learning:
         Sync: Blocks the host ("capture").
         """
         if variant.has_graph:
-            self._entries.drop_graph(entry, variant)
+            self._entries.drop(entry, [variant])
         start, num_bytes = self._device.now_ms(), self._limits.captured_bytes
         try:
             if like is None:

@@ -49,7 +49,7 @@ def note_interludes_for(one: object) -> None:
 
 
 def _note_modes_and_states(patches: Patches) -> None:
-    patches.put(torch.nn.Module, "train", _noting_modes(torch.nn.Module.train))
+    patches.put(torch.nn.Module, "train", _noting(torch.nn.Module.train, _changes_mode))
     for kind in (torch.nn.Module, torch.optim.Optimizer):
         for name in ("state_dict", "load_state_dict"):
             patches.put(kind, name, _noting(getattr(kind, name)))
@@ -58,33 +58,22 @@ def _note_modes_and_states(patches: Patches) -> None:
 _audited = PatchesWhileAlive(_note_modes_and_states)
 
 
-def _noting_modes(train: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(train)
-    def noted(self: torch.nn.Module, mode: bool = True) -> Any:
-        if torch.compiler.is_compiling():
-            return train(self, mode)
-        # Most loops set the mode that there is, in each epoch or call.
-        if self.training is not mode:
-            _note_between_calls()
-        with unseen:
-            return train(self, mode)
-
-    return noted
-
-
-def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
+def _noting(
+    method: Callable[..., Any], is_one: Callable[..., bool] = lambda *_, **__: True
+) -> Callable[..., Any]:
     @wraps(method)
     def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return method(self, *args, **kwargs)
-        _note_between_calls()
+        # What a captured step does itself is audited with it.
+        if is_one(self, *args, **kwargs) and not is_within_a_step():
+            note_interlude()
         with unseen:
             return method(self, *args, **kwargs)
 
     return noted
 
 
-def _note_between_calls() -> None:
-    # What a captured step does itself is audited with it.
-    if not is_within_a_step():
-        note_interlude()
+def _changes_mode(module: torch.nn.Module, mode: bool = True) -> bool:
+    # Most loops set the mode that there is, in each epoch or call.
+    return module.training is not mode

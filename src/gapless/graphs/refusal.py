@@ -166,11 +166,7 @@ def host_read(site: str, *, advice: str = "", is_final: bool = True) -> Refusal:
 
 
 def skipped_read(site: str) -> Refusal:
-    """Refuse a step that reads a value of the device as written, and not while it is captured.
-
-    Args:
-        site: file and line of the read.
-    """
+    """Refuse a step that reads a value of the device as written, and not while it is captured."""
     return Refusal(
         "host_read",
         f"{site} makes the host wait for the device, but not while a graph is captured; what is read "
@@ -180,11 +176,7 @@ def skipped_read(site: str) -> Refusal:
 
 
 def unlike_values(site: str) -> Refusal:
-    """Refuse a kind of calls that differ in a value of their batches.
-
-    Args:
-        site: file and line where the step reads it.
-    """
+    """Refuse a kind of calls that differ in a value of their batches."""
     return Refusal(
         "host_read",
         f"{site} reads another value of nearly every batch, and each needs a graph of its own; "
@@ -233,11 +225,7 @@ def proved_wrong(text: str) -> Refusal:
 
 
 def does_not_pay(loss: str) -> Refusal:
-    """Refuse a kind of calls whose replays take longer than the calls as written.
-
-    Args:
-        loss: the times of both.
-    """
+    """Refuse a kind of calls whose replays take longer than the calls as written."""
     return Refusal(
         "does_not_pay",
         f"replays do not pay: from call to call the loop takes {loss}, so calls of this kind run as "
@@ -247,11 +235,7 @@ def does_not_pay(loss: str) -> Refusal:
 
 
 def value_of_one_rank(site: str) -> Refusal:
-    """Refuse a step that several ranks take, and that reads a value of each rank's own batch.
-
-    Args:
-        site: file and line where the step reads it.
-    """
+    """Refuse a step that several ranks take, and that reads a value of each rank's own batch."""
     return Refusal(
         "host_read",
         f"{site} reads a value of the batch, which may be another on each rank, so that the ranks would "
@@ -261,11 +245,7 @@ def value_of_one_rank(site: str) -> Refusal:
 
 
 def read_elsewhere(name: str) -> Refusal:
-    """Refuse a step, or a module, that reaches a tensor of its batch by another way, and asks which one it is.
-
-    Args:
-        name: of the tensor there.
-    """
+    """Refuse a step, or a module, that reaches a tensor of its batch by another way, and asks which one it is."""
     return Refusal(
         "batch_is_read",
         f"a tensor of the batch is {name}, which the step reads as well, and which it tells from others by "
@@ -300,11 +280,7 @@ def host_draw(site: str) -> Refusal:
 
 
 def forward_mode(site: str) -> Refusal:
-    """Refuse a step that differentiates in forward mode.
-
-    Args:
-        site: file and line, "" if no line of the user's does it.
-    """
+    """Refuse a step that differentiates in forward mode."""
     return Refusal(
         "forward_mode",
         f"{site or 'the step'} differentiates in forward mode, and graphs of that have computed something else; "
@@ -314,11 +290,7 @@ def forward_mode(site: str) -> Refusal:
 
 
 def asks_of_its_call(site: str) -> Refusal:
-    """Refuse a step, or a module, whose code asks for what is otherwise in a replay.
-
-    Args:
-        site: file and line.
-    """
+    """Refuse a step, or a module, whose code asks for what is otherwise in a replay."""
     return Refusal(
         "replaced_tensor",
         f"{site} asks for a tensor's address, version or place in autograd's graph, which are "

@@ -103,9 +103,7 @@ class ModuleInPlace:
         self._now = local()
         self._second_order = SecondOrder(module, self._report)
         refusal = SCRIPTED if _is_scripted(module) else refusal_of_module(module)
-        self._is_never_captured = settings.forbid(self.report) or settings.forbid_for(
-            self.report, refusal, type(module).__name__
-        )
+        self._is_never_captured = settings.forbid(self.report, refusal, type(module).__name__)
 
     @property
     def report(self) -> CaptureReport:

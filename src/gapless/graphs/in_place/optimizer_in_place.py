@@ -105,7 +105,7 @@ class OptimizerInPlace:
         )
         self._fast_path = self._captured.fast_path
         self.report.rates = settings.rates
-        self._is_never_captured = settings.forbid(self.report) or settings.forbid_for(
+        self._is_never_captured = settings.forbid(
             self.report, refusal_of_weights(weights_of(optimizer)), type(optimizer).__name__
         )
 

@@ -53,11 +53,7 @@ def gradient_outside(paths: GradientPaths) -> list[Refusal]:
 
 
 def hook_refused(text: str) -> Refusal:
-    """Refuse a module with a hook.
-
-    Args:
-        text: which.
-    """
+    """Refuse a module with a hook."""
     return Refusal(
         "hook",
         f"{text}, which a replay would not call; set it on the captured module's outputs",
@@ -66,11 +62,7 @@ def hook_refused(text: str) -> Refusal:
 
 
 def may_differentiate(site: str) -> Refusal:
-    """Refuse a module whose gradients the user's code may differentiate.
-
-    Args:
-        site: file and line where it asks for such gradients.
-    """
+    """Refuse a module whose gradients the user's code may differentiate."""
     return Refusal(
         "create_graph",
         f"{site} may run a backward pass with create_graph=True, whose gradients behind a replay would be "
@@ -82,12 +74,7 @@ def may_differentiate(site: str) -> Refusal:
 
 
 def keeps_unknown(name: str, site: str) -> Refusal:
-    """Refuse a module that keeps something from call to call.
-
-    Args:
-        name: as the code says it.
-        site: file and line, "" if that is not known.
-    """
+    """Refuse a module that keeps something from call to call."""
     where = f"{site}: " if site else ""
     return Refusal(
         "keeps_unknown",

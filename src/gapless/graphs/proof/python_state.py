@@ -173,20 +173,15 @@ class PythonState:
 
         self._undo.append(undo)
 
-    def _keep_items(self, value: Any) -> None:
-        self._todo += value if len(value) <= _MOST_ITEMS else ()
+    def reach(self, values: Iterable[Any]) -> None:
+        """Look into these values as well."""
+        self._todo += values
 
     def _keep_function(self, function: FunctionType) -> None:
         self._todo += [function.__defaults__, function.__kwdefaults__, vars(function)]
         names = function.__code__.co_freevars
         for name, cell in zip(names, function.__closure__ or (), strict=True):
             self._keep_cell(cell, name, is_users=self._functions.has(function))
-
-    def _keep_method(self, method: MethodType) -> None:
-        self._todo += [method.__func__, method.__self__]
-
-    def _keep_partial(self, value: partial[Any]) -> None:
-        self._todo += [value.func, value.args, value.keywords]
 
     def _keep_module(self, module: ModuleType) -> None:
         if self._functions.owns_module(module):
@@ -297,10 +292,13 @@ _KEEPERS: tuple[tuple[Any, Callable[[PythonState, Any], None]], ...] = (
     (torch.Tensor, PythonState._keep_tensor),
     (dict, PythonState._keep_table),
     ((list, deque, set, bytearray, array.array), PythonState._keep_container),
-    ((tuple, frozenset), PythonState._keep_items),
+    (
+        (tuple, frozenset),
+        lambda state, some: state.reach(some if len(some) <= _MOST_ITEMS else ()),
+    ),
     (FunctionType, PythonState._keep_function),
-    (MethodType, PythonState._keep_method),
-    (partial, PythonState._keep_partial),
+    (MethodType, lambda state, method: state.reach((method.__func__, method.__self__))),
+    (partial, lambda state, some: state.reach((some.func, some.args, some.keywords))),
     (type, PythonState._keep_class),
     (ModuleType, PythonState._keep_module),
 )

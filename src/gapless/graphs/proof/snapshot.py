@@ -151,7 +151,7 @@ class _Memory:
         key = identity_of(storage)
         if key not in self._copies:
             with torch.no_grad(), torch.inference_mode(mode=False):
-                self._copies[key] = storage, _copy_of(storage)
+                self._copies[key] = storage, _bytes_of(storage).clone()
 
     def forget_freed(self) -> None:
         """Let go of storages that nobody else holds."""
@@ -174,10 +174,6 @@ class _Memory:
                 _bytes_of(storage).copy_(copy)
         for generator, state in self._generators.values():
             set_state_of(generator, state)
-
-
-def _copy_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return _bytes_of(storage).clone()
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -99,7 +99,7 @@ class ConsentOfRanks:
     def _run_without_graph(self, entry: Entry, tree: Tree, objection: Refusal | None) -> StepRun:
         """Run a call without a graph, or capture it, as all ranks do at this call."""
         report, learning = self._alone.callee.report, self._alone.learning
-        num_asked = self._together.agreed.num_asked(entry)
+        num_asked = self._together.num_asked(entry)
         if entry.agreed is not None:
             if objection is None:
                 self._note_lost(entry)
@@ -126,7 +126,7 @@ class ConsentOfRanks:
         variant = entry.lost()
         if variant is not None:
             entry.is_changed = True
-            self._alone.learning.note_change(variant)
+            self._alone.learning.changes.note(variant)
 
     def _is_audit(self, readiness: Readiness) -> bool:
         """Count a call; return whether it is an audit, for which all ranks have to be ready."""
@@ -153,7 +153,9 @@ class ConsentOfRanks:
         places = self._to_be_asked_again()
         with self._host_waits.blocking("agreement"):
             places = places.union(*self._ranks.agree(sorted(places)))
-        for entry in agreed.open_again(places):
+        entries = [entry for at, entry in enumerate(agreed) if at in places]
+        self._together.open_again(entries)
+        for entry in entries:
             entry.lift_refusal()
         if places:
             self._alone.callee.report.withdraw(ON_ANOTHER_RANK)

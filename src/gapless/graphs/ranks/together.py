@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gapless.graphs.consent import Consent, Readiness
 from gapless.graphs.proof.trial import Trial
-from gapless.graphs.ranks.agreed_kinds import AgreedKinds
 from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal, proved_wrong
 from gapless.graphs.replay.step_graph import StepGraph
 from gapless.graphs.step_run import StepRun
@@ -48,22 +47,36 @@ class Together:
         is_lifted: whether what another rank refuses may be tried again later.
 
     Attributes:
-        agreed: the kinds that are settled.
+        agreed: the kinds that are settled, in the order in which they were, which is that of all ranks.
+            A kind has another hash on each rank, so that ranks name it by its place in this order.
     """
 
-    def __init__(
-        self,
-        step: RunsAlone,
-        ranks: Ranks,
-        *,
-        num_warmup: int,
-        is_lifted: bool,
-    ) -> None:
-        self.agreed = AgreedKinds(num_warmup)
+    def __init__(self, step: RunsAlone, ranks: Ranks, *, num_warmup: int, is_lifted: bool) -> None:
+        self.agreed: list[Entry] = []
         self._step, self._report = step, step.callee.report
         self._ranks = ranks
         self._num_warmup = num_warmup
         self._is_lifted = is_lifted
+
+    # --- which kinds are settled ---
+
+    def num_asked(self, entry: Entry) -> int:
+        """Count a call without a graph; return how many there were after the warm-up, if positive."""
+        entry.num_without_graph += 1
+        return entry.num_without_graph - self._num_warmup
+
+    def settle(self, entry: Entry, *, is_captured: bool) -> None:
+        """Ask no more about a kind."""
+        if entry.agreed is None:
+            self.agreed.append(entry)
+        entry.agreed = "captured" if is_captured else "not captured"
+
+    def open_again(self, entries: list[Entry]) -> None:
+        """Let ranks ask again about kinds, which need no other warm-up."""
+        self.agreed = [entry for entry in self.agreed if entry not in entries]
+        for entry in entries:
+            entry.agreed, entry.is_changed = None, False
+            entry.num_without_graph = self._num_warmup
 
     # --- captures ---
 
@@ -77,7 +90,7 @@ class Together:
             return Readiness.NOT_YET
         if variant.graph is not None:
             # Another rank has lost its graph; all capture together.
-            entries.drop_graph(entry, variant)
+            entries.drop(entry, [variant])
             self._step.callee.device.release_cached_memory()
         return Readiness.READY if learning.may_capture(entry) else Readiness.NEVER
 
@@ -87,7 +100,7 @@ class Together:
         Sync: Blocks the host ("capture", "agreement").
         """
         learning, entries = self._step.learning, self._step.entries
-        self.agreed.settle(entry, is_captured=False)
+        self.settle(entry, is_captured=False)
         variant = learning.variant_now(entry) or entry.variants[0]
         with self._ranks.capturing():
             out = learning.capture(entry, variant, tree)
@@ -98,18 +111,18 @@ class Together:
         has_graph = variant.graph is not None
         readiness = Readiness.READY if has_graph else Readiness.NEVER
         if self._ranks.least(readiness) is not Readiness.READY:
-            entries.drop_graphs_in_use(entry)
+            entries.drop(entry, entry.in_use)
             variant.drop_graph()
             if has_graph:
                 self._refuse_for_others(entry)
         else:
-            self.agreed.settle(entry, is_captured=True)
+            self.settle(entry, is_captured=True)
             self._ranks.audits.begin(self._ranks.num_calls)
         return out
 
     def settle_without(self, entry: Entry, objection: Refusal | None = None) -> None:
         """Capture no graph of a kind, as no rank does."""
-        self.agreed.settle(entry, is_captured=False)
+        self.settle(entry, is_captured=False)
         if objection is not None:
             self._step.entries.refuse(entry, [objection])
         elif not entry.is_refused and not self._report.forbids_all:
@@ -195,6 +208,6 @@ class Together:
             report.audits.differences.append(text)
         self._step.entries.drop_graphs()
         # All ranks at this call, so that they ask each other in the next ones.
-        self.agreed.open_again(self.agreed.captured)
+        self.open_again([one for one in self.agreed if one.agreed == "captured"])
         if self._ranks.audits.num_differences > 1:
             report.refuse(proved_wrong(text))
