@@ -7,7 +7,7 @@ for batch in gapless.prefetch(loader, device):
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from gapless.device.find import find_device
 from gapless.errors import UserError
@@ -38,21 +38,39 @@ _InPlaceT = TypeVar("_InPlaceT", bound="torch.nn.Module | torch.optim.Optimizer"
 _Step: TypeAlias = "Callable[..., Any] | SplitStep"
 
 
+class _Options(TypedDict, total=False):
+    """Options of all forms of `capture`."""
+
+    device: str | torch.device | Device
+    num_warmup: int
+    max_graphs: int
+    memory_fraction: float
+    on_refusal: Literal["eager", "raise"]
+    rates: Literal["exact", "tensor"]
+    audit_every: int | None
+    wait_stats: WaitStats | None
+
+
+class _OptionsInPlace(_Options, total=False):
+    """Options of a capture in place."""
+
+    replay: Literal["if_faster", "always"]
+
+
+class _OptionsOfStep(_Options, total=False):
+    """Options of the capture of a step."""
+
+    example_inputs: Iterable[Any] | None
+    model: torch.nn.Module | None
+    optimizer: torch.optim.Optimizer | None
+    scaler: torch.amp.GradScaler | None
+    steps_per_launch: int | None
+
+
 # Modules are callable as well: the first that fits is taken.
 @overload
 def capture(  # type: ignore[overload-overlap]
-    step: _InPlaceT,
-    /,
-    *,
-    device: str | torch.device | Device = ...,
-    num_warmup: int = ...,
-    max_graphs: int = ...,
-    memory_fraction: float = ...,
-    on_refusal: Literal["eager", "raise"] = ...,
-    rates: Literal["exact", "tensor"] = ...,
-    replay: Literal["if_faster", "always"] = ...,
-    audit_every: int | None = ...,
-    wait_stats: WaitStats | None = ...,
+    step: _InPlaceT, /, **options: Unpack[_OptionsInPlace]
 ) -> _InPlaceT: ...
 
 
@@ -62,57 +80,17 @@ def capture(
     another: torch.nn.Module | torch.optim.Optimizer,
     /,
     *others: torch.nn.Module | torch.optim.Optimizer,
-    device: str | torch.device | Device = ...,
-    num_warmup: int = ...,
-    max_graphs: int = ...,
-    memory_fraction: float = ...,
-    on_refusal: Literal["eager", "raise"] = ...,
-    rates: Literal["exact", "tensor"] = ...,
-    replay: Literal["if_faster", "always"] = ...,
-    audit_every: int | None = ...,
-    wait_stats: WaitStats | None = ...,
+    **options: Unpack[_OptionsInPlace],
 ) -> tuple[torch.nn.Module | torch.optim.Optimizer, ...]: ...
 
 
 @overload
-def capture(
-    step: _Step,
-    /,
-    *,
-    device: str | torch.device | Device = ...,
-    example_inputs: Iterable[Any] | None = ...,
-    model: torch.nn.Module | None = ...,
-    optimizer: torch.optim.Optimizer | None = ...,
-    scaler: torch.amp.GradScaler | None = ...,
-    num_warmup: int = ...,
-    max_graphs: int = ...,
-    memory_fraction: float = ...,
-    on_refusal: Literal["eager", "raise"] = ...,
-    rates: Literal["exact", "tensor"] = ...,
-    steps_per_launch: int | None = ...,
-    audit_every: int | None = ...,
-    wait_stats: WaitStats | None = ...,
-) -> CapturedFunction: ...
+def capture(step: _Step, /, **options: Unpack[_OptionsOfStep]) -> CapturedFunction: ...
 
 
 @overload
 def capture(
-    step: None = None,
-    /,
-    *,
-    device: str | torch.device | Device = ...,
-    example_inputs: Iterable[Any] | None = ...,
-    model: torch.nn.Module | None = ...,
-    optimizer: torch.optim.Optimizer | None = ...,
-    scaler: torch.amp.GradScaler | None = ...,
-    num_warmup: int = ...,
-    max_graphs: int = ...,
-    memory_fraction: float = ...,
-    on_refusal: Literal["eager", "raise"] = ...,
-    rates: Literal["exact", "tensor"] = ...,
-    steps_per_launch: int | None = ...,
-    audit_every: int | None = ...,
-    wait_stats: WaitStats | None = ...,
+    step: None = None, /, **options: Unpack[_OptionsOfStep]
 ) -> Callable[[_Step], CapturedFunction]: ...
 
 
