@@ -15,7 +15,7 @@ from gapless.graphs.capture_settings import CaptureSettings, is_switched_off
 from gapless.graphs.captured_function import CapturedFunction
 from gapless.graphs.in_place.capture_in_place import (
     capture_in_place,
-    check_all_in_place,
+    check_in_place,
     is_captured_in_place,
 )
 from gapless.graphs.proof.snapshot import Snapshot
@@ -245,8 +245,8 @@ def capture(
         is_off=is_switched_off(),
     )
 
-    if others:
-        check_all_in_place([step, *others])
+    for one in (step, *others) if others else ():
+        check_in_place(one)
     if is_captured_in_place(step):
         _check_options_in_place(example_inputs, steps_per_launch)
         captured = tuple([capture_in_place(one, settings) for one in (step, *others)])

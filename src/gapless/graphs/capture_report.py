@@ -272,18 +272,20 @@ class CaptureReport:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; refusals are their texts."""
         texts = [refusal.text for refusal in self.refusals]
+        counts = (
+            "num_graphs",
+            "num_replays",
+            "num_quick",
+            "num_eager",
+            "seconds",
+            "captured_bytes",
+        )
+        lists = ("changes", "batch_reads", "updates_as_written")
         return {
-            "num_graphs": self.num_graphs,
-            "num_replays": self.num_replays,
-            "num_quick": self.num_quick,
-            "num_eager": self.num_eager,
-            "seconds": self.seconds,
-            "captured_bytes": self.captured_bytes,
+            **{name: getattr(self, name) for name in counts},
             "refusal": texts[0] if texts else None,
             "refusals": texts,
-            "changes": list(self.changes),
-            "batch_reads": list(self.batch_reads),
-            "updates_as_written": list(self.updates_as_written),
+            **{name: list(getattr(self, name)) for name in lists},
             "proved": self.proved,
             "not_proved": self.not_proved,
             "proof_seconds": self.proof_seconds,

@@ -43,11 +43,6 @@ class Watched:
     unused: set[int]
 
     @property
-    def is_nondeterministic(self) -> bool:
-        """Whether operators ran that may give other bits each time."""
-        return self.touched is not None and bool(self.touched.nondeterministic)
-
-    @property
     def found(self) -> list[torch.Tensor]:
         """The tensors that it is known to have found, beside its batch and what its code reads."""
         return [] if self.touched is None else [*self.touched.read, *self.touched.written]

@@ -22,11 +22,8 @@ from gapless.graphs.in_place.optimizer_in_place import OptimizerInPlace
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.capture_settings import CaptureSettings
-    from gapless.graphs.in_place.captor import Captor
 
 
 _T = TypeVar("_T")
@@ -53,20 +50,10 @@ def capture_in_place(target: _T, settings: CaptureSettings) -> _T:
             return target
         release(target)
     (make,) = [make for kind, make in _CAPTORS.items() if isinstance(target, kind)]
-    captor: Captor = make(target, settings)
+    captor = make(target, settings)
     captor.attach()
     set_captor(target, captor)
     return target
-
-
-def check_all_in_place(targets: Iterable[object]) -> None:
-    """Check that `gapless.capture` captures all of these where they stand.
-
-    Raises:
-        UserError: one of them is of another kind.
-    """
-    for target in targets:
-        _check(target)
 
 
 def release(target: _T) -> _T:
@@ -79,7 +66,7 @@ def release(target: _T) -> _T:
 
     Sync: Does not block the host.
     """
-    _check(target)
+    check_in_place(target)
     inner = _within(target)
     captor = captor_of(inner)
     if captor is not None:
@@ -98,7 +85,7 @@ def capture_report(target: object) -> CaptureReport:
 
     Sync: Does not block the host.
     """
-    _check(target)
+    check_in_place(target)
     captor = captor_of(_within(target))
     if captor is None:
         kind = type(target).__qualname__
@@ -106,7 +93,8 @@ def capture_report(target: object) -> CaptureReport:
             f"capture_report got a {kind} that is not captured, expected one that is; call "
             "gapless.capture first"
         )
-    return captor.report
+    report: CaptureReport = captor.report
+    return report
 
 
 def _within(target: Any) -> Any:
@@ -116,7 +104,12 @@ def _within(target: Any) -> Any:
     return target
 
 
-def _check(target: object) -> None:
+def check_in_place(target: object) -> None:
+    """Check that `gapless.capture` captures an object where it stands.
+
+    Raises:
+        UserError: it is of another kind.
+    """
     if not is_captured_in_place(target):
         kinds = " or ".join([f"a torch {kind.__name__}" for kind in _CAPTORS])
         raise UserError(

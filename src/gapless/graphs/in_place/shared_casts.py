@@ -160,11 +160,10 @@ class _RestOfBlock(TorchFunctionMode):
         """Run the operation; look at what it returns if it was given one of the weights."""
         del types
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling():
-            # Compiled code has casts of its own, and would be compiled anew for each tensor looked at.
-            return func(*args, **kwargs)
         result = func(*args, **kwargs)
-        if self._on_use is not None and self._is_given_weight((*args, *kwargs.values())):
+        # Compiled code has casts of its own, and would be compiled anew for each tensor looked at.
+        is_looked_at = not torch.compiler.is_compiling() and self._on_use is not None
+        if is_looked_at and self._is_given_weight((*args, *kwargs.values())):
             self._look(result)
         return result
 

@@ -37,6 +37,7 @@ class DeviceState:
     Attributes:
         num_bytes: device memory of a copy.
         random: the states of random numbers.
+        is_saved: whether there is something to put back.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class DeviceState:
         self.num_bytes = sum(chunk.num_bytes for chunk in self.chunks)
         self._copies: list[torch.Tensor] = []
         self._random: dict[str, Any] = {}
-        self._is_saved = False
+        self.is_saved = False
         self._fingerprints: Fingerprints | None = None
 
     @torch.no_grad()
@@ -71,7 +72,7 @@ class DeviceState:
             chunk.copy_out(copy)
         self._copies = copies
         self._random = self.random.read()
-        self._is_saved = True
+        self.is_saved = True
 
     @torch.no_grad()
     @torch.inference_mode(mode=False)
@@ -81,14 +82,9 @@ class DeviceState:
             chunk.copy_back(copy)
         self.random.write(self._random)
 
-    @property
-    def is_saved(self) -> bool:
-        """Whether there is something to put back."""
-        return self._is_saved
-
     def forget(self) -> None:
         """Let go of the copy and of the memory to compare with."""
-        self._copies, self._is_saved = [], False
+        self._copies, self.is_saved = [], False
         self._fingerprints = None
         for chunk in self.chunks:
             chunk.forget()

@@ -39,10 +39,8 @@ class ConsentOfRanks:
     asks = True
     is_unknown = False
 
-    def __init__(
-        self, ranks: Ranks, host_waits: HostWaits, *, audit_every: int | None = None
-    ) -> None:
-        self.audits = AuditsOfRanks(audit_every)
+    def __init__(self, ranks: Ranks, host_waits: HostWaits) -> None:
+        self.audits = AuditsOfRanks(None)
         self._ranks = ranks
         self._host_waits = host_waits
         self.num_calls = 0

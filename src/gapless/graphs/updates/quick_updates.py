@@ -158,8 +158,9 @@ class QuickUpdates:
             found: _Settings = list(map(read, self._optimizer.param_groups))
         except KeyError:
             return None
-        numbers = [number for one in found for number in one[num_flags:]]
-        return found if all(map(_is_plain_number, _flat(numbers))) else None
+        # Types of numpy's are among these.
+        numbers = _flat([number for one in found for number in one[num_flags:]])
+        return found if all(isinstance(number, float | int) for number in numbers) else None
 
     def _form(self) -> tuple[Any, ...]:
         """Return what decides which operations a step calls, beside its tensors."""
@@ -320,11 +321,6 @@ def _flat(values: list[Any]) -> Iterator[Any]:
             yield from value
         else:
             yield value
-
-
-def _is_plain_number(value: Any) -> bool:
-    # Types of numpy's are among these.
-    return isinstance(value, float | int)
 
 
 def _is_plain_tensor(value: Any) -> bool:

@@ -138,15 +138,12 @@ class _OnStep:
     @contextmanager
     def tell(self, before: Callable[..., None], after: Callable[..., None]) -> Iterator[None]:
         """Call these at every `step` in the body, with the optimizer and its arguments."""
-        self._listeners, self._thread = (before, after), get_ident()
         with ExitStack() as stack:
-            stack.callback(self._tell_nobody)
+            stack.callback(setattr, self, "_listeners", self._listeners)
+            self._listeners, self._thread = (before, after), get_ident()
             stack.callback(register_optimizer_step_pre_hook(self._before).remove)
             stack.callback(register_optimizer_step_post_hook(self._after).remove)
             yield
-
-    def _tell_nobody(self) -> None:
-        self._listeners = (_do_nothing, _do_nothing)
 
     def _tell(self, number: int, *about: Any) -> None:
         # Other threads train other models; but a backward pass has threads of its own.

@@ -22,19 +22,8 @@ if TYPE_CHECKING:
 _optim: Any = torch.optim
 
 _HAVE_FUSED = frozenset({_optim.SGD, _optim.Adam, _optim.AdamW, _optim.Adagrad})
-_HAVE_CAPTURABLE = frozenset(
-    {
-        _optim.Adadelta,
-        _optim.Adam,
-        _optim.AdamW,
-        _optim.Adamax,
-        _optim.ASGD,
-        _optim.NAdam,
-        _optim.RAdam,
-        _optim.RMSprop,
-        _optim.Rprop,
-    }
-)
+_CAPTURABLE = "Adadelta Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop"
+_HAVE_CAPTURABLE = frozenset(getattr(_optim, name) for name in _CAPTURABLE.split())
 
 # Classes of users that do not call torch's `__init__` have none.
 HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
