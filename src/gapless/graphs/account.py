@@ -166,11 +166,7 @@ class CallTimes:
         self._num_at_plain = self.num
 
     def compare(self, pairs: Sequence[PairTimes]) -> None:
-        """Take what replays save from times of both ways, and so whether they pay.
-
-        Args:
-            pairs: all that there are by now, at least one.
-        """
+        """Take what replays save from times of both ways, and so whether they pay."""
         self.verdict = judged(pairs)
         saving_ms = median(pair.written_ms - pair.replayed_ms for pair in pairs)
         self._saving_s = max(saving_ms, 0.0) / 1000.0

@@ -70,12 +70,7 @@ class CallWindows:
         self._timed: _Windows | None = None
 
     def add(self, graph: CallGraph, entry: Entry) -> None:
-        """Let a graph be timed that gives the same bits as its calls as written, the first of its kind.
-
-        Args:
-            graph: that will be replayed.
-            entry: of the kind of its calls.
-        """
+        """Let a graph be timed that gives the same bits as its calls as written, the first of its kind."""
         if entry.times.verdict is None:
             self._graphs[graph] = _Windows(self._device, entry)
 
@@ -84,12 +79,7 @@ class CallWindows:
         return graph in self._graphs
 
     def begin_call(self, entry: Entry, graph: CallGraph | None) -> _Way | None:
-        """Note that a call begins; return how it has to run, None if that is all the same.
-
-        Args:
-            entry: of its kind.
-            graph: that would be replayed, None if there is none.
-        """
+        """Note that a call begins; return how it has to run, None if that is all the same."""
         now = None if self._timed is None else self._timed.end_last()
         found = None if graph is None else self._graphs.get(graph)
         if graph is None or found is None or not found.is_due():
@@ -160,11 +150,7 @@ class _Windows:
         return now
 
     def begin_call(self, now: _Moment | None) -> None:
-        """Begin a call that the graph could take.
-
-        Args:
-            now: when, if that is known.
-        """
+        """Begin a call that the graph could take."""
         if self.way is None:
             self._read()
         else:

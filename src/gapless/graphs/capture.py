@@ -248,7 +248,11 @@ def capture(
     for one in (step, *others) if others else ():
         check_in_place(one)
     if is_captured_in_place(step):
-        _check_options_in_place(example_inputs, steps_per_launch)
+        if example_inputs is not None or steps_per_launch is not None:
+            raise UserError(
+                "capture of a module or an optimizer got `example_inputs` or `steps_per_launch`, which are for "
+                "steps; leave them out"
+            )
         captured = tuple([capture_in_place(one, settings) for one in (step, *others)])
         return captured if others else step
 
@@ -267,14 +271,6 @@ def capture(
             "optimizer"
         )
     return made(step)
-
-
-def _check_options_in_place(example_inputs: object, steps_per_launch: object) -> None:
-    if example_inputs is not None or steps_per_launch is not None:
-        raise UserError(
-            "capture of a module or an optimizer got `example_inputs` or `steps_per_launch`, which are for steps; "
-            "leave them out"
-        )
 
 
 def _needed(part: _PartT | None, name: str) -> _PartT:

@@ -140,10 +140,6 @@ class CaptureSettings:
     def tell(self, report: CaptureReport, name: str) -> None:
         """Say once of each reason why not all is captured, at the line of the user's call.
 
-        Args:
-            report: with the reasons.
-            name: of what is captured.
-
         Raises:
             CaptureRefused: `on_refusal` is "raise", and there is a reason.
         """

@@ -41,18 +41,10 @@ class Consent(Protocol):
         """See in the body, a run of the step as written, whether it talks to others."""
 
     def least(self, readiness: Readiness) -> Readiness:
-        """Return the least readiness of all ranks; each calls this at the same calls of the step.
-
-        Args:
-            readiness: of this rank.
-        """
+        """Return the least readiness of all ranks; each calls this at the same calls of the step."""
 
     def refusals_of_reads(self, sites: Sequence[str]) -> list[Refusal]:
-        """Return why a step that reads values of its batch is not captured on these ranks.
-
-        Args:
-            sites: file and line of each read.
-        """
+        """Return why a step that reads values of its batch is not captured on these ranks."""
 
     def capturing(self) -> AbstractContextManager[None]:
         """Tell the others that this one captures in the body, and does no updates."""

@@ -194,7 +194,8 @@ class Entries:
     def drop_dead(self) -> None:
         """Let go of variants that read memory which is not used any more; one of each kind stays."""
         for entry in self:
-            dead = [one for one in (*entry.variants, *entry.in_use) if one.is_dead()]
+            known = [(one, one.failure()) for one in (*entry.variants, *entry.in_use)]
+            dead = [one for one, failure in known if failure is not None and failure.is_memory]
             alive = [one for one in entry.variants if one not in dead]
             captured = [one for one in entry.variants if one.graph is not None]
             # One stays, to be compared with.

@@ -86,11 +86,6 @@ class Variant:
         except Exception as error:
             return failure_of_error(error)
 
-    def is_dead(self) -> bool:
-        """Return whether the step reads other memory by now."""
-        failure = self.failure()
-        return failure is not None and failure.is_memory
-
     def drop_graph(self) -> None:
         """Let go of its graph; what it was captured by stays."""
         self.move(Event.DROPPED)

@@ -171,7 +171,7 @@ class Learning:
         if not any(map(is_used_up, found.leaves)) or returns_part_of(tree.value, out):
             return out
         try:
-            return found.map(_without_graph).value
+            return found.map(lambda one: used_up(one.detach()) if is_used_up(one) else one).value
         except BatchError:  # a container that cannot be made anew, which refuses the step
             return out
 
@@ -365,7 +365,3 @@ class Learning:
             variant.exactness = Exactness(repeats, verdict.distances)
         self._entries.use(entry, variant, graph)
         return True
-
-
-def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
-    return used_up(tensor.detach()) if is_used_up(tensor) else tensor

@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 def objection_to_batch(
     tree: Tree, *, needs_copy: Callable[[torch.Tensor], bool]
 ) -> Refusal | None:
-    """Return why no graph can take a batch, None if one can.
-
-    Args:
-        tree: the batch.
-        needs_copy: says whether a tensor is not on the device.
-    """
+    """Return why no graph can take a batch, None if one can."""
     objection = objection_to_tensors(tree, needs_copy=needs_copy)
     if objection is not None:
         return objection
@@ -39,12 +34,7 @@ def objection_to_batch(
 def objection_to_tensors(
     tree: Tree, *, needs_copy: Callable[[torch.Tensor], bool]
 ) -> Refusal | None:
-    """Return why no graph can take a batch, None if one can that brings it its gradients.
-
-    Args:
-        tree: the batch.
-        needs_copy: says whether a tensor is not on the device.
-    """
+    """Return why no graph can take a batch, None if one can that brings it its gradients."""
     if tree.unknown:
         return _is_unknown(tree.unknown[0])
     for tensor in tree.leaves:

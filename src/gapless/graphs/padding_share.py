@@ -56,11 +56,6 @@ def padding_shares(
     """Return, for each of `MULTIPLES`, the share of calls that padding would have made replays.
 
     Only dimensions that vary are padded. Nothing is returned if none does.
-
-    Args:
-        counts: calls that ran as written, by kind.
-        num_replays: calls that were replays, of some of these kinds.
-        num_before: calls of a kind that run as written before its first replay.
     """
     varying = _varying(counts)
     num_calls = sum(counts.values()) + num_replays

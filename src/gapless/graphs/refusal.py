@@ -154,13 +154,7 @@ class Refused(Exception):  # noqa: N818
 
 
 def host_read(site: str, *, advice: str = "", is_final: bool = True) -> Refusal:
-    """Refuse a step that reads a value of the device.
-
-    Args:
-        site: file and line of the read.
-        advice: what to write instead, if that is known.
-        is_final: False if later runs of the step may not read there.
-    """
+    """Refuse a step that reads a value of the device."""
     text = f"{site} makes the host wait for the device" + (f"; {advice}" if advice else "")
     return Refusal("host_read", text, is_final, site=site)
 

@@ -105,12 +105,7 @@ class CreateGraphSearch:
         self._known: dict[Any, list[_Place]] = {}
 
     def site(self, frame: FrameType | None, module: torch.nn.Module) -> str:
-        """Return file:line of one that the code on the stack leads to, "" if there is none.
-
-        Args:
-            frame: the innermost of the stack.
-            module: that it may be of.
-        """
+        """Return file:line of one that the code on the stack leads to, "" if there is none."""
         functions = UserFunctions(self._own)
         try:
             return self._site(functions, frame, module)
@@ -163,7 +158,8 @@ def _places_in(functions: UserFunctions) -> list[_Place]:
     mentions = {
         code: found
         for code in functions.places
-        if _is_worth_reading(code) and (found := _mentions_of_function(code))
+        if (not _HINTS.isdisjoint(code.co_names) or _names_flag(code))
+        and (found := _mentions_of_function(code))
     }
     # What was typed at a prompt has no lines to read.
     unread = [code for code in functions.places if _names_flag(code) and not _text_of(code)]
@@ -237,10 +233,6 @@ def _given_by(call: ast.Call, function: ast.FunctionDef) -> dict[str, ast.expr]:
         return {}
     found = dict(zip(names, call.args, strict=False))
     return found | {one.arg: one.value for one in call.keywords if one.arg is not None}
-
-
-def _is_worth_reading(code: CodeType) -> bool:
-    return not _HINTS.isdisjoint(code.co_names) or _names_flag(code)
 
 
 def _names_flag(code: CodeType) -> bool:
@@ -331,7 +323,8 @@ def _mentions_of(node: ast.AST, around: tuple[ast.AST, ...]) -> Iterator[_Mentio
                 yield _Mention(node, value, around)
     elif isinstance(node, ast.Assign):
         for target in node.targets:
-            if isinstance(target, ast.Subscript) and _is_flag(target.slice):
+            at = target.slice if isinstance(target, ast.Subscript) else None
+            if isinstance(at, ast.Constant) and at.value == _FLAG:
                 yield _Mention(target, node.value, around)
     elif isinstance(node, ast.Call):
         yield from _mentions_of_call(node, around)
@@ -349,10 +342,6 @@ def _mentions_of_call(node: ast.Call, around: tuple[ast.AST, ...]) -> Iterator[_
             yield _Mention(node, node.args[least - 1], around, callee=(function,))
     if name == "backward" and len(node.args) == _BY_PLACE_OF_METHOD:
         yield _Mention(node, node.args[-1], around)
-
-
-def _is_flag(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value == _FLAG
 
 
 def _mentions_of_function(code: CodeType) -> list[_Mention]:

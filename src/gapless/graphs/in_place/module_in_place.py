@@ -94,7 +94,7 @@ class ModuleInPlace:
         self._forward: Callable[..., Any] | None = None
         self._state: Callable[..., Any] | None = None
         self.autocast = AutocastBlocks(settings.device.torch_device.type, refuse=self._refuse)
-        self.kind_of_call: Callable[[], Hashable] = _of_one_kind
+        self.kind_of_call: Callable[[], Hashable] = lambda: None
         # By kind, and by which tensors among the arguments need gradients; None: no gradients at all.
         self._steps: dict[_Kind, CapturedStep] = {}
         # By kind of call.
@@ -136,7 +136,9 @@ class ModuleInPlace:
                 self._is_traced = True
                 return self._runs.forward(*args, **kwargs)
             called = _called_module()
-            if called is not None and self._is_copied_to(called):
+            # A copy of all attributes, and not just this `forward` as its own.
+            is_copy = called is not None and vars(called).get(ATTRIBUTE) is self
+            if called is not None and called is not self.target and is_copy:
                 return self._call_copy(called, args, kwargs)
             return self.call(args, kwargs)
 
@@ -171,10 +173,6 @@ class ModuleInPlace:
         finally:
             kept[_FORWARD] = ours
         self._forget()
-
-    def _is_copied_to(self, called: nn.Module) -> bool:
-        """Return whether a module has a copy of all attributes, not just this `forward` as its own."""
-        return called is not self.target and vars(called).get(ATTRIBUTE) is self
 
     def _call_copy(self, copy: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an object that was given the module's attributes, as it would be without a capture."""
@@ -315,10 +313,6 @@ def _called_module() -> nn.Module | None:
 
 def _is_scripted(module: nn.Module) -> bool:
     return isinstance(module, torch.jit.ScriptModule)
-
-
-def _of_one_kind() -> None:
-    """Say of every call the same."""
 
 
 def _objection_to_hooks() -> Refusal | None:

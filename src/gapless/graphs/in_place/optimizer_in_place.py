@@ -146,11 +146,6 @@ class OptimizerInPlace:
     def step(self, as_written: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Do a step, by a graph if there is or can be one; return what it returns.
 
-        Args:
-            as_written: the step that stood there before.
-            args: of the call.
-            kwargs: of the call.
-
         Sync: Does not block the host, except where a graph is captured ("capture"), and where
             the step does so itself.
         """
@@ -292,7 +287,7 @@ class OptimizerInPlace:
 
     def _note_call(self) -> None:
         """Let a scheduler know of a step that passes over its wrapper."""
-        if _is_wrapped_by_scheduler(self._as_written):
+        if hasattr(self._as_written, "_wrapped_by_lr_sched"):
             # It warns if nobody has called the step.
             vars(self.target)["_opt_called"] = True
 
@@ -375,10 +370,6 @@ def _method_for(optimizer: Optimizer) -> Any:
         return captor.step(as_written, args, kwargs)
 
     return method_in_place_of(optimizer.step, step, optimizer)
-
-
-def _is_wrapped_by_scheduler(step: Any) -> bool:
-    return hasattr(step, "_wrapped_by_lr_sched")
 
 
 def _code_of_user(optimizer: Optimizer) -> Any:

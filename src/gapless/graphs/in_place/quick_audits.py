@@ -90,11 +90,7 @@ class QuickAudits:
         self._audits.forget_call()
 
     def run(self, step: Callable[[], Any]) -> Any:
-        """Update as written, and compare this with a quick update, unless a verdict is awaited.
-
-        Args:
-            step: as written.
-        """
+        """Update as written, and compare this with a quick update, unless a verdict is awaited."""
         if self._quick.is_over:
             self._audits.forget_call()
             return step()

@@ -80,12 +80,7 @@ class AutocastBlocks:
         return self._num_calls <= _NUM_IN_AUTOCAST or self._shares_casts or not has_gradients
 
     def end_as_written(self, out: Any, *, since: int) -> None:
-        """See what shares the casts of a call that has run as written, if it is one of the first.
-
-        Args:
-            out: what it has returned.
-            since: the number of its first node.
-        """
+        """See what shares the casts of a call that has run as written, if it is one of the first."""
         is_first = self._num_calls <= _NUM_IN_AUTOCAST and not self._shares_casts
         is_open = self._block == block_of_autocast() and torch.is_autocast_enabled(
             self._device_type
@@ -115,11 +110,6 @@ def watch_rest_of_block(
     out: Any, *, since: int, on_use: Callable[[str], None]
 ) -> Callable[[], None] | None:
     """See until the block of autocast ends whether an operation shares casts of a call as written.
-
-    Args:
-        out: what the call returned, with its graph.
-        since: the number of its first node.
-        on_use: is called with file and line of the first such operation.
 
     Returns:
         A function that looks no more; None if there is nothing to see.

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 def number_of_next_node() -> int:
-    """Return the number that the next node of this thread will have; later ones have higher."""
+    """Return the number that the next node of this thread will have; later ones have higher.
+
+    Read before a call it says which nodes are the call's: `since` in what follows.
+    """
     number: int = torch._C._autograd._get_sequence_nr()
     return number
 
@@ -46,13 +49,7 @@ class GradientPaths:
     def of(
         cls, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *, since: int
     ) -> GradientPaths:
-        """Follow the nodes of a call.
-
-        Args:
-            outputs: of the call.
-            inputs: that require gradients.
-            since: the number of its first node.
-        """
+        """Follow the nodes of a call."""
         found = cls()
         leaves = {id(tensor) for tensor in inputs if tensor.grad_fn is None}
         edges = {(tensor.grad_fn, tensor.output_nr) for tensor in inputs if tensor.grad_fn}
@@ -90,12 +87,6 @@ def gradients_by_use(
     Autograd sums what the uses of a tensor give in the order in which it arrives. Elsewhere it may
     be used as well, so it is not summed here.
 
-    Args:
-        outputs: of the call, each with a gradient.
-        given: their gradients.
-        targets: leaves and inputs, whose gradients are asked for.
-        create_graph: whether the gradients can be differentiated.
-
     Returns:
         For each target what was given to it, in the order of its arrival.
     """
@@ -120,11 +111,6 @@ def watch_uses(
 
     It is called within backward passes, as the gradients arrive. Torch's nodes hold it, so it must not
     hold outputs of the call.
-
-    Args:
-        outputs: of the call.
-        targets: leaves and inputs.
-        take: is called.
 
     Returns:
         What ends this.
@@ -301,13 +287,7 @@ class CapturedPaths:
     def lead_elsewhere(
         self, outs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *, since: int
     ) -> bool:
-        """Return whether gradients of a call as written take other ways than these.
-
-        Args:
-            outs: of the call.
-            inputs: of it.
-            since: the number of its first node.
-        """
+        """Return whether gradients of a call as written take other ways than these."""
         if [one.requires_grad for one in outs] != self._differentiable:
             return True
         leaves = [one for one in outs if one.requires_grad]
@@ -317,12 +297,7 @@ class CapturedPaths:
         return uses_of(leaves, self.targets_of(inputs)) != self.uses
 
     def names_of_gradients(self, names: Sequence[str], numbers: Sequence[int]) -> list[str]:
-        """Return names of the gradients that a backward pass gives.
-
-        Args:
-            names: of the weights.
-            numbers: how many each target gets.
-        """
+        """Return names of the gradients that a backward pass gives."""
         places = compress(count(1), self.needs_grad)
         targets = [*(f"argument {place}" for place in places), *names]
         return [

@@ -132,12 +132,6 @@ class ModuleTrial:
 
         The verdict arrives when the backward pass has come, or can come no more.
 
-        Args:
-            tree: the call.
-            graph: that would be replayed; its guards hold.
-            watched: what the last watched run showed.
-            exact: how equal its results were in its proof.
-
         Raises:
             Exception: whatever the module raises as written.
         """
@@ -337,16 +331,7 @@ class ModuleTrial:
         known: set[int],
         caller: Stream,
     ) -> Tried:
-        """Compare a graph with both passes as written.
-
-        Args:
-            graph: of both passes.
-            tree: the call.
-            rehearsal: of it.
-            touched: the memory that its watched run used.
-            known: addresses of memory that may be another in each run.
-            caller: the stream on which the module is called.
-        """
+        """Compare a graph with both passes as written."""
         start = self._device.now_ms()
         second_look = TouchWatch(self._device)
         looks = [second_look]

@@ -169,11 +169,7 @@ class Rehearsal:
         return [[leaf.detach() for leaf in passes.out.leaves], passes.gradients]
 
     def run_and_see_what_is_saved(self, others: Sequence[torch.Tensor]) -> Saved:
-        """Run both passes; return what autograd saves between them.
-
-        Args:
-            others: tensors that the call reads, beside its arguments and weights.
-        """
+        """Run both passes; return what autograd saves between them."""
         static = self._tree.map(_copy)
         saved: list[torch.Tensor] = []
 

@@ -131,7 +131,10 @@ class CallsSeen:
         inputs = [leaf for leaf in tree.leaves if leaf.requires_grad]
         paths = GradientPaths.of(leaves, inputs, since=since)
         seen.object(gradient_outside(paths))
-        if before != _states_of(tree.leaves) or not _is_as_before(tree):
+        # Nor have the containers among the arguments other tensors.
+        now = flatten(tree.value).leaves
+        is_as_before = len(now) == len(tree.leaves) and all(map(is_, now, tree.leaves))
+        if before != _states_of(tree.leaves) or not is_as_before:
             seen.object([CHANGES_INPUT])
         if gradients != self._gradients():
             seen.object([BACKWARD_WITHIN])
@@ -157,12 +160,6 @@ def _states_of(leaves: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
 
 def _attributes_of(tensor: torch.Tensor) -> tuple[tuple[str, int], ...]:
     return tuple((name, id(value)) for name, value in put_on(tensor).items())
-
-
-def _is_as_before(tree: Tree) -> bool:
-    """Return whether the containers among the arguments have what they had."""
-    now = flatten(tree.value)
-    return len(now.leaves) == len(tree.leaves) and all(map(is_, now.leaves, tree.leaves))
 
 
 def _note_gradients(leaves: Sequence[torch.Tensor], seen: SeenCalls, settings: Settings) -> None:

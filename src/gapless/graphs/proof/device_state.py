@@ -93,9 +93,6 @@ class DeviceState:
         """Return the fingerprint of what there is now: int64 on the device, a row for each piece.
 
         See `gapless.graphs.proof.fingerprints`.
-
-        Args:
-            others: further chunks, whose rows follow.
         """
         chunks = [*self.chunks, *others]
         num_rows = max((chunk.num_rows for chunk in chunks), default=0)

@@ -161,7 +161,10 @@ class PythonState:
             self._todo += before
 
         def undo() -> None:
-            if len(value) == len(before) and all(map(_is, value, before)):
+            if len(value) == len(before) and all(
+                one is other or (isinstance(one, int) and one == other)
+                for one, other in zip(value, before, strict=True)
+            ):
                 return
             if isinstance(value, set | deque):
                 value.clear()
@@ -309,10 +312,6 @@ _MISSING: Any = object()
 def _is_left_alone(module: str) -> bool:
     package = module.partition(".")[0]
     return package in _OF_PYTHON or (package == _OURS and not module.startswith(_AS_THE_USERS))
-
-
-def _is(one: Any, other: Any) -> bool:
-    return one is other or (isinstance(one, int) and one == other)
 
 
 def _is_data(name: str, value: Any) -> bool:

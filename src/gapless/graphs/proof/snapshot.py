@@ -63,10 +63,6 @@ class Snapshot:
     def keep_reached_by(self, step: object, device: Device) -> Refusal | None:
         """Keep what the step reaches in Python; return why that cannot be put back, None if it can.
 
-        Args:
-            step: that is to be run.
-            device: where it runs.
-
         Raises:
             torch.OutOfMemoryError: the device has no memory for copies.
 
@@ -113,9 +109,6 @@ class Snapshot:
 
         State that an optimizer has made meanwhile stays, as zeros, if that is how it begins, and so do
         gradients that captured work adds to: it has to find them in their place.
-
-        Args:
-            added_to: weights with these gradients.
         """
         if self._python is None or self._random is None:
             return

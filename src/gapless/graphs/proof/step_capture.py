@@ -65,12 +65,6 @@ class StepCapture:
     def run(self, tree: Tree, reads: ReadGuards, watched: Watched, side: PythonSide) -> StepGraph:
         """Capture the step on a batch.
 
-        Args:
-            tree: the batch.
-            reads: what the step's code reads from Python.
-            watched: what the last run as written showed.
-            side: the objects that the step replaces, as they are.
-
         Raises:
             Refused: no graph can do what the step does.
             Exception: whatever the step raises in a capture.

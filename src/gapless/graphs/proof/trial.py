@@ -192,12 +192,6 @@ class Trial:
     def audit(self, tree: Tree, graph: CallGraph, watched: Watched, exact: Exactness) -> Tried:
         """Compare a graph in use with the step as written, and train on a batch once.
 
-        Args:
-            tree: the batch.
-            graph: that would be replayed; its guards hold.
-            watched: what the last watched run showed.
-            exact: how equal its results were in its proof.
-
         Raises:
             Exception: whatever the step raises as written.
         """

@@ -46,12 +46,7 @@ class ConsentOfRanks:
         self.num_calls = 0
 
     def join(self, step: RunsAlone, *, num_warmup: int) -> None:
-        """Run the calls of a captured step from now on.
-
-        Args:
-            step: of this rank.
-            num_warmup: runs of a kind before its capture.
-        """
+        """Run the calls of a captured step from now on."""
         self._alone = step
         self._together = Together(step, self, num_warmup=num_warmup, is_lifted=True)
 

@@ -94,10 +94,6 @@ class BatchWatch:
     def done_to(self, tree: Tree, out: Any) -> Any:
         """Do to another batch what was done to this one; return what the step returns for it.
 
-        Args:
-            tree: the other batch, of which this one is a copy.
-            out: what the step returned for this one.
-
         Raises:
             BatchError: a container cannot be made anew, or changed.
         """

@@ -35,11 +35,7 @@ def is_used_up(tensor: torch.Tensor) -> bool:
 
 
 def used_up(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same memory, whose backward pass raises that its graph is used up.
-
-    Args:
-        tensor: without a graph; it is made a leaf that requires gradients.
-    """
+    """Return a tensor of the same memory, whose backward pass raises that its graph is used up."""
     return _raising(tensor.requires_grad_())
 
 

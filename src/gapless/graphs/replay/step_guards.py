@@ -101,12 +101,7 @@ class StepGuards:
 
 
 def failure_of_reads(reads: ReadGuards, *, in_environment: bool = True) -> Failure | None:
-    """Return what a step's code reads otherwise now, None if nothing.
-
-    Args:
-        reads: what it read.
-        in_environment: look at the modes of torch, too.
-    """
+    """Return what a step's code reads otherwise now, None if nothing."""
     change = reads.first_changed(in_environment=in_environment)
     if change is None:
         return None

@@ -53,13 +53,7 @@ def step_replaced(optimizer: Optimizer, call: Callable[..., Any]) -> Iterator[No
 def method_in_place_of(
     as_written: Callable[..., Any], step: Callable[..., Any], optimizer: Optimizer
 ) -> MethodType:
-    """Return a function as a method that can stand in the place of `optimizer.step`.
-
-    Args:
-        as_written: what stands there.
-        step: takes the optimizer and the arguments of `step`.
-        optimizer: to call.
-    """
+    """Return a function as a method that can stand in the place of `optimizer.step`."""
     # GradScaler looks at the arguments of `step`, and schedulers at its attributes.
     update_wrapper(step, getattr(as_written, "__func__", as_written))
     vars(step)[_AS_WRITTEN] = as_written

@@ -83,13 +83,7 @@ class Way:
 
 
 def way_of(optimizer: Optimizer, group: dict[str, Any], weights: list[torch.Tensor]) -> Way | None:
-    """Return how `step()` updates weights of a group; None if that is none of the ways of this file.
-
-    Args:
-        optimizer: of a type in `NUMBERS`.
-        group: of the optimizer.
-        weights: of the group that have gradients.
-    """
+    """Return how `step()` updates weights of a group; None if that is none of the ways of this file."""
     if group["differentiable"] or optimizer.defaults["differentiable"]:
         return None
     fused, foreach = group["fused"], group["foreach"]

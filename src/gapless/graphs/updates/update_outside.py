@@ -244,9 +244,6 @@ class Updates:
         What is yielded belongs to the graph: its `before_replay` has to be called before each
         replay. After a failure all optimizers, and gradient scalers, are as they were on the host.
 
-        Args:
-            cut: what the device gave to the work.
-
         Raises:
             RuntimeError: from a call of an optimizer that can be neither inside nor outside, or
                 that the runs before have not called in this way.

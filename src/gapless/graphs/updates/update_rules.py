@@ -62,12 +62,7 @@ def closure_of(args: Any, kwargs: Any) -> Any:
 def reason_outside(
     optimizer: Optimizer, *, needs_copy: Callable[[torch.Tensor], bool]
 ) -> str | None:
-    """Return why the update of an optimizer must be outside of a graph, None if it can be inside.
-
-    Args:
-        optimizer: whose weights have the gradients of the update.
-        needs_copy: says whether a tensor is not on the device.
-    """
+    """Return why the update of an optimizer must be outside of a graph, None if it can be inside."""
     reason = _is_not_torchs_own(optimizer)
     for group in optimizer.param_groups:
         reason = (
