@@ -211,7 +211,7 @@ class TimeSpent:
         return self.num_waiting > 0 or max(times) >= _WORTH_A_WORD_S
 
     def add(self, what: What, more_s: float) -> None:
-        """Add the time of a call beyond that of a plain one."""
+        """Add the time of an action beyond that of a plain call; those of replays are told by themselves."""
         if what == "watch":
             self.watching_s += more_s
         elif what == "capture":
@@ -219,8 +219,6 @@ class TimeSpent:
             self.num_captures += 1
         elif what == "audit":
             self.auditing_s += more_s
-        elif what == "replay":
-            self.saved_s -= more_s
 
     def __str__(self) -> str:
         """Return one line."""

@@ -97,7 +97,9 @@ class CapturedStep:
         self.fast_path = FastPath(
             launch=callee.launch, side=callee.side, report=self.report, audits=self.audits
         )
-        pool, batch_reads = GraphPool(self._limits), BatchReads(callee.host_waits, callee.device)
+        device, host_waits = callee.device, callee.host_waits
+        pool = GraphPool(device, host_waits, self._limits)
+        batch_reads = BatchReads(host_waits, device)
         self.entries = Entries(self.report, pool, batch_reads, self.fast_path)
         self._passing = PassingKinds(callee.step, self.report)
         self.learning = Learning(

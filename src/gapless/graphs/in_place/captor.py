@@ -28,6 +28,6 @@ def set_captor(target: Any, captor: Any) -> None:
         vars(target)[ATTRIBUTE] = captor
 
 
-def left_out() -> tuple[Any, ...]:
-    """Return what a captor's `__reduce__` returns."""
+def left_out(_: Any = None) -> tuple[Any, ...]:
+    """Return what a captor's `__reduce__` returns, which this can be: graphs are left out."""
     return type(None), ()

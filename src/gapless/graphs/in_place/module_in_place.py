@@ -112,9 +112,7 @@ class ModuleInPlace:
             self._report.refuse(COMPILED_AROUND)
         return self._report
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Leave graphs out of copies and files of the module."""
-        return left_out()
+    __reduce__ = left_out
 
     # --- in the module ---
 

@@ -116,9 +116,7 @@ class OptimizerInPlace:
             self._captured.report.refuse(COMPILED_AROUND)
         return self._captured.report
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Leave graphs out of copies and files of the optimizer."""
-        return left_out()
+    __reduce__ = left_out
 
     # --- in the optimizer ---
 

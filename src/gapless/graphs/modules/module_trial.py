@@ -280,25 +280,13 @@ class ModuleTrial:
         saved = rehearsal.run_and_see_what_is_saved(
             [one for one in [*reads.tensors, *beside] if address_of(one) not in changed]
         )
-        reserved: list[int] = []
-        found: list[Passes] = []
         # Its copies are not part of the graph.
         static, gradients = rehearsal.memory()
 
-        def queue(cut: Cut) -> None:
-            reserved.append(self._device.reserved_memory_bytes())
-            found.append(rehearsal.passes(static, gradients, lambda: cut(lambda: None)))
+        def work(cut: Cut) -> Passes:
+            return rehearsal.passes(static, gradients, lambda: cut(lambda: None))
 
-        with self._runs.host_waits.blocking("capture"):
-            graph = self._device.capture(
-                queue,
-                like=self._graphs.newest,
-                generators=watched.generators_on(self._device),
-                keeps_casts=True,
-            )
-        self._graphs.newest = graph
-        self._graphs.limits.note_memory(self._device.reserved_memory_bytes() - reserved[0])
-        (passes,) = found
+        graph, passes = self._graphs.capture(work, watched, keeps_casts=True)
         if not all(uses_of(passes.out.leaves, passes.targets)):
             raise Refused(OTHER_WEIGHTS)
         others = [tensor for tensor in [*reads.tensors, *weights] if has_address(tensor)]

@@ -38,22 +38,10 @@ NUM_PROJECTIONS = 16
 _MOST_ROWS_KEPT = 64
 
 # Of these torch makes float64 numbers on every device.
-_NUMBERS = frozenset(
-    (
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.float8_e4m3fn,
-        torch.float8_e5m2,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    )
+_NAMES = (
+    "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool"
 )
+_NUMBERS = frozenset(getattr(torch, name) for name in _NAMES.split())
 _PARTS = {torch.complex128: torch.float64, torch.complex64: torch.float32}
 
 

@@ -58,7 +58,6 @@ class StepCapture:
 
     def __init__(self, callee: Callee, graphs: GraphPool, updates: Updates) -> None:
         self._callee = callee
-        self._device = callee.device
         self._graphs = graphs
         self._updates = updates
 
@@ -74,21 +73,14 @@ class StepCapture:
         kept = side.kept
         static = tree.map(clone_of)
         batch = BatchWatch(static)
-        outs: list[Tree] = []
-        reserved_before: list[int] = []
-        updates: list[CapturedUpdates] = []
-        counted: list[torch.Tensor] = []
         weights = [weight for weight, _ in side.gradients]
         states = [part for each in side.optimizers for part, _ in tensors_of(each, {})]
 
-        def queue(cut: Cut) -> None:
-            # Read here: torch gives back free memory before a capture begins.
-            reserved_before.append(self._device.reserved_memory_bytes())
+        def work(cut: Cut) -> tuple[Tree, CapturedUpdates, list[torch.Tensor]]:
             versions = VersionsBefore([*reads.tensors, *weights, *states])
             with self._updates.during_capture(cut) as captured:
-                updates.append(captured)
                 out = flatten(self._callee.work(static.value))
-                counted.extend(versions.counted())
+                counted = versions.counted()
                 kept.end_capture(captured.outside)
             captured.on_update = kept.fill_updated
             if out.unknown:
@@ -96,20 +88,15 @@ class StepCapture:
             if not all(map(self._callee.is_on_device, out.leaves)):
                 raise Refused(cannot_return_from_host())
             _check_backward(out.leaves)
-            outs.append(out)
+            return out, captured, counted
 
         # Its copies are not part of the graph.
         kept.begin_capture()
-        with self._callee.host_waits.blocking("capture"):
-            graph = self._device.capture(
-                queue, like=self._graphs.newest, generators=watched.generators_on(self._device)
-            )
-        self._graphs.limits.note_memory(self._device.reserved_memory_bytes() - reserved_before[0])
-        self._graphs.newest = graph
+        graph, (out, updates, counted) = self._graphs.capture(work, watched)
         found = watched.found
         gradients = GraphGradients(
             side.gradients,
-            updates[0].gradients,
+            updates.gradients,
             pool=self._graphs.gradients,
             unused=watched.unused,
             others=[*reads.tensors, *found],
@@ -124,17 +111,17 @@ class StepCapture:
         written = _written_apart(watched, others)
         if written.holds_any(tree.leaves):
             raise Refused(_WRITES_BEHIND_ITS_BATCH)
-        changes = _changes_of(batch, tree, outs[0], others, watched)
+        changes = _changes_of(batch, tree, out, others, watched)
         return StepGraph(
             graph,
             inputs=static.leaves,
             batch=tree.leaves,
-            results=_results(outs[0], static, others, side=side, put=changes.put),
+            results=_results(out, static, others, side=side, put=changes.put),
             gradients=gradients,
             kept=kept,
             changes=changes,
-            updates=updates[0],
-            guards=StepGuards(reads, memory, updates[0], kept),
+            updates=updates,
+            guards=StepGuards(reads, memory, updates, kept),
             reads=reads,
             held=others,
             written=written,

@@ -16,7 +16,7 @@ Nobody has to believe it: whoever calls these compares the calls with those of a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.optim import optimizer as torch_optimizer
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch.optim import Optimizer
+
+    # Weights or gradients, lists of state, a group, and what a GradScaler hands over.
+    _Tensors: TypeAlias = list[torch.Tensor]
+    _State: TypeAlias = tuple[_Tensors, ...]
+    _Group: TypeAlias = dict[str, Any]
+    _Of: TypeAlias = torch.Tensor | None
 
 
 _optim: Any = torch.optim
@@ -102,12 +108,12 @@ def way_of(optimizer: Optimizer, group: dict[str, Any], weights: list[torch.Tens
 
 
 def _fused_adam(
-    weights: list[torch.Tensor],
-    gradients: list[torch.Tensor],
-    state: tuple[list[torch.Tensor], ...],
-    group: dict[str, Any],
-    scale: torch.Tensor | None,
-    found_inf: torch.Tensor | None,
+    weights: _Tensors,
+    gradients: _Tensors,
+    state: _State,
+    group: _Group,
+    scale: _Of,
+    found_inf: _Of,
 ) -> None:
     averages, squares, largest, steps = state
     beta1, beta2 = group["betas"]
@@ -135,11 +141,7 @@ def _fused_adam(
 
 
 def _foreach_adam(
-    weights: list[torch.Tensor],
-    gradients: Any,
-    state: tuple[list[torch.Tensor], ...],
-    group: dict[str, Any],
-    *_: None,
+    weights: _Tensors, gradients: Any, state: _State, group: _Group, *_: None
 ) -> None:
     averages, squares, largest, steps = state
     rate, decay, (beta1, beta2) = group["lr"], group["weight_decay"], group["betas"]
@@ -181,11 +183,7 @@ _FOREACH_ADAM = Way(_foreach_adam, _state_of_adam, counts_on_host=True)
 
 
 def _foreach_sgd(
-    weights: list[torch.Tensor],
-    gradients: Any,
-    state: tuple[list[torch.Tensor], ...],
-    group: dict[str, Any],
-    *_: None,
+    weights: _Tensors, gradients: Any, state: _State, group: _Group, *_: None
 ) -> None:
     (momenta,) = state
     momentum, decay = group["momentum"], group["weight_decay"]
@@ -207,12 +205,12 @@ def _foreach_sgd(
 
 
 def _fused_sgd(
-    weights: list[torch.Tensor],
-    gradients: list[torch.Tensor],
-    state: tuple[list[torch.Tensor], ...],
-    group: dict[str, Any],
-    scale: torch.Tensor | None,
-    found_inf: torch.Tensor | None,
+    weights: _Tensors,
+    gradients: _Tensors,
+    state: _State,
+    group: _Group,
+    scale: _Of,
+    found_inf: _Of,
 ) -> None:
     (momenta,) = state
     torch._fused_sgd_(
