@@ -267,19 +267,13 @@ class OptimizerInPlace:
             self._audits = QuickAudits(
                 quick,
                 self.target,
-                self.settings.device,
-                report=self.report,
+                self._captured.callee,
                 every=self.settings.audit_every,
                 memory_budget_bytes=self._limits.budget,
             )
-        run_as_written = self._audits.run
-        if self._audits.may_be_quick():
-            if quick.run():
-                self._audits.end_call()
-                self.report.num_quick += 1
-                return
-            self._audits.forget_call()
-            run_as_written = quick.run_as_written
+        run_as_written = self._audits.update()
+        if run_as_written is None:
+            return
         objection = self._objection_to_gradients(gradients_of(self.target))
         self._run_as_written(objection, partial(run_as_written, self._as_written))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.graphs.account import CallTimes, account_of
+from gapless.graphs.account import CallTimes
 from gapless.graphs.audit import Audits
 from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.proof.device_state import DeviceState
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from gapless.device.base import Device
-    from gapless.graphs.capture_report import CaptureReport
+    from gapless.graphs.callee import Callee
     from gapless.graphs.updates.quick_updates import QuickUpdates
 
 
@@ -41,7 +40,6 @@ class QuickAudits:
     """When the quick updates of one optimizer are audited, and how.
 
     Args:
-        report: of the optimizer; audits are counted there.
         memory_budget_bytes: device memory of the process that a copy may lead to.
     """
 
@@ -49,26 +47,34 @@ class QuickAudits:
         self,
         quick: QuickUpdates,
         optimizer: Optimizer,
-        device: Device,
+        callee: Callee,
         *,
-        report: CaptureReport,
         every: int | None,
         memory_budget_bytes: int | None,
     ) -> None:
         self._quick = quick
         self._optimizer = optimizer
-        self._device = device
-        self._report = report
+        self._callee, self._report = callee, callee.report
         self._memory_budget_bytes = memory_budget_bytes
-        self._account = account_of(device)
         # The same operations, with less of the host.
-        self._times = CallTimes(report.spent)
-        self._audits = Audits(report, every=every, account=self._account, seed=report.audits.seed)
+        self._times = CallTimes(self._report.spent)
+        seed = self._report.audits.seed
+        self._audits = Audits(self._report, every=every, account=callee.account, seed=seed)
         self._turn = self._audits.turn_of(quick)
         self._num_differences = 0
 
-    def may_be_quick(self) -> bool:
-        """Return, once for each update, whether it may be quick; else `run` has to do it."""
+    def update(self) -> Callable[[Callable[[], Any]], Any] | None:
+        """Update quickly; if that is not to be, return what takes `step()` as written and runs it."""
+        if not self._may_be_quick():
+            return self._run
+        if not self._quick.run():
+            self._audits.forget_call()
+            return self._quick.run_as_written
+        self._audits.end_call(self._times, "replay")
+        self._report.num_quick += 1
+        return None
+
+    def _may_be_quick(self) -> bool:
         audit = self._audits.open
         if audit is not None:
             if not audit.verdict.arrived():
@@ -81,15 +87,7 @@ class QuickAudits:
             return False
         return not self._turn.begin_call()
 
-    def end_call(self) -> None:
-        """Note that a quick update is over."""
-        self._audits.end_call(self._times, "replay")
-
-    def forget_call(self) -> None:
-        """Note that an update was not quick after all."""
-        self._audits.forget_call()
-
-    def run(self, step: Callable[[], Any]) -> Any:
+    def _run(self, step: Callable[[], Any]) -> Any:
         """Update as written, and compare this with a quick update, unless a verdict is awaited."""
         if self._quick.is_over:
             self._audits.forget_call()
@@ -100,7 +98,7 @@ class QuickAudits:
         if not self._quick.is_ready():
             self._audits.forget_call()
             return self._quick.run_as_written(step)
-        if not self._account.has_room_for(self._times, "audit"):
+        if not self._callee.account.has_room_for(self._times, "audit"):
             return self._run_plain(step)
         self._audits.begin_call()
         try:
@@ -130,8 +128,8 @@ class QuickAudits:
         optimizer, weights = self._optimizer, weights_of(self._optimizer)
         gradients = [(weight, weight.grad) for weight in weights]
         found = list(_tensors_of(optimizer, weights))
-        on_host = [tensor for tensor, _ in found if not self._is_on_device(tensor)]
-        on_device = [one for one in found if self._is_on_device(one[0])]
+        on_host = [tensor for tensor, _ in found if not self._callee.is_on_device(tensor)]
+        on_device = [one for one in found if self._callee.is_on_device(one[0])]
 
         def left() -> list[Any]:
             return [weight.grad for weight in weights] + on_host
@@ -145,14 +143,14 @@ class QuickAudits:
             return left()
 
         outs: list[Any] = []
-        kept = KeptTensors([], on_device=self._is_on_device)
+        kept = KeptTensors([], on_device=self._callee.is_on_device)
         with ONE_AT_A_TIME:
-            side = PythonSide(gradients, [optimizer], kept, on_device=self._is_on_device)
+            side = PythonSide(gradients, [optimizer], kept, on_device=self._callee.is_on_device)
             _, verdict = prove(
-                self._device,
+                self._callee.device,
                 DeviceState(
                     [tensor for tensor, _ in on_device],
-                    self._device,
+                    self._callee.device,
                     names=[name for _, name in on_device],
                 ),
                 replay=quick,
@@ -163,9 +161,6 @@ class QuickAudits:
             )
         self._audits.begin(None, self._quick, verdict)
         return outs[0]
-
-    def _is_on_device(self, tensor: torch.Tensor) -> bool:
-        return not self._device.needs_copy(tensor)
 
     def _note_difference(self, text: str) -> None:
         self._num_differences += 1
