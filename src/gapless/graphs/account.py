@@ -282,8 +282,6 @@ class Account:
 
         Returns:
             The time, in milliseconds.
-
-        Sync: Does not block the host.
         """
         now_ms = self._now_ms()
         times = self._times
@@ -314,10 +312,7 @@ class Account:
         return now_ms
 
     def end(self, times: CallTimes, what: What) -> None:
-        """Note that a call is over, and what it was.
-
-        Sync: Does not block the host.
-        """
+        """Note that a call is over, and what it was."""
         if what != "replay":
             self._ended_ms = self._now_ms()
         self._times, self._what = times, what
@@ -344,8 +339,6 @@ class Account:
         """Return, at each call, whether calls of one graph may be timed: those of no other are.
 
         A graph that is not called any more gives way.
-
-        Sync: Does not block the host.
         """
         holder = None if self._timed is None else self._timed()
         if holder is one:
@@ -364,8 +357,6 @@ class Account:
             times: of the kind.
             has_begun: whether it was watched before.
             num_calls: of all kinds of the object so far.
-
-        Sync: Does not block the host.
         """
         if has_begun:
             return self.has_room_for(times, "watch")
@@ -391,10 +382,7 @@ class Account:
         return 2 * watch_s + self._expected_s(times, "capture", of)
 
     def has_room_for(self, times: CallTimes, what: What) -> bool:
-        """Return whether an action may begin now; calls that wait for that are counted.
-
-        Sync: Does not block the host.
-        """
+        """Return whether an action may begin now; calls that wait for that are counted."""
         has_room = self._leaves_room(self._expected_s(times, what), what)
         if not has_room:
             times.spent.waiting[what] += 1

@@ -23,7 +23,6 @@ class GraphPool:
     """The memory of graphs, which they share: they never run at the same time.
 
     Args:
-        device: where they run.
         host_waits: the door for the waits that captures are.
         limits: for these graphs and others of the same object.
 

@@ -87,26 +87,17 @@ class Chunk:
         return self.num_rows * ROW_BYTES
 
     def copy_out(self, buffer: torch.Tensor) -> None:
-        """Copy the pieces to a buffer of bytes, which is of the chunk's size.
-
-        Sync: Does not block the host.
-        """
+        """Copy the pieces to a buffer of bytes, which is of the chunk's size."""
         for some in self._by_width():
             torch._foreach_copy_(some.places_in(buffer), some.live)
 
     def copy_back(self, buffer: torch.Tensor) -> None:
-        """Copy the pieces from a buffer to where they belong.
-
-        Sync: Does not block the host.
-        """
+        """Copy the pieces from a buffer to where they belong."""
         for some in self._by_width():
             torch._foreach_copy_(some.live, some.places_in(buffer))
 
     def piece_of_row(self, device: Device) -> torch.Tensor:
-        """Return the number of the piece in each row, int64 on the device.
-
-        Sync: Does not block the host.
-        """
+        """Return the number of the piece in each row, int64 on the device."""
         if self._piece_of_row is None:
             counts = torch.tensor([piece.num_rows for piece in self.pieces])
             pinned = device.host_buffer(self.num_rows * 8, pinned=True).view(torch.int64)
