@@ -44,7 +44,7 @@ class ScriptedStep:
         self.seen.setdefault(batch, False)
         self.report.num_eager += 1
         self.clock.now += self.eager_ms
-        return StepRun("eager", "eager", batch if may_come_again else None)
+        return StepRun("eager", "plain", batch if may_come_again else None)
 
     def run(self, tree):
         batch = tree.value

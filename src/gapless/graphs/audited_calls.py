@@ -58,7 +58,7 @@ class AuditedCalls:
                 self._let_go_of(entry, variant)
             else:
                 self.begin(entry, variant, graph, tried.audited)
-        return StepRun(self._learning.result(tried.out, tree), "capture", tree.key(), "audit")
+        return StepRun(self._learning.result(tried.out, tree), "audit", tree.key())
 
     def has_ended_all(self, tried: Tried) -> bool:
         """Audit nothing any more if an audit could not be made; return whether it could not."""

@@ -153,7 +153,7 @@ class CapturedStep:
                 return self.audited.run(entry, variant, tree)
         objection = self.callee.objection_to(tree)
         if objection is not None:
-            return StepRun(self.run_refused(tree.value, objection), "eager", None)
+            return StepRun(self.run_refused(tree.value, objection), "plain", None)
         with self.callee.on_side_stream():
             return self._learn(entry, tree)
 
@@ -213,12 +213,12 @@ class CapturedStep:
         """
         objection = self.callee.objection_to(tree)
         if objection is not None:
-            return StepRun(self.run_refused(tree.value, objection), "eager", None)
+            return StepRun(self.run_refused(tree.value, objection), "plain", None)
         entry = self.entries.of_call(tree)
         # A watched run takes longer than others.
         is_watched = may_come_again and not self.learning.has_seen(entry)
         out = self.learning.run_eagerly(entry if may_come_again else None, tree)
-        return StepRun(out, "capture" if is_watched else "eager", tree.key())
+        return StepRun(out, "watch" if is_watched else "plain", tree.key())
 
     def run_refused(self, batch: Any, refusal: Refusal) -> Any:
         """Train eagerly on a batch that no graph can take; return what the step returns."""

@@ -123,21 +123,21 @@ class Learning:
     def run_refused(self, tree: Tree) -> StepRun:
         """Run a call whose kind is refused."""
         self._report.num_eager += 1
-        return StepRun(self._callee.plain_work(tree.value), "eager", tree.key())
+        return StepRun(self._callee.plain_work(tree.value), "plain", tree.key())
 
     def run_plain(self, tree: Tree) -> StepRun:
         """Run a call of which nothing is learnt."""
-        return StepRun(self.run_eagerly(None, tree), "eager", tree.key())
+        return StepRun(self.run_eagerly(None, tree), "plain", tree.key())
 
     def run_watched(self, entry: Entry, tree: Tree) -> StepRun:
         """Run a call, and watch it if there is something to see and room for that."""
         if self.has_seen(entry) or self._report.forbids_all:
-            return StepRun(self.run_eagerly(entry, tree), "eager", tree.key())
+            return StepRun(self.run_eagerly(entry, tree), "plain", tree.key())
         if entry.times.is_new or not self._callee.account.may_learn(
             entry.times, has_begun=entry.num_watched > 0, num_calls=self._report.num_steps
         ):
             return self.run_plain(tree)
-        return StepRun(self.run_eagerly(entry, tree), "eager", tree.key(), "watch")
+        return StepRun(self.run_eagerly(entry, tree), "watch", tree.key())
 
     def run_eagerly(self, entry: Entry | None, tree: Tree) -> Any:
         """Run a call and return its result; watch it if its kind is given and has to be."""
@@ -226,7 +226,7 @@ class Learning:
         if variant is None or variant.graph is not None or not self.may_capture(entry):
             return self.run_watched(entry, tree)
         self._report.num_eager += 1
-        return StepRun(self.capture(entry, variant, tree), "capture", tree.key(), "capture")
+        return StepRun(self.capture(entry, variant, tree), "capture", tree.key())
 
     def variant_now(self, entry: Entry) -> Variant | None:
         """Return what was seen with the values that the step reads now, None if nothing was.

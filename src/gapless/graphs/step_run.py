@@ -18,21 +18,18 @@ class StepRun:
 
     Attributes:
         out: what the step returned, valid until the next batch.
-        way: how it ran: eagerly, as a graph (`replay`), or eagerly while it was watched or a graph
-            was captured for it (`capture`), which takes longer.
+        what: it was, to the account.
         kind: what the batch shares with others that the same graph can take; None if no graph can
             take it.
-        action: what was done beside it, None if nothing was.
     """
 
     out: Any
-    way: Literal["eager", "replay", "capture"]
+    what: What
     kind: Hashable | None
-    action: Literal["watch", "capture", "audit"] | None = None
 
     @property
-    def what(self) -> What:
-        """What it is to the account."""
-        if self.way == "replay":
+    def way(self) -> Literal["eager", "replay", "capture"]:
+        """How it ran: eagerly, as a graph, or eagerly with something beside it, which takes longer."""
+        if self.what == "replay":
             return "replay"
-        return self.action or "plain"
+        return "eager" if self.what == "plain" else "capture"

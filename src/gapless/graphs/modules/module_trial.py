@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from gapless.graphs.modules.forward_runs import Runs
     from gapless.graphs.modules.rehearsal import Passes
     from gapless.graphs.modules.seen_calls import Given
+    from gapless.graphs.proof.proof_verdict import Verdict
     from gapless.graphs.proof.trial import Exactness
     from gapless.graphs.reads.host_watch import HostWatch
     from gapless.graphs.reads.read_guards import ReadGuards
@@ -152,9 +153,6 @@ class ModuleTrial:
         since = number_of_next_node()
         out: Tree | None = None
 
-        def replay() -> Any:
-            return graph.audited_forward(run)
-
         def as_written() -> Any:
             nonlocal out
             with look:
@@ -163,17 +161,13 @@ class ModuleTrial:
 
         start = self._device.now_ms()
         try:
-            _, verdict = prove(
-                self._device,
-                self._state_of(graph.written, graph.generators),
-                replay=replay,
-                as_written=as_written,
-                reset=lambda: None,
-                memory_budget_bytes=self._graphs.limits.budget,
+            verdict = self._compare(
+                graph,
+                lambda: graph.audited_forward(run),
+                as_written,
                 nondeterministic=graph.nondeterministic,
                 num_written=1,
                 distances=exact.distances,
-                names=[*graph.names_of_outs(), *of_gradients],
                 beside_bytes=2 * graph.backward_pass.num_bytes,
             )
         except NotProved as error:
@@ -206,6 +200,26 @@ class ModuleTrial:
         audited = VerdictOnCall(verdict, leads_elsewhere=leads_elsewhere, backward=half)
         value = out.value if half is None else half.watch(out, tree.leaves)
         return Tried(value, graph, audited=audited, proof_seconds=seconds)
+
+    def _compare(
+        self,
+        graph: ModuleGraph,
+        replay: Callable[[], Any],
+        as_written: Callable[[], Any],
+        **options: Any,
+    ) -> Verdict:
+        """Compare a graph with runs as written, from the state of now; the other options are those of `prove`."""
+        _, verdict = prove(
+            self._device,
+            self._state_of(graph.written, graph.generators),
+            replay=replay,
+            as_written=as_written,
+            reset=lambda: None,
+            memory_budget_bytes=self._graphs.limits.budget,
+            names=[*graph.names_of_outs(), *self._names_of_gradients(graph)],
+            **options,
+        )
+        return verdict
 
     def _plain(self, tree: Tree) -> Any:
         """Run a call as written, with nothing watched."""
@@ -326,9 +340,6 @@ class ModuleTrial:
         # Those of the forward pass, and of a run of both passes once it was seen.
         nondeterministic = list(touched.nondeterministic)
 
-        def replay() -> Any:
-            return graph.rehearse(tree.leaves, rehearsal.gradients)
-
         def as_written() -> Any:
             with self._runs.side.leave(caller), looks.pop() if looks else nullcontext():
                 found = rehearsal.run()
@@ -337,15 +348,11 @@ class ModuleTrial:
             return found
 
         try:
-            _, verdict = prove(
-                self._device,
-                self._state_of(graph.written, graph.generators),
-                replay=replay,
-                as_written=as_written,
-                reset=lambda: None,
-                memory_budget_bytes=self._graphs.limits.budget,
+            verdict = self._compare(
+                graph,
+                lambda: graph.rehearse(tree.leaves, rehearsal.gradients),
+                as_written,
                 nondeterministic=nondeterministic,
-                names=[*graph.names_of_outs(), *self._names_of_gradients(graph)],
             )
         except NotProved as error:
             return Tried(None, graph, not_proved=str(error))

@@ -207,7 +207,7 @@ class CallsOfRanks:
             if least is Readiness.NEVER:
                 self._together.settle_without(entry)
             watched = None if entry.is_refused else entry
-            return StepRun(alone.learning.run_eagerly(watched, tree), "eager", tree.key())
+            return StepRun(alone.learning.run_eagerly(watched, tree), "plain", tree.key())
 
     def _tell_others(self, entry: Entry, tree: Tree, variant: Variant | None) -> Readiness | None:
         """Count a call; return the least readiness of all ranks if they tell each other now.

@@ -110,7 +110,7 @@ class ConsentOfRanks:
         is_open = entry.agreed is None and not entry.is_refused
         is_watched = is_open and objection is None
         out = learning.run_eagerly(entry if is_watched else None, tree)
-        return StepRun(out, "eager", tree.key())
+        return StepRun(out, "plain", tree.key())
 
     def _note_lost(self, entry: Entry) -> None:
         """Note what has changed, once, if the graphs of a kind do not do what the step does now."""

@@ -191,7 +191,7 @@ class Together:
         of_all = self._ranks.least(found)
         self._ranks.audits.end(self._ranks.num_calls, of_all)
         self._end_audit(of_all, found)
-        return StepRun(self._step.learning.result(tried.out, tree), "capture", tree.key())
+        return StepRun(self._step.learning.result(tried.out, tree), "audit", tree.key())
 
     def _end_audit(self, of_all: Readiness, own: Readiness) -> None:
         audits, report = self._step.audits, self._report
