@@ -128,8 +128,6 @@ class WarmUps:
             work: the step.
             first_uses: is told what the run is about to write, ahead of a run of the loop. There the first
                 run of a further kind is its last one if it shows that another would show nothing else.
-
-        Sync: Does not block the host, unless the step does.
         """
         is_first, is_last = entry.num_watched == 0, self.is_last(entry)
         may_be_only = first_uses is not None and is_first and self._num_seen > 0
