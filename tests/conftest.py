@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from ample_room import AMPLE
 from gapless.device.find import find_device
 from gapless.device.numerics import numerics_restored, seed_everything, set_numerics
 from gapless.graphs import account, audit
@@ -100,9 +101,8 @@ def seldom_audits(no_leaks, request, monkeypatch):  # noqa: F811  # likewise
 @pytest.fixture(autouse=True)
 def ample_room(no_leaks, monkeypatch):  # noqa: F811  # looks before, and last
     """Let tests count replays: calls are watched from the first one on, whatever that takes."""
-    monkeypatch.setattr(account, "NUM_PLAIN", 0)
-    monkeypatch.setattr(account, "ALLOWANCE_S", 1e9)
-    monkeypatch.setattr(account, "LEAST_AHEAD", 1e9)
+    for name, value in AMPLE.items():
+        monkeypatch.setattr(account, name, value)
 
 
 @pytest.fixture

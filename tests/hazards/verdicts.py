@@ -29,6 +29,7 @@ from unittest import mock
 
 import torch
 
+from ample_room import AMPLE
 from gapless.device.find import find_device
 from gapless.graphs import account, audit
 from gapless.testing.simulated.simulated_device import SimulatedDevice
@@ -198,7 +199,7 @@ def main():
     warnings.simplefilter("ignore")
     with (
         mock.patch.object(audit, "DEFAULT_EVERY", options.audit_every),
-        mock.patch.multiple(account, NUM_PLAIN=0, ALLOWANCE_S=1e9, GREEDY_S=1e9),
+        mock.patch.multiple(account, **AMPLE),
     ):
         _run_rest(options.out, options.num, [("gpu", 0)] if options.gpu else SCHEDULES)
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import gapless
+from ample_room import AMPLE
 from gapless.graphs import account
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 
@@ -61,8 +62,7 @@ def trained(device, rank, *, every=None, change_at=None):
 def main():
     scheduler, every, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     warnings.simplefilter("ignore")
-    # Calls are watched from the first one on.
-    account.NUM_PLAIN, account.ALLOWANCE_S, account.GREEDY_S = 0, 1e9, 1e9
+    vars(account).update(AMPLE)
     dist.init_process_group("gloo")
     rank = int(os.environ["RANK"])
     found = {}

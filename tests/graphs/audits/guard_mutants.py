@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from ample_room import AMPLE
 from gapless.graphs import account, audit
 from graphs.audits.ahead_of_a_run import WRITES, wrong_ahead
 from graphs.audits.footgun_classes import FOOTGUNS
@@ -135,7 +136,7 @@ def noticed(mutant, folder):
 
 def main(chosen=""):
     """Judge mutants, and print who noticed; return the exit code."""
-    account.NUM_PLAIN, account.ALLOWANCE_S, account.LEAST_AHEAD = 0, 1e9, 1e9
+    vars(account).update(AMPLE)
     audit.DEFAULT_EVERY = None
     mutants = [one for one in (*GUARDS, *PUT_BACK, *AHEAD, *VERDICTS) if chosen in one.name]
     num = 0
