@@ -352,11 +352,12 @@ class Timed:
         written_s: of a run as written.
         replay_s: of a replay.
         watch: a watched run takes as many times as long as a plain one.
+        beside_s: of a plain call, beside what it does as written.
     """
 
-    def __init__(self, device, num, *, written_s, replay_s, watch, **options):
+    def __init__(self, device, num, *, written_s, replay_s, watch, beside_s=0.0, **options):
         self.device = device
-        self.written_s = written_s
+        self.written_s, self.beside_s = written_s, beside_s
         self.as_written_s = 0.0
         self.start_s = self.now_s
         self.steps = [self._step(replay_s, watch, options) for _ in range(num)]
@@ -400,6 +401,7 @@ class Timed:
         captured.fast_path._side = None
         warm_ups, more_s = captured.learning._warm_ups, (watch - 1) * self.written_s
         warm_ups.run = self._taking(more_s, warm_ups.run)
+        captured.learning.run_plain = self._taking(self.beside_s, captured.learning.run_plain)
         return step
 
 
@@ -430,3 +432,18 @@ def test_what_the_report_says_is_what_a_stopwatch_says(every, monkeypatch):
 
     assert spent.watching_s == pytest.approx(2 * 3 * 0.1, rel=0.1)
     assert cost_s - spent.saved_s == pytest.approx(timed.took_s - timed.as_written_s, rel=0.1)
+
+
+def test_what_plain_calls_take_beside_their_work_is_a_debt_as_well(monkeypatch):
+    """Of kinds that are not learnt it is all there is, and leaves less for those that are."""
+    monkeypatch.setattr(account, "LEAST_AHEAD", 1)
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+        timed = Timed(device, 1, written_s=0.1, replay_s=0.05, watch=4.0, beside_s=0.008)
+        for number in range(300):
+            timed.call(0, 1 + number % 25)
+        spent, debt_s = timed.steps[0].report.spent, account.account_of(device).debt_s
+
+    # The first calls of each kind are not charged, and the last one has not ended.
+    num_charged = 300 - 25 * NUM_PLAIN - 1
+    assert (spent.beside_s, debt_s) == pytest.approx((num_charged * 0.008,) * 2)
+    assert "s beside calls as written" in str(spent)

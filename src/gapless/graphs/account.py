@@ -10,7 +10,8 @@ plain calls of their kind. What replays save makes room for more. A kind's first
 libraries are loaded in them. Where `w` is not known yet, a call counts as if it took no time as written.
 
 The time of a call is that from its begin to the begin of the next call of any captured object, by the
-host's clock: the time of the call itself, and that between the two, which is the user's. A pause between
+host's clock: the time of the call itself, and that between the two, which is the user's. What a plain call
+takes beside the work as written is a part of the debt. A pause between
 them, such as an evaluation, is none of ours: of that time no more counts than a call as written takes, or
 four times what is usual between calls of this kind.
 
@@ -185,6 +186,7 @@ class TimeSpent:
         watching_s: more than as written, in calls that were watched.
         capturing_s: likewise, in calls that were captured and proved.
         auditing_s: likewise, in audits.
+        beside_s: likewise, in plain calls.
         saved_s: less than as written, in replays and quick updates.
         replayed_s: what these would have taken as written.
         waiting: calls that ran as written since there was no room for what comes next, by what that is.
@@ -194,6 +196,7 @@ class TimeSpent:
     watching_s: float = 0.0
     capturing_s: float = 0.0
     auditing_s: float = 0.0
+    beside_s: float = 0.0
     saved_s: float = 0.0
     replayed_s: float = 0.0
     waiting: Counter[What] = field(default_factory=Counter)
@@ -207,7 +210,7 @@ class TimeSpent:
     @property
     def is_worth_a_line(self) -> bool:
         """Whether there is anything to say."""
-        times = (self.watching_s, self.capturing_s, self.auditing_s, self.saved_s)
+        times = (self.watching_s, self.capturing_s, self.auditing_s, self.beside_s, self.saved_s)
         return self.num_waiting > 0 or max(times) >= _WORTH_A_WORD_S
 
     def add(self, what: What, more_s: float) -> None:
@@ -228,6 +231,7 @@ class TimeSpent:
                 (self.watching_s, "watching"),
                 (self.capturing_s, "capturing and proving"),
                 (self.auditing_s, "auditing"),
+                (self.beside_s, "beside calls as written"),
             )
             if seconds >= _WORTH_A_WORD_S
         ]
@@ -265,6 +269,8 @@ class Account:
         self._factors: dict[str, deque[float]] = {}
         self._has_captured = False
         self._begun_ms = self._ended_ms = 0.0
+        # Of the work of a plain call: when it has begun, and what it has taken.
+        self._work_begun_ms = self._work_ms = 0.0
         # The last call that has ended, and what it was.
         self._times: CallTimes | None = None
         self._what: What = "plain"
@@ -311,6 +317,20 @@ class Account:
         self._begun_ms = now_ms
         return now_ms
 
+    def begin_work(self) -> None:
+        """Note that a plain call begins with what it would do as written.
+
+        Sync: Does not block the host.
+        """
+        self._work_begun_ms = self._now_ms()
+
+    def end_work(self) -> None:
+        """Note that it has done that.
+
+        Sync: Does not block the host.
+        """
+        self._work_ms = self._now_ms() - self._work_begun_ms
+
     def end(self, times: CallTimes, what: What) -> None:
         """Note that a call is over, and what it was."""
         if what != "replay":
@@ -322,7 +342,14 @@ class Account:
         own_s = (ended_ms - self._begun_ms) / 1000.0
         pause_s = (now_ms - ended_ms) / 1000.0
         action = _action(times, self._what)
+        beside_s = 0.0
+        if self._what == "plain" and self._work_ms:
+            beside_s, own_s = own_s - self._work_ms / 1000.0, self._work_ms / 1000.0
+        self._work_ms = 0.0
         seconds, as_written_s = times.add(self._what, own_s, pause_s)
+        if as_written_s:
+            times.spent.beside_s += beside_s
+            seconds += beside_s
         self.time_s += seconds
         self.as_written_s += as_written_s
         if action == "capture" and not self._has_captured:

@@ -123,7 +123,7 @@ class Learning:
     def run_refused(self, tree: Tree) -> StepRun:
         """Run a call whose kind is refused."""
         self._report.num_eager += 1
-        return StepRun(self._callee.plain_work(tree.value), "plain", tree.key())
+        return StepRun(self._as_written(tree), "plain", tree.key())
 
     def run_plain(self, tree: Tree) -> StepRun:
         """Run a call of which nothing is learnt."""
@@ -146,10 +146,17 @@ class Learning:
             return self._callee.work(tree.value)
         with self._callee.consent.watch():
             if entry is None:
-                return self.result(self._callee.plain_work(tree.value), tree)
+                return self.result(self._as_written(tree), tree)
             if self.has_seen(entry):
                 return self.result(self._callee.work(tree.value), tree)
             return self.warm_up(entry, tree)
+
+    def _as_written(self, tree: Tree) -> Any:
+        account = self._callee.account
+        account.begin_work()
+        out = self._callee.plain_work(tree.value)
+        account.end_work()
+        return out
 
     def has_seen(self, entry: Entry) -> bool:
         """Return whether a kind had all of its watched runs."""
