@@ -811,6 +811,22 @@ def allow_recompiles(most: int) -> None:
 
 
 _note(
+    "torch._dynamo.maybe_mark_dynamic",
+    why="The first shape of a layer is compiled for all, rather than for itself and then once more.",
+    missing="Torch compiles for the first shape alone, and anew for all when the second one comes.",
+)
+
+
+def let_vary(tensor: torch.Tensor, dim: int) -> None:
+    """Let what is compiled next take this tensor with other sizes of a dimension; a view's memory as well."""
+    mark = _find("torch._dynamo.maybe_mark_dynamic")
+    if mark is not _NOWHERE:
+        mark(tensor, dim % tensor.dim())
+        if tensor._base is not None:
+            mark(tensor._base, dim % tensor._base.dim())
+
+
+_note(
     "torch._dynamo.utils.counters",
     why="They say how much was compiled so far; no compiler is imported to ask.",
     missing="Compilations are not counted.",

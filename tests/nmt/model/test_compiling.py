@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from gapless.cli.main import run_command
-from gapless.nmt.model.compiling import declared_compiles
+from gapless.nmt.data.batch import Batch
+from gapless.nmt.model.compiling import compile_layers, declared_compiles
+from gapless.nmt.model.loss import LabelSmoothing, _chunk_math
+from gapless.nmt.model.transformer import ModelSizes, Transformer
 
 
 # Torch's compiler looks at whatever may warn; as errors those stop it.
@@ -48,6 +51,38 @@ def test_layers_are_compiled_for_training_alone(tmp_path, monkeypatch):
 
     # A graph for each of the two kinds of layers.
     assert had_gradients == [True, True]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_first_shape_is_compiled_for_all(monkeypatch):
+    """Each kind of layers once, and the loss, whatever lengths come."""
+    compiled, make = [], torch.compile
+
+    def note(graph, inputs):
+        del inputs
+        compiled.append(graph)
+        return graph.forward
+
+    def compile_it(call, **options):
+        return make(call, backend=note, **options)
+
+    monkeypatch.setattr(torch, "compile", compile_it)
+    torch.compiler.reset()
+    _chunk_math.cache_clear()
+    sizes = ModelSizes(
+        src_vocab=9, tgt_vocab=9, d_model=8, heads=2, ffn=8, encoder_layers=2, decoder_layers=2
+    )
+    model = Transformer(sizes)
+    compile_layers(model)
+    loss = LabelSmoothing(0.1, compiled=True)
+    for src_length, tgt_length in ((5, 7), (6, 7), (6, 9), (4, 3)):
+        src, tgt = (torch.full((3, length), 5) for length in (src_length, tgt_length + 1))
+        batch = Batch.from_tokens(src, tgt, torch.tensor(1))
+        out = model(batch.src, batch.trg, batch.src_mask)
+        loss.of_hidden(out, model.generator, batch.trg_y).backward()
+    _chunk_math.cache_clear()
+
+    assert len(compiled) == 3
 
 
 @pytest.mark.filterwarnings("ignore")

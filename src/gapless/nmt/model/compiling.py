@@ -34,6 +34,7 @@ def compile_layers(model: Transformer) -> None:
     Sync: Does not block the host. The first run of a layer does, for seconds.
     """
     allow_recompiles(_MAX_VARIANTS)
+    model.lengths_vary = True
     for layer in (*model.encoder, *model.decoder):
         layer.compile(dynamic=None)
 

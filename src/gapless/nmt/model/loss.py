@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from gapless.device.torch_private import let_vary
 from gapless.nmt.data.vocab import PAD
 
 
@@ -145,7 +146,12 @@ def _loss_and_gradients(
     grad_hidden = torch.empty_like(hidden, dtype=torch.float32)
     for start in range(0, len(hidden), size):
         x, y = hidden[start : start + size], targets[start : start + size]
-        loss, grad_logits = math(x @ weight.T, y, smoothing)
+        logits = x @ weight.T
+        # Most chunks of large batches are of one size.
+        if compiled and len(y) < _CHUNK_ELEMENTS // len(weight):
+            let_vary(logits, 0)
+            let_vary(y, 0)
+        loss, grad_logits = math(logits, y, smoothing)
         total += loss
         grad_hidden[start : start + size] = grad_logits @ weight
         grad_weight += grad_logits.T @ x

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from gapless.device.torch_private import let_vary
 from gapless.nmt.data.vocab import PAD
 from gapless.nmt.model.attention import Attention, Dense, Packed, Pattern
 
@@ -205,12 +206,16 @@ class Transformer(nn.Module):
     Args:
         sizes: of everything.
         max_positions: longest sentence in tokens, marks included.
+
+    Attributes:
+        lengths_vary: whether layers are to be compiled for rows of any length at once.
     """
 
     def __init__(self, sizes: ModelSizes, *, max_positions: int = 1024) -> None:
         super().__init__()
         self.sizes = sizes
         self.max_positions = max_positions
+        self.lengths_vary = False
         tgt_table = _embedding_table(sizes.tgt_vocab, sizes.d_model)
         src_table = (
             tgt_table if sizes.share == "all" else _embedding_table(sizes.src_vocab, sizes.d_model)
@@ -285,6 +290,8 @@ class Transformer(nn.Module):
         )
 
     def _encode(self, x: torch.Tensor, pattern: Pattern) -> torch.Tensor:
+        if self.lengths_vary:
+            _let_lengths_vary(x, pattern)
         for layer in self.encoder:
             x = layer(x, pattern)
         out: torch.Tensor = self.encoder_norm(x)
@@ -293,6 +300,9 @@ class Transformer(nn.Module):
     def _decode(
         self, x: torch.Tensor, memory: torch.Tensor, *, to_itself: Pattern, to_source: Pattern
     ) -> torch.Tensor:
+        if self.lengths_vary:
+            _let_lengths_vary(x, to_itself)
+            _let_lengths_vary(memory, to_source)
         for layer in self.decoder:
             x = layer(x, memory, to_itself, to_source)
         out: torch.Tensor = self.decoder_norm(x)
@@ -331,6 +341,14 @@ class Transformer(nn.Module):
 
     def _decoder_layers(self) -> list[DecoderLayer]:
         return cast("list[DecoderLayer]", list(self.decoder))
+
+
+def _let_lengths_vary(x: torch.Tensor, pattern: Pattern) -> None:
+    """Let what is compiled for these padded rows take other lengths."""
+    if isinstance(pattern, Dense):
+        let_vary(x, 1)
+        if pattern.mask is not None:
+            let_vary(pattern.mask, -1)
 
 
 def sinusoids(length: int, width: int) -> torch.Tensor:
