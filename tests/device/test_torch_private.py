@@ -388,6 +388,9 @@ MISSING = {
     "torch._C._cuda_get_sync_debug_mode": is_not_there("GET_SYNC_MODE"),
     "torch._dynamo.callback.callback_handler": ends_a_pass_without_callbacks,
     "torch._dynamo.config.recompile_limit": lambda module: module.allow_recompiles(64),
+    "torch._inductor.async_compile.maybe_warm_pool": lambda module: (
+        module.start_compiling_processes()
+    ),
     "torch._dynamo.maybe_mark_dynamic": lambda module: module.let_vary(torch.ones(2, 3), -1),
     "torch._dynamo.utils.counters": counts_nothing,
     **{

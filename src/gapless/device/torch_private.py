@@ -811,6 +811,20 @@ def allow_recompiles(most: int) -> None:
 
 
 _note(
+    "torch._inductor.async_compile.maybe_warm_pool",
+    why="The processes that compile kernels are there when the first one is needed, which would be compiled in this one.",
+    missing="Torch starts them when it compiles first.",
+)
+
+
+def start_compiling_processes() -> None:
+    """Start the processes that compile kernels for a GPU, unless they run."""
+    start = _find("torch._inductor.async_compile.maybe_warm_pool")
+    if start is not _NOWHERE:
+        start()
+
+
+_note(
     "torch._dynamo.maybe_mark_dynamic",
     why="The first shape of a layer is compiled for all, rather than for itself and then once more.",
     missing="Torch compiles for the first shape alone, and anew for all when the second one comes.",

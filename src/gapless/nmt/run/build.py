@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gapless.device.instruments.processor import num_cores
+from gapless.device.torch_private import start_compiling_processes
 from gapless.nmt.data.fixed_layout import choose_fixed_layout
 from gapless.nmt.data.packed_layout import choose_packed_layout
 from gapless.nmt.data.padded_layout import PaddedLayout
@@ -160,6 +161,8 @@ def build_step(
 
     Sync: Blocks the host while weights are copied.
     """
+    if compiles and device.torch_device.type == "cuda":
+        start_compiling_processes()
     model = build_model(config, vocabs).to(device.torch_device)
     if compiles:
         compile_layers(model)
