@@ -268,7 +268,7 @@ class Timer:
 def graph_of(timer: Timer, step: gapless.CapturedFunction) -> Any:
     """Return the graph that a call of a step replays."""
     tree = step._trees.of((timer.batch,), {})
-    variant = step._captured._entries.of_call(tree).find()
+    variant = step._captured.entries.of_call(tree).find()
     graph = None if variant is None else variant.graph
     if graph is None:
         raise RuntimeError(f"nothing was captured: {step.report}")
@@ -285,7 +285,7 @@ def parts_of(timer: Timer, step: gapless.CapturedFunction) -> dict[str, Callable
         "host part": lambda: call_host_part(captured.step, batch),
         "arguments": lambda: step._trees.of((batch,), {}),
         "key": tree.key,
-        "record of the kind": lambda: captured._entries.of_call(tree),
+        "record of the kind": lambda: captured.entries.of_call(tree),
         "guards": graph.guards.hold,
         "kind of batch": lambda: graph.why_not(tree),
         "batch into the graph": lambda: graph._inputs.fill(tree.leaves),
