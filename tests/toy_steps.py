@@ -527,7 +527,7 @@ CASES = {
     Validates: (2, 19, None),
     GoesWithoutGradients: (2, 19, None),
     GoesToBfloat16: (1, 9, "inside_autocast"),
-    Schedules: (0, 0, "scheduler"),
+    Schedules: (0, 0, "host_write"),
     CountsOnTheHost: (0, 0, "host_write"),
     UpdatesEverySecondTime: (0, 0, "host_write"),
     Scales: (0, 0, "host_read"),

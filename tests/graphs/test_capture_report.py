@@ -32,7 +32,7 @@ def test_the_text_is_one_line_with_right_plurals(counts, text):
 
 def test_the_first_line_ends_with_refusal_and_note():
     """The reason is given as text."""
-    report = CaptureReport(refusals=[Refusal("scheduler", "it counts")], note="by the way")
+    report = CaptureReport(refusals=[Refusal("host_write", "it counts")], note="by the way")
 
     assert str(report).endswith("; no further graph: it counts; by the way")
 
@@ -40,7 +40,7 @@ def test_the_first_line_ends_with_refusal_and_note():
 def test_each_further_refusal_has_a_line():
     """Nothing is said twice, and changes come after refusals."""
     report = CaptureReport(changes=["self.alpha (train.py:3) was 1.0 and is 2.0"])
-    for refusal in (Refusal("scheduler", "it counts"), host_read("a.py:1"), host_read("a.py:1")):
+    for refusal in (Refusal("host_write", "it counts"), host_read("a.py:1"), host_read("a.py:1")):
         report.refuse(refusal)
 
     first, *others = str(report).splitlines()

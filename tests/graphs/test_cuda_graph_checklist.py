@@ -498,8 +498,8 @@ WORDS = {
         " `copy_()`"
     ),
     Scheduling: (
-        "train.py:12: the step calls StepLR.step(), which counts on the host; call it "
-        "after the step, or in a method on_host of the step"
+        "train.py:12: StepLR.step is work of the host, which a replay would skip; let it "
+        "stand in `on_host`, or leave it out of the step"
     ),
     Scaling: (
         "train.py:12 makes the host wait for the device; GradScaler reads for an "

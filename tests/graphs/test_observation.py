@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 from torch.optim import optimizer as torch_optimizers
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, StepLR
 
 from gapless.device.cpu import CpuDevice
 from gapless.graphs.reads.known_optimizers import KnownOptimizers
@@ -25,48 +25,6 @@ def make_observer():
     return observer, optimizers, weights
 
 
-class Own(LRScheduler):
-    """A scheduler with a step of its own."""
-
-    def get_lr(self):
-        return [0.1]
-
-    def step(self, epoch=None):
-        super().step(epoch)
-
-
-def make_scheduler(kind, optimizer):
-    needed = {StepLR: {"step_size": 5}, OneCycleLR: {"max_lr": 1.0, "total_steps": 9}}
-    return kind(optimizer, **needed.get(kind, {}))
-
-
-@pytest.mark.parametrize("kind", [StepLR, OneCycleLR, ReduceLROnPlateau, Own])
-def test_a_scheduler_that_is_called_is_named(kind):
-    """Also one that changes nothing this time, and one of the user's own."""
-    observer, *_ = make_observer()
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    scheduler = make_scheduler(kind, optimizer)
-    optimizer.step()
-
-    with observer.watch(is_first=True, is_last=False) as seen:
-        scheduler.step(*([1.0] if kind is ReduceLROnPlateau else []))
-
-    assert kind.__name__ in dict(seen.schedulers)
-
-
-def test_a_scheduler_that_is_not_called_is_not_named():
-    """Schedulers may exist, and be called outside of the step."""
-    observer, *_ = make_observer()
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    scheduler = StepLR(optimizer, 5)
-
-    with observer.watch(is_first=True, is_last=False) as seen:
-        optimizer.step()
-    scheduler.step()
-
-    assert seen.schedulers == []
-
-
 def test_weights_that_no_optimizer_has_are_found_behind_a_backward_pass():
     """A step may update its weights itself."""
     observer, _, weights = make_observer()
@@ -82,7 +40,7 @@ def test_weights_that_no_optimizer_has_are_found_behind_a_backward_pass():
 def test_what_is_replaced_in_torch_is_put_back(ends):
     """After a watched run, also one that raises, torch's functions and hooks are its own."""
     observer, *_ = make_observer()
-    kinds = [LRScheduler, StepLR, ReduceLROnPlateau, Own]
+    kinds = [LRScheduler, StepLR, ReduceLROnPlateau]
     before = [vars(kind).get("step") for kind in kinds], torch.autograd.backward
     hooks = len(torch_optimizers._global_optimizer_pre_hooks)
 
@@ -116,7 +74,7 @@ def test_loops_in_other_threads_are_not_part_of_the_step():
         scheduler.step()
         return weight, optimizer
 
-    with observer.watch(is_first=True, is_last=False) as seen:
+    with observer.watch(is_first=True, is_last=False):
         kept = []
         other = threading.Thread(target=lambda: kept.append(update()))
         other.start()
@@ -126,4 +84,3 @@ def test_loops_in_other_threads_are_not_part_of_the_step():
     assert list(optimizers) == [optimizer]
     assert [each is weight for each, _ in weights.gradients()] == [True]
     assert len(kept) == 1
-    assert len(seen.schedulers) == 2  # torch calls a new one itself

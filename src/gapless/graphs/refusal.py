@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from gapless.graphs.reads.failed_look import FailedLook
     from gapless.graphs.reads.host_run import HostWrite
-    from gapless.graphs.reads.observation import Observation
     from gapless.graphs.reads.odd_reads import OddRead
 
 
@@ -55,7 +54,6 @@ KINDS: Final[dict[str, Row]] = {
     "batch_is_read": Row(
         "the step reads a tensor of its batch by another way as well", "the code"
     ),
-    "scheduler": Row("the step calls a learning rate scheduler", "the code"),
     "host_read": Row("the step reads a value of the device", "the code"),
     "too_many_keys": Row("hardly any two batches are of one kind", "the code"),
     "unlike_calls": Row("no two of the first calls are of one kind", "a rest"),
@@ -250,11 +248,6 @@ def read_elsewhere(name: str) -> Refusal:
 # --- what an eager run did ---
 
 
-def objections_to(seen: Observation) -> list[Refusal]:
-    """Return all reasons why a graph could not repeat a run that did this."""
-    return [_calls_a_scheduler(kind, site) for kind, site in dict.fromkeys(seen.schedulers)]
-
-
 def host_write(write: HostWrite) -> Refusal:
     """Refuse a step that does something on the host which a replay would skip."""
     where = f"{write.site}: " if write.site else ""
@@ -298,15 +291,6 @@ def _change_of(write: HostWrite) -> str:
         return "is work of the host, which a replay would skip"
     values = f" from {write.before} to {write.after}," if write.before != write.after else ""
     return f"changes on the host,{values} which a replay would skip"
-
-
-def _calls_a_scheduler(kind: str, site: str) -> Refusal:
-    return Refusal(
-        "scheduler",
-        f"{site}: the step calls {kind}.step(), which counts on the host; call it after the step, "
-        "or in a method on_host of the step",
-        site=site,
-    )
 
 
 # What this rank could capture and another could not: all do or none does.

@@ -20,7 +20,6 @@ from gapless.graphs.refusal import (
     host_read,
     host_write,
     new_code,
-    objections_to,
     odd_read,
     unreadable,
 )
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
     from gapless.graphs.entry import Entry
     from gapless.graphs.reads.host_watch import HostWatch
-    from gapless.graphs.reads.observation import Observation, Observer
+    from gapless.graphs.reads.observation import Observer
     from gapless.graphs.reads.touched import FirstUses
     from gapless.graphs.reads.weight_guards import KnownWeights
     from gapless.graphs.updates.update_outside import Updates
@@ -177,7 +176,7 @@ class WarmUps:
         is_only = is_only and not (sees_all and host.runs_compiled)
         if sees_all and (is_last or is_only):
             touched = look
-        refusals = self._refusals_of(seen, host, touched, is_last=is_last or is_only)
+        refusals = self._refusals_of(host, touched, is_last=is_last or is_only)
         if refusals:
             # Alone they refuse nothing before a capture was tried: some code reads in no capture.
             refusals += [host_read(site) for site in dict.fromkeys(seen.host_reads)]
@@ -216,12 +215,11 @@ class WarmUps:
         )
 
     def _refusals_of(
-        self, seen: Observation, host: HostRun, touched: TouchWatch | None, *, is_last: bool
+        self, host: HostRun, touched: TouchWatch | None, *, is_last: bool
     ) -> list[Refusal]:
         """Return what a run showed that no graph could repeat."""
-        refusals = objections_to(seen)
         objection = self._updates.objection()
-        refusals += [] if objection is None else [Refusal("update", objection)]
+        refusals = [] if objection is None else [Refusal("update", objection)]
         refusals += [host_write(write) for write in host.writes]
         refusals += [odd_read(read) for read in host.odd]
         refusals += [] if host.failure is None else [unreadable(host.failure)]

@@ -1,7 +1,6 @@
 """What an eager run of a step does that a graph could not repeat.
 
-Before a step is captured, its eager runs are watched: which optimizers it calls, whether it calls
-a learning rate scheduler, whether its optimizer makes its state anew, and whether the host reads a
+Before a step is captured, its eager runs are watched: which optimizers it calls, whether its optimizer makes its state anew, and whether the host reads a
 value of the device. `gapless.graphs.refusal` says which of these a graph could not repeat.
 """
 
@@ -14,10 +13,9 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gapless.device.user_line import call_site, hide_folder
+from gapless.device.user_line import hide_folder
 
 
 if TYPE_CHECKING:
@@ -37,13 +35,11 @@ class Observation:
     """What one eager run did.
 
     Attributes:
-        schedulers: types of the learning rate schedulers that it called, each with file:line.
         host_reads: file:line of every read of a value of the device.
         reads_of_step: those of them that no optimizer's `step()` made.
         ran_backward: whether a backward pass ran.
     """
 
-    schedulers: list[tuple[str, str]] = field(default_factory=list)
     host_reads: list[str] = field(default_factory=list)
     reads_of_step: list[str] = field(default_factory=list)
     ran_backward: bool = False
@@ -91,7 +87,6 @@ class Observer:
 
         with ExitStack() as stack:
             stack.enter_context(self._optimizers_noted())
-            stack.enter_context(_schedulers_noted(seen))
             stack.enter_context(self._backward_noted(seen))
             if is_first or is_last:
                 stack.enter_context(self._device.watch_reads(note_read))
@@ -135,9 +130,8 @@ class Observer:
 
 # --- functions of torch that are replaced while a step is watched ---
 
-# Torch has hooks for optimizers, but tells nobody of a scheduler's step or of the tensors from
-# which a backward pass starts: no optimizer knows its schedulers, and hooks of gradients have to
-# be put on weights that are known. A mode that sees every operation would make compiled code run
+# Torch has hooks for optimizers, but tells nobody of the tensors from which a backward pass starts:
+# hooks of gradients have to be put on weights that are known. A mode that sees every operation would make compiled code run
 # in another way than in the capture. So these functions are replaced in the watched runs only.
 
 
@@ -150,35 +144,6 @@ def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, original)
-
-
-@contextmanager
-def _schedulers_noted(seen: Observation) -> Iterator[None]:
-    with ExitStack() as stack:
-        for kind in _scheduler_types():
-            step = _noted(kind.step, seen.schedulers)
-            stack.enter_context(_replaced(kind, "step", step))
-        yield
-
-
-def _scheduler_types() -> Iterator[type[LRScheduler]]:
-    """Return the types of schedulers that define `step` themselves."""
-    kinds = [LRScheduler]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-        if "step" in vars(kind):
-            yield kind
-
-
-def _noted(step: Callable[..., None], sites: list[tuple[str, str]]) -> Callable[..., None]:
-    thread = get_ident()
-
-    def note_and_run(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
-        if _is_of_the_step_in(thread):
-            sites.append((type(self).__name__, call_site()))
-        step(self, *args, **kwargs)
-
-    return note_and_run
 
 
 def _is_of_the_step_in(thread: int) -> bool:
