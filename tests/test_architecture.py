@@ -23,7 +23,6 @@ WAITING = {"synchronize_event", "synchronize_stream", "synchronize"}
 MAY_READ = {
     "graphs/reads/batch_reads.py",  # inside a wait declared as "batch_value"
     "graphs/updates/noted_calls.py",  # numbers that are on the host
-    "graphs/reads/content_checks.py",  # bytes of tensors that are on the host
     "graphs/updates/update_operations.py",  # counts that torch keeps on the host
     "pipeline/losses/loss_numbers.py",  # numbers that are the host's own
     "pipeline/losses/loss_rows.py",  # rows whose copy an event says is done

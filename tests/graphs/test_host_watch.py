@@ -914,7 +914,7 @@ def test_a_class_attribute_a_default_and_code_are_guarded(monkeypatch):
 def test_an_attribute_that_hides_the_classs_is_seen():
     trainer = Trainer()
     first = change(trainer.step, lambda: setattr(trainer, "factor", 2.0))
-    assert (first.name, first.before, first.after) == ("self.factor", "1.0", "2.0")
+    assert (first.name, first.before, first.after) == ("self.factor", "nothing", "2.0")
     trainer = Trainer()
     assert change(trainer.step, lambda: setattr(trainer, "loss", _double)) is not None
     static = Static()  # has no attribute of its own yet

@@ -6,6 +6,7 @@ import array
 import collections
 import contextvars
 import ctypes
+import dataclasses
 import datetime as dt
 import decimal
 import functools
@@ -14,6 +15,7 @@ import itertools
 import mmap
 import operator
 import types
+import unittest.mock
 import warnings
 import weakref
 
@@ -47,6 +49,11 @@ def generator(parts):
 
 def first_of(part):
     return float(part.weight[0])
+
+
+@dataclasses.dataclass
+class Weighed:
+    weight: float = 1.0
 
 
 FACTOR = contextvars.ContextVar("FACTOR")
@@ -85,6 +92,9 @@ ODD = [
     odd("decimal.Decimal", decimal.Decimal(2), lambda number: float(number / 3)),
     odd("mmap.mmap", mmap.mmap(-1, 8), lambda memory: memory[0] + 1.0),
     odd("Context", contextvars.Context(), lambda context: context.get(FACTOR, 2.0)),
+    odd("asdict", Weighed(), lambda settings: dataclasses.asdict(settings)["weight"]),
+    odd("dict.get", {"a": 1.0}.get, lambda get: get("a")),
+    odd("Mock", unittest.mock.Mock(spec=Part, weight=2.0), lambda mock: mock.weight),
 ]
 
 

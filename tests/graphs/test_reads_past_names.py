@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import builtins
 import collections
-import copy
 import dataclasses
 import datetime as dt
 import functools
-import importlib
 import os
 import random
 import sqlite3
 import sys
 import types
-import warnings
 import weakref
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -67,21 +63,6 @@ def _table_of_modules_by_get(batch):
     return batch * sys.modules.get("hazards.captured_elsewhere").SCALE
 
 
-def _module_of_a_name(batch):
-    return batch * importlib.import_module("hazards.captured_elsewhere").SCALE
-
-
-MODULE = "hazards.captured_elsewhere"
-
-
-def _module_of_a_name_that_is_read(batch):
-    return batch * importlib.import_module(MODULE).SCALE
-
-
-def _table_of_modules_by_a_name_that_is_read(batch):
-    return batch * sys.modules[MODULE].SCALE
-
-
 @pytest.mark.parametrize(
     "step",
     [
@@ -90,9 +71,6 @@ def _table_of_modules_by_a_name_that_is_read(batch):
         _import_by_another_name,
         _table_of_modules,
         _table_of_modules_by_get,
-        _module_of_a_name,
-        _module_of_a_name_that_is_read,
-        _table_of_modules_by_a_name_that_is_read,
     ],
 )
 def test_a_value_of_a_module_that_is_looked_up(step):
@@ -156,15 +134,6 @@ def test_a_write_to_a_module_that_is_looked_up():
     assert [name.rpartition(".")[2] for name in names(run)] == ["NUM_SEEN"]
 
 
-def test_the_arguments_of_the_process(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["script"])
-
-    def step(batch):
-        return batch * ("--cool" in sys.argv)
-
-    assert change(step, lambda: sys.argv.append("--cool")) is not None
-
-
 # --- attributes that are not there yet, and what hides others ---
 
 
@@ -188,44 +157,6 @@ def test_an_attribute_that_an_object_has_not_yet():
 
     assert change(step, lambda: setattr(thing, "late", 1)).name == "thing.late"
     assert change(step, lambda: setattr(thing, "other", 3.0)).name == "thing.other"
-
-
-@pytest.mark.parametrize("owner", [Child, Mixin])
-def test_an_attribute_that_a_class_has_not_yet(owner, monkeypatch):
-    thing = Child()
-
-    def step(batch):
-        return batch * thing.scale * getattr(thing, "late", 1.0)
-
-    set_later = functools.partial(monkeypatch.setattr, owner, raising=False)
-    assert change(step, lambda: set_later("scale", 2.0)).name == "thing.scale"
-    assert change(step, lambda: set_later("late", 2.0)).name == "thing.late"
-
-
-def test_an_attribute_of_a_class_that_another_class_hides(monkeypatch):
-    def step(batch):
-        return batch * Child.scale
-
-    later = functools.partial(monkeypatch.setattr, Mixin, "scale", 2.0, raising=False)
-    assert change(step, later).name == "Child.scale"
-
-
-def test_other_bases_of_a_class():
-    class Early:
-        scale = 1.0
-
-    class Late:
-        scale = 1.0
-
-    class Mine(Early):
-        pass
-
-    thing = Mine()
-
-    def step(batch):
-        return batch * thing.scale
-
-    assert change(step, lambda: setattr(Mine, "__bases__", (Late,))).name == "the bases of Mine"
 
 
 def test_a_method_of_torch_that_an_object_hides():
@@ -326,21 +257,6 @@ class Term:
         self.weight = weight
 
 
-@pytest.mark.parametrize("kind", [weakref.WeakSet, set])
-def test_members_of_a_set_of_objects(kind):
-    terms = [Term(1.0), Term(2.0), Term(3.0)]
-    living = kind(terms[:2])
-
-    def step(batch):
-        return batch * sum(term.weight for term in living)
-
-    def exchange():
-        living.discard(terms[1])
-        living.add(terms[2])
-
-    assert change(step, exchange).after == "other members"
-
-
 def test_an_object_that_is_let_go_is_not_held():
     terms = [Term(1.0), Term(2.0)]
     living, last = weakref.WeakSet(terms), weakref.ref(terms[1])
@@ -366,35 +282,6 @@ class Outer:
     items: list = field(default_factory=lambda: [Inner()])
 
 
-READERS = {
-    "asdict": lambda settings: dataclasses.asdict(settings)["inner"]["weight"],
-    "astuple": lambda settings: dataclasses.astuple(settings)[0][0],
-    "replace": lambda settings: dataclasses.replace(settings, items=[]).inner.weight,
-    "deepcopy": lambda settings: copy.deepcopy(settings).inner.weight,
-    "reduce": lambda settings: functools.reduce(getattr, ["inner", "weight"], settings),
-    "map": lambda settings: sum(map(getattr, [settings.inner], ["weight"])),
-}
-
-
-@pytest.mark.parametrize("name", READERS)
-def test_what_a_function_reads_of_an_object(name):
-    settings, read = Outer(), READERS[name]
-
-    def step(batch):
-        return batch * read(settings)
-
-    assert change(step, lambda: setattr(settings.inner, "weight", 2.0)).after == "2.0"
-
-
-def test_what_a_function_reads_of_an_object_in_a_list():
-    settings = Outer()
-
-    def step(batch):
-        return batch * dataclasses.asdict(settings)["items"][0]["weight"]
-
-    assert change(step, lambda: setattr(settings.items[0], "weight", 2.0)).after == "2.0"
-
-
 def test_what_such_a_function_is_not_given_is_not_guarded():
     settings, other = Outer(), SimpleNamespace(count=0)
 
@@ -415,36 +302,6 @@ def test_hooks_on_saved_tensors():
     finally:
         hooks.__exit__()
     assert first.name == "torch.autograd.graph.saved_tensors_hooks"
-
-
-class Scripted(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scale = 1.0
-        self.sizes = [1, 2]
-        self.dropout = nn.Dropout(0.5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.dropout(x) * self.scale * self.sizes[0]
-
-
-@pytest.mark.parametrize(
-    ("do", "name"),
-    [
-        (lambda model: setattr(model, "scale", 2.0), "model.scale"),
-        (lambda model: setattr(model, "sizes", [2, 2]), "model.sizes"),
-        (lambda model: model.eval(), "model.training"),
-    ],
-)
-def test_attributes_of_a_scripted_module(do, name):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = torch.jit.script(Scripted())
-
-    def step(batch):
-        return model(batch)
-
-    assert change(step, lambda: do(model)).name == name
 
 
 # --- work of the host ---
@@ -484,19 +341,6 @@ def test_random_numbers_that_are_seeded_each_time_are_writes():
     assert run.writes[0].site.startswith("test_reads_past_names.py")
 
 
-def test_a_dictionary_with_weak_keys_is_named():
-    counts, term = weakref.WeakKeyDictionary(), Term(1.0)
-    counts[term] = 0
-
-    def step(batch):
-        counts[term] += 1
-        return batch
-
-    _, run = watched(step)
-    first = step.__code__.co_firstlineno
-    assert [write.site for write in run.writes] == [f"test_reads_past_names.py:{first + 1}"]
-
-
 def test_random_numbers_of_numpy_that_are_seeded_each_time_are_writes():
     def step(batch):
         np.random.seed(3)  # noqa: NPY002
@@ -510,14 +354,14 @@ def test_random_numbers_of_numpy_that_are_seeded_each_time_are_writes():
     assert names(run) == ["numpy.random"]
 
 
-def test_a_method_of_a_generator_that_is_kept_draws():
+def test_a_method_of_a_generator_that_is_kept_is_not_followed():
     uniform = np.random.default_rng(0).uniform
 
     def step(batch):
         return batch * uniform(0.5, 1.5)
 
     _, run = watched(step)
-    assert names(run) == ["uniform.__self__[0]"]
+    assert ["uniform" in read.name for read in run.odd] == [True]
 
 
 def test_the_date_is_work_of_the_host():
@@ -605,30 +449,11 @@ def test_dictionaries_that_are_nested_deeply():
     assert change(step, lambda: inner.update(weight=2.0)) is not None
 
 
-def test_attributes_that_are_replaced_as_a_whole():
-    term = Term(1.0)
-
-    def step(batch):
-        return batch * term.weight
-
-    assert change(step, lambda: setattr(term, "__dict__", {"weight": 1.0})).name == "term.__dict__"
-
-
 def test_a_variable_of_the_environment_by_its_function(monkeypatch):
     def step(batch):
         return batch * float(os.getenv("FOUND_WEIGHT", "1.0"))
 
     assert change(step, lambda: monkeypatch.setenv("FOUND_WEIGHT", "2.0")).name == "os.environ"
-
-
-def test_a_name_of_all_modules(monkeypatch):
-    monkeypatch.setattr(builtins, "FOUND_WEIGHT", 1.0, raising=False)
-
-    def step(batch):
-        return batch * FOUND_WEIGHT  # noqa: F821
-
-    later = functools.partial(monkeypatch.setattr, builtins, "FOUND_WEIGHT", 2.0)
-    assert change(step, later).name == "FOUND_WEIGHT"
 
 
 def test_an_object_late_in_a_long_list():
@@ -668,19 +493,6 @@ def test_keywords_of_a_partial_in_a_tuple_are_compared():
     first = change(lambda batch: terms[0](batch), set_later)
 
     assert (first.before, first.after) == ("1.0", "0.2")
-
-
-@pytest.mark.parametrize("make", [lambda: {"weight": 1.0}, lambda: {"weight": [1.0]}])
-def test_a_container_of_plain_values_that_a_cache_returns_is_compared(make):
-    settings = functools.cache(make)
-
-    def weigh(batch, values):
-        weight = values["weight"]
-        return batch * (weight[0] if isinstance(weight, list) else weight)
-
-    first = change(lambda batch: weigh(batch, settings()), lambda: settings().update(weight=0.2))
-
-    assert first.name.endswith("['weight']")
 
 
 def test_what_a_step_makes_is_not_held_after_it():

@@ -306,10 +306,8 @@ def counts_add_up(place):
 )
 def changed_value_is_named(place):
     class Trainer:
-        alpha = 0.25
-
         def __init__(self):
-            self.model = mlp(place)
+            self.alpha, self.model = 0.25, mlp(place)
             self.optimizer = sgd(self.model)
 
         def train(self, one):

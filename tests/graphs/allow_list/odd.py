@@ -35,7 +35,7 @@ from graphs.allow_list.harness import Case, register
 
 ODD: list[Case] = []
 
-captured, refused, either = register(ODD, "odd")
+captured, refused, either, audited = register(ODD, "odd")
 
 SCALE = 1.0
 
@@ -156,7 +156,7 @@ def cached_property_that_is_made_anew(place, net):
     return lambda net, x: net.out(x) * held.k, change
 
 
-@either()
+@audited()
 def bases_of_a_class(place, net):
     class One:
         k = 1.0

@@ -18,7 +18,7 @@ from graphs.allow_list.harness import EITHER, Case, register
 
 UNREAD: list[Case] = []
 
-_captured, _, _either = register(UNREAD, "unread")
+_captured, _, _either, _ = register(UNREAD, "unread")
 captured = functools.partial(_captured, each_call=True, shows=False)
 either = functools.partial(_either, each_call=True, shows=False)
 

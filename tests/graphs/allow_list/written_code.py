@@ -19,7 +19,7 @@ from graphs.allow_list.harness import Case, register
 
 CODE: list[Case] = []
 
-captured, _, either = register(CODE, "written")
+captured, _, either, _ = register(CODE, "written")
 
 LOSSES = {"square": torch.square, "abs": torch.abs}
 

@@ -17,7 +17,7 @@ from graphs.allow_list.harness import Case, register
 
 STATE: list[Case] = []
 
-captured, _, either = register(STATE, "written")
+captured, _, either, _ = register(STATE, "written")
 
 SCALE = 1.0
 LOSSES = {"square": torch.square, "abs": torch.abs}

@@ -16,7 +16,7 @@ from graphs.allow_list.harness import EITHER, Case, register
 
 TRAINING: list[Case] = []
 
-captured, refused, either = register(TRAINING, "written")
+captured, refused, either, _ = register(TRAINING, "written")
 
 
 def sets(name, value):

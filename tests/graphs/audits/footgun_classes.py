@@ -215,6 +215,19 @@ class Doubled(Halved):
         return self.k
 
 
+class ByName:
+    """Gives an object for an item, or one after the other."""
+
+    def __init__(self):
+        self._known = {"first": Halved()}
+
+    def __getitem__(self, name):
+        return self._known[name]
+
+    def every(self):
+        yield from self._known.values()
+
+
 def with_an_object(training):
     training.net.held = Halved()
 
@@ -789,12 +802,6 @@ CLASSES = [
                 set_up=beside("on_host", lambda: torch.ones(())),
             ),
             Footgun(
-                "tensor on the host, past its version",
-                scaled(lambda net: net.on_host),
-                on_net(lambda net: net.on_host.data.fill_(2.0)),
-                set_up=beside("on_host", lambda: torch.ones(())),
-            ),
-            Footgun(
                 "numpy array",
                 scaled(lambda net: float(net.array[0])),
                 on_net(lambda net: net.array.fill(2.0)),
@@ -1022,12 +1029,54 @@ CLASSES = [
                 on_net(lambda net: net.partial.keywords.update(k=2.0)),
                 set_up=beside("partial", lambda: functools.partial(dict, k=1.0)),
             ),
+        ],
+    ),
+    FootgunClass(
+        "objects made over",
+        AUDITED,
+        [
             Footgun(
                 "class of an object",
                 scaled(lambda net: net.held.half),
                 on_net(lambda net: setattr(net.held, "__class__", Doubled)),
                 set_up=with_an_object,
             ),
+            Footgun(
+                "attributes of an object",
+                scaled(lambda net: net.held.half),
+                on_net(lambda net: setattr(net.held, "__dict__", {"k": 4.0})),
+                set_up=with_an_object,
+            ),
+        ],
+    ),
+    FootgunClass(
+        "objects that methods give",
+        AUDITED,
+        [
+            Footgun(
+                "object given for an item",
+                scaled(lambda net: net.held_by_name["first"].k),
+                on_net(lambda net: setattr(net.held_by_name["first"], "k", 4.0)),
+                set_up=beside("held_by_name", lambda: ByName()),
+            ),
+            Footgun(
+                "object given by a generator",
+                scaled(lambda net: sum(one.k for one in net.held_by_name.every())),
+                on_net(lambda net: setattr(net.held_by_name["first"], "k", 4.0)),
+                set_up=beside("held_by_name", lambda: ByName()),
+            ),
+        ],
+    ),
+    FootgunClass(
+        "writes past the version of a tensor",
+        AUDITED,
+        [
+            Footgun(
+                "tensor on the host, past its version",
+                scaled(lambda net: net.on_host),
+                on_net(lambda net: net.on_host.data.fill_(2.0)),
+                set_up=beside("on_host", lambda: torch.ones(())),
+            )
         ],
     ),
     FootgunClass(

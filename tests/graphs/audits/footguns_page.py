@@ -27,9 +27,9 @@ SECTIONS = {
     ),
     CAPTURED: ("Captured", "Replays go on, with equal bits."),
     REFUSED: ("Refused", "The step runs eagerly; one line says why."),
-    EITHER: ("Guarded or refused", "What few people write: never a stale result."),
+    EITHER: ("Guarded or refused", "Never a stale result."),
     AUDITED: ("Not seen, told by audits", "Guards do not look there."),
-    NOT_AUDITED: ("Not seen", "Neither guards nor audits promise to tell."),
+    NOT_AUDITED: ("Not seen", "Neither promises to tell."),
 }
 
 

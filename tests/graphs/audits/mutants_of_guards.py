@@ -67,12 +67,6 @@ GUARDS = [
         "variable of a closure",
     ),
     always(
-        "rows of objects with attributes",
-        "GuardRows.hold",
-        "self._objects_hold()",
-        "class of an object",
-    ),
-    always(
         "equal values",
         "Check.holds",
         "now is self.expected or (self.by_value and same(self.expected, now))",
@@ -127,16 +121,10 @@ GUARDS = [
         "default argument replaced",
     ),
     without(
-        "classes of objects",
-        "BulkChecks.add_object",
-        "self._objects.append((referent, kind, entries))",
-        "class of an object",
-    ),
-    without(
         "what is compared by itself",
         "BulkChecks.add",
         "self._singly.append(check.holds_now if holds is None else holds)",
-        "tensor on the host, past its version",
+        "tensor on the host",
     ),
     without(
         "what places hold",
@@ -189,13 +177,6 @@ GUARDS = [
         "ReadGuards._add_tensor",
         "self._tensors[id(tensor)] = (tensor, name, site)",
         "memory of a buffer replaced",
-    ),
-    # --- contents ---
-    always(
-        "bytes of tensors on the host",
-        "ContentChecks._add_content",
-        "read_bytes() == content",
-        "tensor on the host, past its version",
     ),
     # --- tensors ---
     without(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import contextvars
 import functools
 import logging
 import os
@@ -13,7 +12,6 @@ from types import (
     BuiltinFunctionType,
     CellType,
     FunctionType,
-    MemberDescriptorType,
     MethodType,
     MethodWrapperType,
     ModuleType,
@@ -26,7 +24,6 @@ from torch import nn
 
 from gapless.device.torch_private import MODULE_TENSORS
 from gapless.graphs.reads.code_kinds import is_foreign, is_own
-from gapless.graphs.reads.made_in_c import ONLY_CHANGING, reads_attributes
 from gapless.graphs.reads.odd_reads import OddRead, advice_on_object, shown_name
 from gapless.graphs.reads.value_places import (
     CONTAINERS,
@@ -36,9 +33,8 @@ from gapless.graphs.reads.value_places import (
     class_attribute,
     entries_of,
     items_of,
-    names_another_class,
     shown_key,
-    tables_of,
+    slots_of,
     unwrapped,
 )
 
@@ -51,7 +47,6 @@ if TYPE_CHECKING:
 
 # Longer containers are not looked into item by item, unless their items are plain.
 MOST_ITEMS = 10_000
-_DEPTH = 6
 
 
 class Arrivals:
@@ -84,10 +79,6 @@ class Arrivals:
         self.compiled: set[int] = set()
         self.odd: dict[str, OddRead] = {}
         self.functions_of_autograd: set[type] = set()
-        # Methods made in C that were come to, by id.
-        self._bound: dict[int, Any] = {}
-        # What holds for all objects of a class, by its id.
-        self._proxies: dict[int, bool] = {}
 
     def name_of(self, value: object) -> str:
         """Return the name under which an object was reached, "" if it was not."""
@@ -96,14 +87,6 @@ class Arrivals:
             if found is not None:
                 return found[1]
         return ""
-
-    def is_proxy(self, value: object) -> bool:
-        """Return `names_another_class` of an object, which each of its class is or is not."""
-        kind = type(value)
-        found = self._proxies.get(id(kind))
-        if found is None:
-            found = self._proxies[id(kind)] = names_another_class(value)
-        return found
 
     def note_odd(self, value: Any, name: str, advice: str | None, site: str) -> None:
         """Take note of a way to read that is not followed, once for each line."""
@@ -119,10 +102,9 @@ class Arrivals:
         site: str,
         *,
         holder: Any = None,
-        behind: Any = MISSING,
     ) -> list[tuple[Any, str]]:
         """Take note of a place; return what stands there, with its name."""
-        place = Place(kind, owner, key, name=name, site=site, holder=holder, behind=behind)
+        place = Place(kind, owner, key, name=name, site=site, holder=holder)
         known = self.places.setdefault(place.id, place)
         (self.stored if self.is_store else self.read).add(place.id)
         value = known.read()
@@ -135,12 +117,6 @@ class Arrivals:
         """Take note of a value that the code comes to."""
         if id(value) in self.skip:
             return
-        if self.is_proxy(value):
-            self.objects.setdefault(id(value), (value, name))
-        else:
-            self._arrive_by_kind(value, name, site, in_full=in_full)
-
-    def _arrive_by_kind(self, value: Any, name: str, site: str, *, in_full: bool) -> None:
         if isinstance(value, torch.Tensor):
             self.tensors.setdefault(id(value), (value, name, site))
         elif isinstance(value, nn.Module):
@@ -149,15 +125,13 @@ class Arrivals:
             self.code.note_function(value, must_follow=in_full)
         elif isinstance(value, MethodType):
             self._arrive_at_method(value, name, site, in_full=in_full)
-        elif isinstance(value, functools.partial | functools.partialmethod):
+        elif isinstance(value, functools.partial):
             self._arrive_at_partial(value, name, site, in_full=in_full)
         elif isinstance(value, type):
             self._arrive_at_type(value)
-        elif isinstance(value, BuiltinFunctionType | MethodWrapperType):
-            self._arrive_at_bound(value, name, site, in_full=in_full)
         elif isinstance(value, property | staticmethod | classmethod):
             self.code.note_function(unwrapped(value))
-        elif not isinstance(value, ModuleType | CellType):
+        elif not isinstance(value, _LEAD_NOWHERE):
             self._arrive_at_object(value, name, site)
 
     def _arrive_at_method(
@@ -168,10 +142,6 @@ class Arrivals:
         self.arrive(value, name.rpartition(".")[0] or "self", site)
         if in_full:
             self.code.give(method.__func__, value)
-        if not isinstance(method.__func__, FunctionType):
-            # Made in C, such as those of numpy's generators: it may read and change all of it.
-            held = (value,)
-            self.whole.setdefault(id(held), (held, f"{name}.__self__", site))
         # Code of Python's library is not followed.
         found = class_attribute(type(value), method.__func__.__name__)
         if value is os.environ:
@@ -180,46 +150,15 @@ class Arrivals:
             self.use_object_whole(value, f"{name}.__self__", site)
 
     def _arrive_at_partial(
-        self,
-        value: functools.partial[Any] | functools.partialmethod[Any],
-        name: str,
-        site: str,
-        *,
-        in_full: bool,
+        self, value: functools.partial[Any], name: str, site: str, *, in_full: bool
     ) -> None:
         if id(value) not in self.objects:
             self.objects[id(value)] = (value, name)
             self.arrive(value.func, name, site, in_full=in_full)
             self.use_whole(value.args, name, site)
             self.use_whole(value.keywords, name, site)
-            given = [*value.args, *value.keywords.values()]
-            for part in given:
+            for part in (*value.args, *value.keywords.values()):
                 self.note_odd(part, name, advice_on_object(part), site)
-            if not isinstance(value.func, _FOLLOWED) or reads_attributes(value.func):
-                for part in given:
-                    self.use_attributes(part, name, site)
-
-    def _arrive_at_bound(self, method: Any, name: str, site: str, *, in_full: bool) -> None:
-        """Take note of what a method made in C is bound to."""
-        value, key, name = method.__self__, method.__name__, f"{name}.__self__"
-        if value is None or isinstance(value, ModuleType | type) or id(method) in self._bound:
-            return
-        self._bound[id(method)] = method
-        self.note_odd(value, name, advice_on_object(value), site)
-        self.arrive(value, name, site, in_full=in_full)
-        if id(value) not in self.skip and not isinstance(value, torch.Tensor | nn.Module):
-            # It may change what nobody looks at otherwise, such as an array.
-            self.objects.setdefault(id(value), (value, name))
-        if key in ONLY_CHANGING:
-            return
-        if isinstance(value, contextvars.ContextVar):
-            self.place("context", value, None, name, site)
-        else:
-            held = (value,)
-            self.whole.setdefault(id(held), (held, name, site))
-            self.use_whole(value, name, site)
-            if is_looked_into(type(value)):
-                self.use_object_whole(value, name, site)
 
     def _arrive_at_type(self, value: type) -> None:
         if issubclass(value, torch.autograd.Function):
@@ -257,8 +196,6 @@ class Arrivals:
                         self.tensors.setdefault(id(tensor), (tensor, f"{shown}.{key}", ""))
                         self._follow_hooks(tensor)
             self._follow_hooks(module)
-            if isinstance(module, nn.ParameterList | nn.ParameterDict):
-                self.each_of_parameters(module, shown, "")
             self._note_what_torch_calls(module, shown)
             children = entries.get("_modules") or {}
             todo += [
@@ -272,42 +209,12 @@ class Arrivals:
                 self._follow_statically(original)
 
     def _note_what_torch_calls(self, module: nn.Module, name: str) -> None:
-        """Take note of methods of a module's class, or of one that comes before it and has none yet."""
+        """Take note of methods of a module's class."""
         for key in ("forward", "__call__"):
             owner, _ = class_attribute(type(module), key) or (None, None)
-            self.note_classes(type(module), key, f"{name}.{key}", "", owner)
             # Users patch `forward` of torch's classes, and torch.fx writes it anew.
             if owner is not None and (key == "forward" or not is_foreign(owner)):
                 self.place("class", owner, key, f"{name}.{key}", "")
-
-    def note_classes(
-        self, kind: type, key: str, shown: str, site: str, owner: type | None
-    ) -> None:
-        """Take note of the user's classes that are asked for an attribute before its owner is."""
-        for each in type.__getattribute__(kind, "__mro__"):
-            if each is owner:
-                return
-            if not is_foreign(each):
-                self.place("class", each, key, shown, site)
-
-    def each_of_parameters(
-        self, value: nn.ParameterList | nn.ParameterDict, name: str, site: str
-    ) -> list[tuple[Any, str]]:
-        """Return what a list or dictionary of parameters holds, which may be anything."""
-        entries = vars(value)
-        # How many there are, and by which keys.
-        for key in ("_size", "_keys"):
-            if key in entries:
-                self.use_whole(entries[key], name, site)
-                self.place("dict", entries, key, f"len({name})", site, holder=value)
-        keys = entries.get("_keys", range(entries.get("_size", 0)))
-        return [
-            part
-            for key in map(str, keys)
-            for table in (entries, *tables_of(value))
-            if key in table
-            for part in self.place("dict", table, key, f"{name}.{key}", site, holder=value)
-        ]
 
     def _follow_statically(self, module: nn.Module) -> None:
         """Follow the code of modules whose compiled code runs in place of it."""
@@ -347,71 +254,21 @@ class Arrivals:
                 self.arrive(part, shown, site)
                 todo.append((part, shown))
 
-    def use_object_whole(
-        self, value: Any, name: str, site: str, depth: int = _DEPTH
-    ) -> list[tuple[Any, str]]:
-        """Take note of all that an object of a library has, whose code is not followed.
-
-        Returns what its containers lead to.
-        """
-        entries = entries_of(value)
-        if entries is None or id(value) in self.skip or depth == 0 or is_own(type(value)):
-            return []
-        self.use_whole(entries, name, site)
-        found: list[tuple[Any, str]] = []
-        todo: list[Any] = [entries]
-        seen: set[int] = set()
-        while todo:
-            part = todo.pop()
-            if id(part) in seen or len(seen) > MOST_ITEMS:
-                continue
-            seen.add(id(part))
-            if isinstance(part, CONTAINERS):
-                todo += part.values() if isinstance(part, dict) else part
-                todo += part if isinstance(part, dict) else ()
-            elif is_looked_into(type(part)):
-                found += self.use_object_whole(part, name, site, depth - 1)
-            elif entries_of(part) is not None:
-                found.append((part, name))
-        return found
-
-    def use_attributes(self, value: Any, name: str, site: str) -> None:
-        """Take note of all that an object has, and of what it contains."""
-        todo = [(value, name)]
-        seen: set[int] = set()
-        while todo and len(seen) < MOST_ITEMS:
-            value, name = todo.pop(0)
-            if id(value) in self.skip or id(value) in seen:
-                continue
-            seen.add(id(value))
-            if isinstance(value, CONTAINERS):
-                self.use_whole(value, name, site)
-                todo += _items_of(value, name)
-                continue
-            self.note_odd(value, name, advice_on_object(value), site)
-            self.arrive(value, name, site)
-            if isinstance(value, _NOT_READ_AS_A_WHOLE) or is_own(type(value)):
-                continue
-            todo += self.use_slots(value, name, site)
-            entries = entries_of(value) or {}
-            for key, part in list(entries.items()):
-                self.place("dict", entries, key, f"{name}.{key}", site, holder=value)
-                todo.append((part, f"{name}.{key}"))
+    def use_object_whole(self, value: Any, name: str, site: str) -> None:
+        """Take note of all that an object of a library has, whose code is not followed."""
+        if id(value) not in self.skip and not is_own(type(value)):
+            self.use_whole(entries_of(value), name, site)
 
     def use_slots(self, value: Any, name: str, site: str) -> list[tuple[Any, str]]:
         """Take note of the attributes of an object that stand in slots; return what they are."""
         return [
             part
-            for owner in type.__getattribute__(type(value), "__mro__")
-            if not is_foreign(owner)
-            for key, slot in vars(owner).items()
-            if isinstance(slot, MemberDescriptorType)
+            for key, slot in slots_of(type(value))
             for part in self.place("slot", value, slot, f"{name}.{key}", site, holder=value)
         ]
 
 
-# Functions of these are seen to run.
-_FOLLOWED = (FunctionType, MethodType, nn.Module, functools.partial, type)
+_LEAD_NOWHERE = (BuiltinFunctionType, MethodWrapperType, ModuleType, CellType)
 
 
 def _items_of(value: Any, name: str) -> list[tuple[Any, str]]:
@@ -424,17 +281,6 @@ def _items_of(value: Any, name: str) -> list[tuple[Any, str]]:
     else:
         parts = [("...", part) for part in value]
     return [(part, f"{name}[{key}]") for key, part in parts]
-
-
-# Guarded in their own way, or too much to be meant as a whole.
-_NOT_READ_AS_A_WHOLE = (
-    type,
-    ModuleType,
-    FunctionType,
-    torch.Tensor,
-    nn.Module,
-    torch.optim.Optimizer,
-)
 
 
 class _Skipped(set[int]):

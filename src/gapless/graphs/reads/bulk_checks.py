@@ -18,7 +18,7 @@ from gapless.graphs.reads.value_places import MISSING
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sized
+    from collections.abc import Callable, Sized
 
     from gapless.graphs.reads.guard_rows import GuardRows
     from gapless.graphs.reads.read_check import Change, Check
@@ -42,7 +42,7 @@ class BulkChecks:
         self._tables: dict[int, Table] = {}
         # Functions of C with two arguments, and what they are expected to return.
         self._reads: list[tuple[Callable[[Any, Any], Any], Any, Any, Check]] = []
-        self._objects: list[tuple[Callable[[], Any], type, Any]] = []
+
         self._lengths: list[Sized] = []
         self._singly: list[Callable[[], bool]] = []
 
@@ -108,13 +108,6 @@ class BulkChecks:
         self._all.append(check)
         self._reads.append((getattr, owner, name, check))
 
-    def add_object(
-        self, referent: Callable[[], Any], kind: type, entries: Any, checks: Iterable[Check]
-    ) -> None:
-        """Compare the class of an object and which dictionary has its attributes."""
-        self._all += checks
-        self._objects.append((referent, kind, entries))
-
     def add_length(self, container: Sized, check: Check) -> None:
         """Compare how many items a container has."""
         self._all.append(check)
@@ -137,8 +130,6 @@ class BulkChecks:
         if self._reads:
             functions, firsts, seconds, checks = zip(*self._reads, strict=True)
             rows.checked("other places", call, functions, firsts, seconds, checks=checks)
-        if self._objects:
-            rows.objects(*zip(*self._objects, strict=True))
 
 
 def _entries_of_class(kind: type) -> dict[str, Any] | None:

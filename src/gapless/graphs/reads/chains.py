@@ -9,9 +9,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 RootKind: TypeAlias = Literal["argument", "global", "cell", "module", "result"]
 
 # A step along a chain: ("attr", name), ("item", constant), ("each", None), any item of a container,
-# ("parts", None), any module or tensor of a module, ("any", begin), any attribute whose name, made at
-# run time, begins so, or ("super", None), an object whose
-# attributes are looked up in its classes.
+# ("parts", None), any module or tensor of a module, or ("any", begin), any attribute whose name, made at
+# run time, begins so.
 Link: TypeAlias = tuple[str, Any]
 
 
@@ -44,9 +43,9 @@ class Chain(NamedTuple):
     @property
     def text(self) -> str:
         """The chain as code, such as `self.sizes[0]`."""
-        words = [self.root or ("sys.modules" if self.kind == "module" else "(...)")]
+        words = [self.root or "(...)"]
         for kind, key in self.links:
-            words.append({"attr": f".{key}", "item": f"[{key!r}]", "super": ""}.get(kind, "[...]"))
+            words.append({"attr": f".{key}", "item": f"[{key!r}]"}.get(kind, "[...]"))
         return "".join(words)
 
 
@@ -76,9 +75,9 @@ class CodeReads:
         stores: what it may change.
         names: attribute names that it stores, and its constant strings.
         stores_any_name: whether it may store attributes by names that stand nowhere in it.
+        compares_objects: whether it may ask whether two things are the same one, neither of them a constant.
         given: functions that are called, or given to one, each with all that the call is given.
         called: functions and classes that are called, and the line of the first time.
-        results: variables that may hold what a call returned, or what was found behind that.
     """
 
     reads: dict[Chain, int] = field(default_factory=dict)
@@ -86,9 +85,21 @@ class CodeReads:
     stores: list[Store] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     stores_any_name: bool = False
+    compares_objects: bool = False
     given: dict[Chain, set[Chain]] = field(default_factory=dict)
     called: dict[Chain, int] = field(default_factory=dict)
-    results: set[str] = field(default_factory=set)
+
+    def take_in(self, others: CodeReads) -> None:
+        """Name what a function inside names, too."""
+        for mine, theirs in ((self.reads, others.reads), (self.called, others.called)):
+            for chain, line in theirs.items():
+                mine.setdefault(chain, line)
+        self.whole |= others.whole
+        self.names |= others.names
+        self.compares_objects |= others.compares_objects
+        for function, things in others.given.items():
+            self.given.setdefault(function, set()).update(things)
+        self.stores += [store for store in others.stores if store not in self.stores]
 
 
 # Methods of containers that change them; a call of one of them reads nothing that a graph keeps.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gapless.graphs.reads.chains import CHANGING_METHODS, Chain, each_of
 from gapless.graphs.reads.operand_stack import (
@@ -73,7 +73,7 @@ class Calls:
         names = callee[0].chains | callee[1].chains
         for chain in names:
             self._ops.out.called.setdefault(chain, self._ops.line)
-        if self._call_by_name(names, arguments) or self._call_getattribute(method, arguments):
+        if self._call_by_name(names, arguments):
             return
         self._give(names, arguments)
         for value in callee:
@@ -95,21 +95,6 @@ class Calls:
             if value.code is not None:
                 enter(value.code, [])
         self._ops.push(frozenset(result))
-
-    def _call_getattribute(
-        self, method: tuple[frozenset[Chain], str] | None, arguments: list[Value]
-    ) -> bool:
-        """Follow a call of `__getattribute__`; say whether it is one that needs to be followed."""
-        if method is None or method[1] != "__getattribute__" or not arguments:
-            return False
-        name = arguments[-1]
-        if not isinstance(name.constant, str) and self._code.co_name.startswith("__getattr"):
-            # Whoever has asked for the attribute has named it.
-            return False
-        # Of the object, or of a class that is given the object.
-        bases = arguments[0].chains if len(arguments) > 1 else _without_super(method[0])
-        self._attribute_by_name(Value(bases), name)
-        return True
 
     def _give(self, names: frozenset[Chain], arguments: list[Value]) -> None:
         """Note what a function is given, and the functions that it is given."""
@@ -135,35 +120,9 @@ class Calls:
                 self._ops.push(self._ops.pop().chains | default.chains)
         elif Chain("global", "vars") in names and arguments:
             self._attribute_by_name(first, Value(constant="__dict__"))
-        elif Chain("global", "super") in names:
-            self._call_super(arguments)
-        elif any(chain.last_name == "import_module" for chain in names):
-            self._ops.read(names)
-            self._ops.use(first)
-            self.import_module(first.constant)
         else:
             return False
         return True
-
-    def import_module(self, name: Any) -> None:
-        """Follow an import; of a name that is made at run time, any module may be meant."""
-        known = isinstance(name, str)
-        chain = Chain("module", name) if known else Chain("module", "").then("each")
-        self._ops.read(frozenset({chain}))
-        self._ops.push(frozenset({chain}))
-
-    def _call_super(self, arguments: list[Value]) -> None:
-        """Follow `super()`, whose attributes are those of the object's classes."""
-        if arguments:
-            bases = arguments[-1].chains
-        else:
-            own = self._code.co_varnames[:1]
-            bases = frozenset(
-                chain for name in own for chain in self._scope.arguments.get(name, ())
-            ) or frozenset(Chain("argument", name) for name in own)
-        chains = frozenset(chain.then("super") for chain in bases)
-        self._ops.read(chains)
-        self._ops.push(chains)
 
     def _call_get(
         self,
@@ -208,10 +167,3 @@ class Calls:
             chains = frozenset(chain.then("any", name.begin) for chain in base.chains)
         self._ops.read(chains)
         self._ops.push(chains)
-
-
-def _without_super(chains: frozenset[Chain]) -> frozenset[Chain]:
-    return frozenset(
-        chain._replace(links=chain.links[:-1]) if chain.links[-1:] == (("super", None),) else chain
-        for chain in chains
-    )

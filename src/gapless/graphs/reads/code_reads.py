@@ -52,25 +52,8 @@ def reads_of(code: CodeType) -> CodeReads:
     return known[1]
 
 
-def compares_objects(code: CodeType) -> bool:
-    """Return whether a code object asks whether two things are the same one, neither of them a constant."""
-    before = ""
-    for at in dis.get_instructions(code):
-        if at.opname == "IS_OP" and before != "LOAD_CONST":
-            return True
-        if (
-            at.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD")
-            and at.argval in _IDENTITIES
-        ):
-            return True
-        if at.opname not in ("EXTENDED_ARG", "CACHE", "PRECALL"):
-            before = at.opname
-    return False
-
-
 # What tells one object from another: `id`, and `is_` and `is_not` of `operator`.
-_IDENTITIES = ("id", "is_", "is_not")
-
+_IDENTITIES = frozenset(["id", "is_", "is_not"])
 
 _OPERATORS = ("COMPARE_OP", "UNARY_NEGATIVE", "UNARY_INVERT", "UNARY_POSITIVE")
 
@@ -103,14 +86,11 @@ class _Follower:
             was_end = False
             for instruction in instructions:
                 was_end = self._follow(instruction, after_end=was_end)
+        self._ops.out.compares_objects |= not _IDENTITIES.isdisjoint(self._code.co_names)
         for constant in self._code.co_consts:
             if isinstance(constant, str) and constant.isidentifier():
                 self._ops.out.names.add(constant)
-        self._ops.out.results |= {
-            name
-            for name, chains in self._locals.items()
-            if any(chain.kind == "result" for chain in chains)
-        }
+
         return self._ops.out
 
     def _follow(self, at: dis.Instruction, *, after_end: bool) -> bool:
@@ -141,6 +121,13 @@ class _Follower:
             self._use_into(at)
         else:
             self._ops.by_effect(at)
+
+    def _on_is_op(self, _at: dis.Instruction) -> None:
+        right, left = self._ops.pop(), self._ops.pop()
+        self._ops.out.compares_objects |= right.constant is NO_CONSTANT
+        self._ops.use(right)
+        self._ops.use(left)
+        self._ops.values.append(UNKNOWN)
 
     def _on_binary_op(self, at: dis.Instruction) -> None:
         if at.argrepr == "[]":
@@ -234,13 +221,10 @@ class _Follower:
         self._ops.values.append(NULL)
 
     def _on_load_super_attr(self, at: dis.Instruction) -> None:
-        own, _, _ = self._ops.pop(), self._ops.pop(), self._ops.pop()
-        supers = frozenset(chain.then("super") for chain in own.chains)
-        chains = frozenset(chain.then("attr", at.argval) for chain in supers)
-        self._ops.read(chains)
-        is_method = bool((at.arg or 0) & 1)
-        self._ops.push(chains, method=(supers, at.argval) if is_method else None)
-        if is_method:
+        for _ in range(3):
+            self._ops.pop()
+        self._ops.values.append(OF_OPERATOR)
+        if (at.arg or 0) & 1:
             self._ops.values.append(NULL)
 
     def _on_binary_subscr(self, _at: dis.Instruction) -> None:
@@ -289,17 +273,12 @@ class _Follower:
         self._ops.store("global", frozenset(), at.argval)
 
     def _on_store_attr(self, at: dis.Instruction) -> None:
-        base = self._ops.pop()
+        self._on_delete_attr(at)
         self._ops.use(self._ops.pop())
-        self._ops.out.names.add(at.argval)
-        self._ops.store("attr", base.chains, at.argval)
 
-    def _on_store_subscr(self, _at: dis.Instruction) -> None:
-        index, base = self._ops.pop(), self._ops.pop()
-        self._ops.use(index)
+    def _on_store_subscr(self, at: dis.Instruction) -> None:
+        self._on_delete_subscr(at)
         self._ops.use(self._ops.pop())
-        key = None if index.constant is NO_CONSTANT else index.constant
-        self._ops.store("item", base.chains, key)
 
     def _on_delete_subscr(self, _at: dis.Instruction) -> None:
         index, base = self._ops.pop(), self._ops.pop()
@@ -368,18 +347,7 @@ class _Follower:
         given = {
             name: value.chains for name, value in zip(names, arguments, strict=False)
         } or dict.fromkeys(names[: code.co_argcount + code.co_kwonlyargcount], frozenset())
-        found = _Follower(code, Scope(cells, given)).run()
-        for chain, line in found.reads.items():
-            self._ops.out.reads.setdefault(chain, line)
-        self._ops.out.whole |= found.whole
-        self._ops.out.names |= found.names
-        for chain, line in found.called.items():
-            self._ops.out.called.setdefault(chain, line)
-        for function, things in found.given.items():
-            self._ops.out.given.setdefault(function, set()).update(things)
-        self._ops.out.stores += [
-            store for store in found.stores if store not in self._ops.out.stores
-        ]
+        self._ops.out.take_in(_Follower(code, Scope(cells, given)).run())
 
     # --- the rest ---
 
@@ -488,7 +456,10 @@ class _Follower:
         dots = "." * level if isinstance(level, int) else ""
         # `import a.b` gives `a`, and `from a.b import c` looks into `b`.
         is_leaf = bool(names) and isinstance(names, tuple)
-        self._calls.import_module(dots + at.argval if is_leaf else at.argval.partition(".")[0])
+        name = dots + at.argval if is_leaf else at.argval.partition(".")[0]
+        chains = frozenset({Chain("module", name)})
+        self._ops.read(chains)
+        self._ops.push(chains)
 
 
 _LOADS_METHODS_AS_ATTRIBUTES = sys.version_info >= (3, 12)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import collections
 import gc
-import inspect
-from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gapless.graphs.reads.value_places import (
     MISSING,
     PLAIN_DESCRIPTORS,
-    VIEWS,
     Place,
     base_of,
     class_attribute,
@@ -22,8 +19,8 @@ from gapless.graphs.reads.value_places import (
 
 
 if TYPE_CHECKING:
-    import weakref
-    from types import CodeType, FunctionType
+    from collections.abc import Callable, Iterable, Iterator
+    from types import CodeType
 
     from gapless.graphs.reads.chains import Chain, CodeReads, Link
     from gapless.graphs.reads.code_kinds import CodeKind
@@ -31,10 +28,6 @@ if TYPE_CHECKING:
 
 # Longer containers are not looked into.
 _MOST_PARTS = 1_000
-
-# Methods of the user's that Python calls for an item or an attribute.
-_ASKED_FOR_ITEMS = ("__getitem__", "__class_getitem__", "__missing__")
-_ASKED_FOR_ATTRIBUTES = ("__getattr__", "__getattribute__", "__get__")
 
 
 @dataclass
@@ -90,7 +83,7 @@ class Executed:
         observed: by argument (`""`: what calls returned to it), the objects seen.
         led: by argument and links, the objects to which it led; objects that a step makes for
             itself are gone when one asks them.
-        functions: those with this code, None if they were not searched for.
+
     """
 
     code: CodeType
@@ -99,7 +92,6 @@ class Executed:
     kind: CodeKind
     observed: dict[str, Observed] = field(default_factory=dict)
     led: dict[tuple[str, tuple[Link, ...]], Observed] = field(default_factory=dict)
-    functions: list[weakref.ref[FunctionType]] | None = None
 
     def __post_init__(self) -> None:
         paths: dict[str, set[tuple[Link, ...]]] = {}
@@ -112,12 +104,6 @@ class Executed:
             root: [(longer, longer[:-1], *longer[-1]) for longer in known]
             for root, known in self._paths.items()
         }
-        # Where what a function returns may stand, by its name and what it was asked for.
-        self._returned: dict[Hashable, list[tuple[str, tuple[Link, ...]]]] = {}
-
-    def follows(self, root: str) -> bool:
-        """Return whether the code looks into an argument, or `""` for a result."""
-        return root in self._paths
 
     def is_passing(self, chain: Chain, value: object) -> bool:
         """Return whether one run alone has shown an object where a chain begins, and may have made it."""
@@ -167,72 +153,27 @@ class Executed:
                 for part in parts:
                     yield longer, part
 
-    def parts_returned(
-        self, value: Any, function: CodeType, asked: Any = None
-    ) -> Iterator[tuple[str, tuple[Link, ...], Any]]:
-        """Return what the code finds behind a value that came while it read an attribute, or looped.
+    def parts_returned(self, value: Any, name: str) -> Iterator[tuple[str, tuple[Link, ...], Any]]:
+        """Return what the code finds behind what the getter of a property has returned.
 
-        Yields the name that it began with, or `""` for a result, the links and the object. Of which
-        argument it is an item, nobody sees, nor whether a `zip` or an `enumerate` stands between: each
-        that may be counts.
+        Yields the argument that it began with, or `""` for a result, the links and the object. Of which
+        object it is an attribute, nobody sees: each that may be counts.
 
         Args:
             value: that came.
-            function: that returned it: the getter of a property, a generator, or a method that Python
-                calls for an attribute or an item.
-            asked: the attribute or the item that such a method was asked for.
+            name: of the property.
         """
-        key = (
-            function.co_name,
-            _is_generator(function),
-            asked if isinstance(asked, str | int) else None,
-        )
-        if key not in self._returned:
-            self._returned[key] = list(self._places_of_returned(*key))
-        given = [value]
-        if key[:2] == ("__iter__", False):
-            given = [part for table in _tables_behind(value) for part in table]
-        for root, links in self._returned[key]:
-            for one in given:
-                yield root, links, one
-                for longer, part in self.parts_of(root, one, links):
-                    yield root, longer, part
-
-    def _places_of_returned(
-        self, name: str, gives_items: bool, asked: str | int | None
-    ) -> Iterator[tuple[str, tuple[Link, ...]]]:
-        gives_items |= name in ("__next__", "__iter__")
         for root, paths in self._paths.items():
             for links in paths:
-                kind, key = links[-1]
-                if name in _ASKED_FOR_ITEMS:
-                    is_it = kind == "each" or (kind == "item" and asked in (None, key))
-                elif name in _ASKED_FOR_ATTRIBUTES:
-                    is_it = kind == "any" or (kind == "attr" and asked in (None, key))
-                else:
-                    is_it = links[-1] == ("attr", name)
-                is_of_loop = links[0][0] == "each" and all(k in ("each", "item") for k, _ in links)
-                if is_it or (gives_items and root and is_of_loop):
-                    yield root, links
+                if links[-1] == ("attr", name):
+                    yield root, links, value
+                    for longer, part in self.parts_of(root, value, links):
+                        yield root, longer, part
 
     @property
     def has_passing(self) -> bool:
         """Whether an object lives that was seen in some role in one run alone, and was made in it."""
         return any(each.has_passing for each in (*self.observed.values(), *self.led.values()))
-
-    def alive_functions(self) -> list[FunctionType]:
-        """Return the functions with this code that were searched for and still live."""
-        return [function for ref in self.functions or () if (function := ref()) is not None]
-
-
-def _is_generator(code: CodeType) -> bool:
-    """Return whether a function gives its values one by one."""
-    return bool(code.co_flags & inspect.CO_GENERATOR)
-
-
-def is_asked(code: CodeType) -> bool:
-    """Return whether a function is a method that Python asks for the attribute or item of a name."""
-    return code.co_name in (*_ASKED_FOR_ITEMS, *_ASKED_FOR_ATTRIBUTES) and code.co_argcount == 2
 
 
 def _parts_at(value: Any, kind: str, key: Any) -> list[Any]:
@@ -255,35 +196,17 @@ def _parts_at(value: Any, kind: str, key: Any) -> list[Any]:
         part = place.read() if is_known else MISSING
         return [] if part is MISSING else [part]
     if kind == "each":
-        return [part for table in _tables_behind(value) for part in table]
+        return list(_items_of(value))
     if kind == "any":
         tables = (entries_of(value), *tables_of(value))
         return [part for table in tables if table is not None for part in table.values()]
     return []
 
 
-def _tables_behind(value: Any, depth: int = 3) -> Iterator[Iterable[Any]]:
-    """Return the items of a container, or of those that an iterator made in C goes through."""
+def _items_of(value: Any) -> Iterable[Any]:
+    """Return the items of a container that is not too long."""
     base = base_of(value)
-    if base is tuple:
-        if tuple.__len__(value) <= _MOST_PARTS:
-            # One inside an iterator, such as a `zip` of others, may have gaps: only the collector passes them.
-            parts = gc.get_referents(value)
-            yield parts
-            for part in parts:
-                if depth and _moves(part):
-                    yield from _tables_behind(part, depth - 1)
-    elif base is not None:
-        if base.__len__(value) <= _MOST_PARTS:
-            yield base.values(value) if base is dict else base.__iter__(value)
-    elif isinstance(value, VIEWS):
-        table: Any = value
-        yield table.mapping.values()
-    elif depth and type(value).__module__ in ("builtins", "itertools") and _moves(value):
-        for part in gc.get_referents(value):
-            yield from _tables_behind(part, depth - 1)
-
-
-def _moves(value: Any) -> bool:
-    """Return whether a value is an iterator made in C, or a part of one."""
-    return isinstance(value, Iterator) or type(value).__module__ == "itertools"
+    if base is None or base.__len__(value) > _MOST_PARTS:
+        return ()
+    items: Iterable[Any] = base.values(value) if base is dict else base.__iter__(value)
+    return items

@@ -86,9 +86,7 @@ class GuardRows:
         self._first: list[Row] = []
         self._equal: list[Row] = []
         self._same: list[Row] = []
-        self._referents: list[Callable[[], Any]] = []
-        self._kinds: list[type] = []
-        self._entries: list[Any] = []
+
         # Lists of tensors, as they are, as they were, and what is asked where these differ.
         self._lists_now: list[Sequence[Any]] = []
         self._lists: list[Sequence[Any]] = []
@@ -160,23 +158,6 @@ class GuardRows:
         self._same.append(row)
         return row
 
-    def objects(
-        self,
-        referents: Iterable[Callable[[], Any]],
-        kinds: Iterable[type],
-        entries: Iterable[Any],
-    ) -> None:
-        """Compare the classes of objects, and the dictionaries of their attributes.
-
-        Args:
-            referents: return each object: some are held weakly.
-            kinds: the class of each.
-            entries: the dictionary of each.
-        """
-        self._referents += referents
-        self._kinds += kinds
-        self._entries += entries
-
     def lists(
         self,
         now: Sequence[Any],
@@ -194,9 +175,7 @@ class GuardRows:
         self._first += others._first
         self._equal += others._equal
         self._same += others._same
-        self._referents += others._referents
-        self._kinds += others._kinds
-        self._entries += others._entries
+
         self._lists_now += others._lists_now
         self._lists += others._lists
         self._otherwise += others._otherwise
@@ -225,8 +204,7 @@ class GuardRows:
                 asked.num_changes += 1
                 if not ((are_the_first or self._first_hold()) and self._rows_hold()):
                     return False
-            if self._referents and not self._objects_hold():
-                return False
+
         except Exception:
             # A thing is gone, or an object of the user's raises where it is compared.
             return False
@@ -268,12 +246,6 @@ class GuardRows:
             all(map(is_, row.read(), row.expected)) or row.otherwise() for row in self._same
         )
 
-    def _objects_hold(self) -> bool:
-        objects = list(map(call, self._referents))
-        if not all(map(is_, map(type, objects), self._kinds)):
-            return False
-        return all(map(is_, map(_attribute_of, objects, repeat("__dict__")), self._entries))
-
     def _lists_hold(self) -> bool:
         """Return whether each list is as it was, or what is there is as good."""
         pairs = zip(self._lists, self._lists_now, self._otherwise, strict=True)
@@ -289,6 +261,3 @@ class GuardRows:
             found[name] = row.read
         found["lists of tensors"] = self._lists_hold
         return found
-
-
-_attribute_of = object.__getattribute__

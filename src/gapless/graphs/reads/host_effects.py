@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import TYPE_CHECKING, Any
 
 from gapless.graphs.reads import torch_readers
 from gapless.graphs.reads.c_calls import LEAVE_OUT, SUSPECTS, advice_on, effect_of
 from gapless.graphs.reads.code_kinds import CodeKind, kind_of, site_of
-from gapless.graphs.reads.made_in_c import reads_attributes_in_text
 
 
 if TYPE_CHECKING:
     from types import FrameType
 
+
+# Of the text of a `format`: fields such as `{0.rate}` and `{rows[0]}`.
+_NAMES_ATTRIBUTES = re.compile(r"\{\w*[.\[]")
 
 _RANDOM_OF_PYTHON = random.random.__self__  # type: ignore[attr-defined]
 
@@ -56,7 +59,8 @@ class HostEffects:
             site = self.user_site(frame) if read is not None else None
             if read is not None and site is not None:
                 self.effects.setdefault((read, site), torch_readers.ADVICE)
-        elif name == "format" and reads_attributes_in_text(function):
+
+        elif name == "format" and _names_attributes(getattr(function, "__self__", None)):
             site = self.user_site(frame)
             if site is not None:
                 self.effects.setdefault(("str.format", site), "name the attribute")
@@ -104,3 +108,7 @@ class HostEffects:
                 return None
             frame = frame.f_back
         return None
+
+
+def _names_attributes(text: Any) -> bool:
+    return type(text) is str and _NAMES_ATTRIBUTES.search(text) is not None

@@ -21,7 +21,6 @@ from gapless.graphs.reads.inner_states import (
     about,
     groups_of,
     inner_state_of,
-    of_script,
     state_by,
     version_of,
 )
@@ -33,8 +32,8 @@ from gapless.graphs.reads.value_places import (
     entries_of,
     is_note_of_compiler,
     items_of,
-    names_another_class,
     shown_key,
+    slots_of,
 )
 
 
@@ -171,21 +170,18 @@ class HostState:
         return place.kind == "dict" and place.holder is None and "__builtins__" in place.owner
 
     def _take_object(self, value: Any, name: str) -> None:
-        is_another = names_another_class(value)
         if id(value) in self._skip or is_own(type(value)):
             return
-        if isinstance(value, logging.Logger | ModuleType) and not is_another:
+        if isinstance(value, logging.Logger | ModuleType):
             return
         self._take_value(value, name, "")
         entries = entries_of(value)
-        if isinstance(value, torch.optim.Optimizer) and not is_another:
+        if isinstance(value, torch.optim.Optimizer):
             self._take_optimizer(value, name)
         elif entries is not None:
             self._take_dict(entries, name, "", holder=value)
-        for slot in _slots_of(type(value)):
-            place = Place(
-                "slot", value, slot, name=f"{name}.{slot.__name__}", site="", holder=value
-            )
+        for key, slot in slots_of(type(value)):
+            place = Place("slot", value, slot, name=f"{name}.{key}", site="", holder=value)
             content = place.read()
             self._places.append((place, content))
             self._take_value(content, place.name, "")
@@ -215,8 +211,6 @@ class HostState:
         for table in HOOK_TABLES:
             if isinstance(entries.get(table), dict):
                 self._take_dict(entries[table], f"{name}.{table}", "")
-        if isinstance(module, torch.jit.ScriptModule):
-            self._inner[id(module)] = (module, of_script(module), of_script, name, "")
 
     def _take_dict(self, value: dict[Any, Any], name: str, site: str, holder: Any = None) -> None:
         if id(value) in self._dicts or id(value) in self._skip or len(value) > _MOST_ITEMS:
@@ -234,7 +228,7 @@ class HostState:
 
     def _take_value(self, value: Any, name: str, site: str, depth: int = _DEPTH) -> None:
         """Copy what a value contains, if it can change in itself."""
-        if id(value) in self._skip or is_plain(value) or depth == 0 or names_another_class(value):
+        if id(value) in self._skip or is_plain(value) or depth == 0:
             return
         if isinstance(value, torch.Tensor):
             self._take_tensor(value, name, site)
@@ -390,7 +384,7 @@ def _is_dict(known: tuple[Any, str]) -> bool:
 
 def _weights_of_optimizers(reach: Reach | Reached) -> Iterator[torch.Tensor]:
     for value, _ in reach.objects.values():
-        if isinstance(value, torch.optim.Optimizer) and not names_another_class(value):
+        if isinstance(value, torch.optim.Optimizer):
             for group in value.param_groups:
                 yield from group["params"]
 
@@ -406,20 +400,6 @@ def _list_differences(value: Any, items: list[Any], name: str, site: str) -> Ite
             shown = f"{name}[{index}]"
             place = Place("item", value, index, name=shown, site=site)
             yield Difference(place, value, shown, site, before, after)
-
-
-def _slots_of(kind: type) -> list[Any]:
-    """Return the descriptors of a user's class with `__slots__`."""
-    found = []
-    for owner in kind.__mro__:
-        if is_foreign(owner):
-            continue
-        slots = owner.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            descriptor = owner.__dict__.get(name)
-            if hasattr(descriptor, "__set__"):
-                found.append(descriptor)
-    return found
 
 
 def _layout(value: torch.Tensor) -> _Layout | None:

@@ -21,7 +21,7 @@ import weakref
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -222,7 +222,7 @@ class HostWatch:
             is_as_before = False
             # What only that held is gone when it is searched anew.
             del begun.reach
-            begun.reach = self._found_anew(begun.skip)
+            begun.reach = self._reach(least_runs=1, skip=begun.skip)
             differences = list(begun.before.differences(_stored_names(begun.reach)))
             is_of_guards = self._is_of_guards(begun.reach)
         reach = begun.reach
@@ -246,13 +246,6 @@ class HostWatch:
             return None, None
         reached = self._kept.as_known(skip)
         return (None, None) if reached is None else (guards, reached)
-
-    def _found_anew(self, skip: set[int]) -> Reach:
-        """Return what the code reaches after a run that may have changed it."""
-        reach = self._reach(least_runs=1, skip=skip)
-        if self._find_functions(reach):
-            reach.follow_functions()
-        return reach
 
     def _is_of_guards(self, reach: Reach | Reached) -> bool:
         """Return whether guards would be made for all that the code reaches, and for nothing else."""
@@ -321,26 +314,6 @@ class HostWatch:
 
     def _reach(self, *, least_runs: int, skip: set[int]) -> Reach:
         return Reach(self._step, self._executed.values(), least_runs=least_runs, skip=skip)
-
-    def _find_functions(self, reach: Reach) -> bool:
-        """Find the functions whose closures the code reads, if no name leads to them."""
-        missing = [
-            each
-            for each in self._executed.values()
-            if each.functions is None
-            and id(each.code) not in reach.functions
-            and set(each.code.co_freevars) - {"__class__"}
-        ]
-        for each in missing:
-            each.functions = []
-        if missing:
-            by_code = {id(each.code): each for each in missing}
-            for function in gc.get_referrers(*(each.code for each in missing)):
-                if isinstance(function, FunctionType):
-                    found = by_code[id(function.__code__)].functions
-                    assert found is not None
-                    found.append(weakref.ref(function))
-        return bool(missing)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.graphs.reads.code_kinds import CodeKind, is_foreign, site_of
+from gapless.graphs.reads.code_kinds import CodeKind, site_of
 from gapless.graphs.reads.host_run import HostRun, HostWrite, KeptPath
 from gapless.graphs.reads.host_state import OTHER_MEMORY, Difference
 from gapless.graphs.reads.inner_states import Text
@@ -18,7 +18,7 @@ from gapless.graphs.reads.plain_values import (
     same_but_tensors,
     shown,
 )
-from gapless.graphs.reads.value_places import MISSING, Place, entries_of, shown_key
+from gapless.graphs.reads.value_places import MISSING, Place, shown_key
 from gapless.pipeline.tree.containers import tensors_inside
 
 
@@ -215,7 +215,7 @@ class _Stores:
             site = site_of(executed.code, store.line)
             for chain in sorted(store.bases, key=repr):
                 values = self._reach.values_of(executed, chain)
-                if any(value is owner or _data_of(value) is owner for value in values):
+                if any(value is owner for value in values):
                     return self._named(chain, key), site
             if key is not None and other is None:
                 base = min(store.bases, key=repr, default=None)
@@ -263,11 +263,6 @@ def _draws(name: Any) -> bool:
     return isinstance(name, str) and name.startswith(
         ("rand", "normal", "bernoulli", "multinomial", "manual_seed", "seed", "set_rng")
     )
-
-
-def _data_of(value: Any) -> Any:
-    """Return the dictionary in which a mapping of Python's library keeps its items."""
-    return (entries_of(value) or {}).get("data", MISSING) if is_foreign(type(value)) else MISSING
 
 
 def _keys(owner: Any) -> Any:

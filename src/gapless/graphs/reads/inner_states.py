@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from gapless.graphs.reads.plain_values import is_plain, same
+from gapless.graphs.reads.plain_values import is_plain
 from gapless.graphs.reads.value_places import MISSING
 
 
@@ -56,20 +56,6 @@ def inner_state_of(value: Any) -> Callable[[Any], Any] | None:
 def state_by(reader: Callable[[], Any]) -> Callable[[Any], _State]:
     """Return what gives a state that a function reads, whatever it is given."""
     return lambda _: _State("its state", reader())
-
-
-class _Items:
-    """Objects that are compared as `same` does."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, items: list[Any]) -> None:
-        self._items = items
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Items) or len(self._items) != len(other._items):
-            return False
-        return all(map(same, self._items, other._items))
 
 
 class _HostBytes:
@@ -122,14 +108,6 @@ def version_of(value: torch.Tensor) -> _State:
         # Tensors of inference mode have no version.
         return _State("its content", None)
     return _State("its content", version)
-
-
-def of_script(module: Any) -> _State:
-    """Return the attributes of a scripted module, which its compiled code changes."""
-    names = module._concrete_type.get_attributes()
-    values = [module._c.getattr(name) for name in names]
-    plain = [value for value in values if not isinstance(value, torch.Tensor)]
-    return _State("its attributes", _Items(plain))
 
 
 _STATES: dict[Any, Callable[[Any], Any]] = {

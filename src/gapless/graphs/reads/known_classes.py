@@ -102,6 +102,9 @@ def _is_known(kind: type) -> bool:
     named = [(_package_of(owner), _of_class(owner, "__name__")) for owner in owners]
     if any(package == "numpy" and name in _WRITTEN_OF_NUMPY for package, name in named):
         return False
+    # Proxies and mocks say of themselves that they are of another class.
+    if any("__class__" in _of_class(owner, "__dict__") for owner in owners):
+        return False
     return (
         any(id(owner) in _KNOWN for owner in owners)
         or any(package in _PACKAGES for package, _ in named)

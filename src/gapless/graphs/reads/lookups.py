@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from types import BuiltinFunctionType, FunctionType, GetSetDescriptorType, MethodType, ModuleType
+from types import FunctionType, GetSetDescriptorType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +21,8 @@ from torch import nn
 from gapless.graphs.reads.arrivals import MOST_ITEMS, Arrivals, is_looked_into
 from gapless.graphs.reads.chains import CHANGING_METHODS
 from gapless.graphs.reads.code_kinds import FOREIGN_PACKAGES, is_foreign, is_of_the_script
-from gapless.graphs.reads.made_in_c import ATTRIBUTE_READERS
-from gapless.graphs.reads.torch_objects import reader_of_method
+from gapless.graphs.reads.odd_reads import READERS
+from gapless.graphs.reads.plain_values import is_plain
 from gapless.graphs.reads.value_places import (
     CONTAINERS,
     FIELD_OF_NAMED_TUPLE,
@@ -77,22 +77,13 @@ class Lookups:
     def of_global(self, names: dict[str, Any], name: str, site: str) -> Iterable[tuple[Any, str]]:
         """Return what stands for a name in a module."""
         if name not in names and name in vars(builtins):
-            return self._builtin(name, site)
+            return [(vars(builtins)[name], name)]
         # One that is missing may come later; until then it is a NameError.
         is_place = name in names or self._arrivals.is_users
         return self._arrivals.place("dict", names, name, name, site) if is_place else []
 
-    def _builtin(self, name: str, site: str) -> Iterable[tuple[Any, str]]:
-        """Return what stands for a name in all modules; some tools put something there."""
-        value = vars(builtins)[name]
-        if isinstance(value, BuiltinFunctionType | type):
-            return [(value, name)]
-        return self._arrivals.place("dict", vars(builtins), name, name, site)
-
     def imported(self, name: str, package: Any, site: str) -> Iterable[tuple[Any, str]]:
-        """Return the module of that name, of "" the table of all modules."""
-        if not name:
-            return [(sys.modules, "sys.modules")]
+        """Return the module of that name."""
         if name.startswith("."):
             if not isinstance(package, str):
                 return []
@@ -103,13 +94,6 @@ class Lookups:
 
     def attribute(self, value: Any, key: str, name: str, site: str) -> Iterable[tuple[Any, str]]:
         """Return what an object's attribute may be."""
-        if self._arrivals.is_proxy(value):
-            return self._instance_attribute(value, key, name, site)
-        return self._attribute_by_kind(value, key, name, site)
-
-    def _attribute_by_kind(
-        self, value: Any, key: str, name: str, site: str
-    ) -> Iterable[tuple[Any, str]]:
         shown = f"{name}.{key}"
         if isinstance(value, ModuleType):
             return self._module_attribute(value, key, shown, site)
@@ -125,21 +109,7 @@ class Lookups:
             return self._arrivals.place("context", value, None, name, site)
         if isinstance(value, functools.partial) and key in ("func", "args", "keywords"):
             return [(getattr(value, key), shown)]
-        if isinstance(value, Super):
-            return self._super_attribute(value.of, key, shown, site)
         return self._instance_attribute(value, key, name, site)
-
-    def _super_attribute(
-        self, value: Any, key: str, shown: str, site: str
-    ) -> Iterable[tuple[Any, str]]:
-        """Return an attribute of any of an object's classes."""
-        kind = value if isinstance(value, type) else type(value)
-        found: list[tuple[Any, str]] = []
-        for owner in type.__getattribute__(kind, "__mro__"):
-            entries = type.__getattribute__(owner, "__dict__")
-            if key in entries:
-                found += self._inherited(value, (owner, entries[key]), shown, site)
-        return found
 
     def _add_levels(self, logger: logging.Logger, name: str, site: str) -> None:
         """Take note of what decides whether a logger lets messages through."""
@@ -147,10 +117,8 @@ class Lookups:
         self._arrivals.place("dict", manager, "_disable", "logging.disable()", site)
         above: logging.Logger | None = logger
         while above is not None:
-            self._arrivals.place("dict", vars(above), "level", f"{name}.level", site, holder=above)
-            self._arrivals.place(
-                "dict", vars(above), "disabled", f"{name}.disabled", site, holder=above
-            )
+            for key in ("level", "disabled"):
+                self._arrivals.place("dict", vars(above), key, f"{name}.{key}", site, holder=above)
             above = above.parent
 
     def _instance_attribute(
@@ -181,59 +149,23 @@ class Lookups:
         return self._inherited(value, found, shown, site)
 
     def any_attribute(self, value: Any, begin: str, name: str, site: str) -> list[tuple[Any, str]]:
-        """Return what an object, a class or a module of the user's has by names that begin so.
-
-        Where nothing is known of the name, containers of a module or class are left out: what the loop collects
-        there would be taken for what is read.
-        """
-        if isinstance(value, ModuleType):
-            return self._any_of_module(value, begin, name, site)
-        if isinstance(value, torch.optim.Optimizer | MethodType):
-            return []  # guarded by themselves
-        kind = value if isinstance(value, type) else type(value)
-        owners = [
-            owner for owner in type.__getattribute__(kind, "__mro__") if not is_foreign(owner)
-        ]
-        is_object = not isinstance(value, type)
-        own = [entries_of(value), *tables_of(value)] if is_object else []
-        tables = [table for table in own if table is not None]
+        """Return what an object has by names that begin so."""
+        if isinstance(value, ModuleType | type | torch.optim.Optimizer | MethodType):
+            return []
+        tables = [one for one in (entries_of(value), *tables_of(value)) if one is not None]
         if begin:
-            all_names = itertools.chain(*map(vars, owners), *tables)
+            owners = type.__getattribute__(type(value), "__mro__")
+            of_users = [vars(owner) for owner in owners if not is_foreign(owner)]
+            all_names = itertools.chain(*of_users, *tables)
             beginning_so = dict.fromkeys(key for key in all_names if str(key).startswith(begin))
             return [
                 part for key in beginning_so for part in self.attribute(value, key, name, site)
             ]
-        found = [
-            part
-            for owner in owners
-            for part in self._entries("class", owner, _names_in(vars(owner), ""), name, site)
-        ]
-        if isinstance(value, tuple) and hasattr(type(value), "_fields"):
-            found += self.each(value, name, site)
-        if is_object:
-            found += self._arrivals.use_slots(value, name, site)
+        found = self._arrivals.use_slots(value, name, site)
         for table in tables:
             self._arrivals.use_whole(table, f"{name}.__dict__", site)
             found += self.each(table, name, site)
         return found
-
-    def _any_of_module(
-        self, module: ModuleType, begin: str, name: str, site: str
-    ) -> list[tuple[Any, str]]:
-        entries = vars(module)
-        if str(entries.get("__name__")).partition(".")[0] in FOREIGN_PACKAGES:
-            return []
-        return self._entries("dict", entries, _names_in(entries, begin), name, site)
-
-    def _entries(
-        self, kind: str, owner: Any, names: Iterable[str], name: str, site: str
-    ) -> list[tuple[Any, str]]:
-        """Take note of some names of a class or a module; return what they are."""
-        return [
-            part
-            for key in names
-            for part in self._arrivals.place(kind, owner, key, f"{name}.{key}", site)
-        ]
 
     def _note_owner(self, value: Any, key: str, name: str, site: str, owner: type) -> None:
         """Take note of what an attribute may read that is not the user's."""
@@ -252,10 +184,7 @@ class Lookups:
             return
         for table in (entries_of(value), *tables_of(value)):
             if table is not None and not _is_data_descriptor(attribute):
-                self._arrivals.place(
-                    "dict", table, key, shown, site, holder=value, behind=attribute
-                )
-        self._arrivals.note_classes(type(value), key, shown, site, owner)
+                self._arrivals.place("dict", table, key, shown, site, holder=value)
 
     def _inherited(
         self, value: Any, found: tuple[type, Any], shown: str, site: str
@@ -270,7 +199,7 @@ class Lookups:
             if self._arrivals.code.is_blind and not isinstance(attribute, staticmethod):
                 self._arrivals.code.give(function, value)
         if is_foreign(owner):
-            reader = reader_of_method(value, key)
+            reader = _reader_of_method(value, key)
             if reader is not None:
                 name = shown.rpartition(".")[0]
                 self.of_torch.setdefault((id(value), key), (value, reader, name, site))
@@ -302,13 +231,11 @@ class Lookups:
             return []
         if value.__name__.partition(".")[0] in FOREIGN_PACKAGES:
             found = entries.get(key)
-            is_reader = isinstance(found, FunctionType) and found in ATTRIBUTE_READERS
+            is_reader = isinstance(found, FunctionType) and found in READERS
             if found is sys.modules or is_reader or isinstance(found, ModuleType | type):
                 return [(found, shown)]
-            is_of_python = value.__name__.partition(".")[0] in sys.stdlib_module_names
             # Anybody may put numbers and tensors there.
-            is_value = isinstance(found, _VALUES)
-            if not is_value and not (is_of_python and isinstance(found, list | dict)):
+            if not isinstance(found, _VALUES):
                 return []
         # One that was made by code has no file.
         is_users = entries.get("__file__") is None or is_of_the_script(value)
@@ -319,11 +246,7 @@ class Lookups:
     def _class_attribute(
         self, value: type, key: str, shown: str, site: str
     ) -> Iterable[tuple[Any, str]]:
-        found = class_attribute(value, key)
-        self._arrivals.note_classes(
-            value, key, shown, site, found[0] if found is not None else None
-        )
-        found = found or class_attribute(type(value), key)
+        found = class_attribute(value, key) or class_attribute(type(value), key)
         if found is None:
             return []
         owner, attribute = found
@@ -336,8 +259,6 @@ class Lookups:
     def item_of(self, value: Any, key: Any, name: str, site: str) -> Iterable[tuple[Any, str]]:
         """Return what an item of an object may be, by a constant key."""
         shown = f"{name}[{shown_key(key)}]"
-        if self._arrivals.is_proxy(value):
-            return [(value, name)]
         if value is sys.modules:
             return self.imported(key, None, site)
         if isinstance(value, list | tuple | collections.deque):
@@ -349,10 +270,6 @@ class Lookups:
             )
         if isinstance(value, dict):
             return self._arrivals.place("dict", value, key, shown, site)
-        if isinstance(value, nn.ParameterDict) and isinstance(key, str):
-            return self.attribute(value, key, name, site)
-        if isinstance(value, nn.ModuleList | nn.Sequential | nn.ModuleDict | nn.ParameterList):
-            return self.each(value, name, site)
         if isinstance(value, Mapping) and hasattr(value, "data"):
             entries = entries_of(value) or {}
             if isinstance(entries.get("data"), dict):
@@ -362,19 +279,11 @@ class Lookups:
 
     def each(self, value: Any, name: str, site: str) -> Iterable[tuple[Any, str]]:
         """Return what any item of an object may be."""
-        if self._arrivals.is_proxy(value):
-            return [(value, name)]
-        return self._each_by_kind(value, name, site)
-
-    def _each_by_kind(self, value: Any, name: str, site: str) -> Iterable[tuple[Any, str]]:
         shown = f"{name}[...]"
         if value is sys.modules:
-            modules = list(sys.modules.values())
-            return [(each, each.__name__) for each in modules if is_of_the_script(each)]
+            return []
         if isinstance(value, nn.ModuleList | nn.Sequential | nn.ModuleDict):
             return [(child, f"{name}.{key}") for key, child in value._modules.items()]
-        if isinstance(value, nn.ParameterList | nn.ParameterDict):
-            return self._arrivals.each_of_parameters(value, name, site)
         if isinstance(value, contextvars.ContextVar):
             return self._arrivals.place("context", value, None, name, site)
         if isinstance(value, nn.Module | torch.Tensor | ModuleType | type | FunctionType):
@@ -387,31 +296,29 @@ class Lookups:
             held = list(base_of(value).__iter__(value))
             return [(part, shown) for part in held[:MOST_ITEMS]]
         if is_looked_into(type(value)):
-            return [(value, name), *self._arrivals.use_object_whole(value, name, site)]
+            self._arrivals.use_object_whole(value, name, site)
         return [(value, name)]
+
+
+def _reader_of_method(value: Any, name: str) -> Callable[[], Any] | None:
+    """Return what reads all that a method of torch's depends on, None if others look after it."""
+    if isinstance(value, torch.amp.GradScaler):
+        return lambda: _state_of_scaler(value)
+    if isinstance(value, torch.optim.lr_scheduler.LRScheduler) and name == "get_last_lr":
+        return lambda: list(vars(value).get("_last_lr", ()))
+    return None
+
+
+def _state_of_scaler(scaler: torch.amp.GradScaler) -> Any:
+    numbers = {name: value for name, value in vars(scaler).items() if is_plain(value)}
+    # One that is not enabled has none.
+    states = getattr(scaler, "_per_optimizer_states", {})
+    return numbers, [(key, state["stage"].name) for key, state in states.items()]
 
 
 def _is_data_descriptor(attribute: Any) -> bool:
     """Return whether an attribute of a class goes before one of the object's own."""
     return hasattr(type(attribute), "__set__")
-
-
-def _names_in(entries: Mapping[str, Any], begin: str) -> list[str]:
-    """Return the names that begin so, of all but Python's own; without a beginning, not those of containers."""
-    return [
-        key
-        for key, part in list(entries.items())
-        if key.startswith(begin)
-        and not key.startswith("__")
-        and (begin or not isinstance(part, CONTAINERS))
-    ]
-
-
-class Super:
-    """An object whose attributes are looked up in its classes."""
-
-    def __init__(self, of: Any) -> None:
-        self.of = of
 
 
 def _of_any_object(value: Any, key: str, shown: str) -> list[tuple[Any, str]]:

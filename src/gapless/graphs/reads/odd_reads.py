@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import array
 import ctypes
+import dataclasses
 import functools
 import io
 import operator
 import weakref
-from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodDescriptorType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MappingProxyType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any, NamedTuple
 
 from gapless.graphs.reads.code_kinds import FOREIGN_PACKAGES
@@ -63,7 +72,11 @@ _HELD: dict[type, str] = {
     **dict.fromkeys((type({}.keys()), type({}.values()), type({}.items())), "make it in the step"),
 }
 
+# Functions that read attributes which no code names, of whatever they are given.
+READERS = (vars, dir, dataclasses.asdict, dataclasses.astuple)
+
 _MADE_IN_C = (BuiltinFunctionType, MethodDescriptorType)
+_BOUND = (BuiltinFunctionType, MethodWrapperType, MethodType)
 
 _DATA_OF_C: type = ctypes.c_int.__mro__[2]
 
@@ -85,6 +98,8 @@ def advice_on_arguments(function: Any) -> str | None:
     Frames of the user's that it calls are watched. What a package's function made in C reads of an object,
     nobody sees.
     """
+    if any(function is reader for reader in READERS):
+        return "name the attributes"
     if type(function) not in _MADE_IN_C:
         return None
     module = getattr(function, "__objclass__", function).__module__
@@ -102,6 +117,8 @@ def advice_on_object(value: Any) -> str | None:
     advice = _HELD.get(kind)
     if advice is not None:
         return advice
+    if kind in _BOUND and _is_bound_in_c(value):
+        return "call the method of the object itself"
     if issubclass(kind, _DATA_OF_C):
         return "use a list or a tensor"
     if is_iterator_made_in_c(kind):
@@ -111,6 +128,17 @@ def advice_on_object(value: Any) -> str | None:
     if kind.__module__ == "numpy" and not is_known(kind):
         return "make it a tensor outside of the step"
     return None if is_known(kind) else "read it outside of the step, and pass what it gives"
+
+
+def _is_bound_in_c(method: Any) -> bool:
+    """Return whether a method that is kept is made in C, and of an object that may change."""
+    if isinstance(method, MethodType) and isinstance(method.__func__, FunctionType):
+        return False
+    owner = method.__self__
+    if owner is None or isinstance(owner, ModuleType | type):
+        return False
+    # That of a function made by pybind11 is a note to itself.
+    return not type(owner).__name__.startswith(("PyCapsule", "pybind11"))
 
 
 def is_iterator_made_in_c(kind: type) -> bool:

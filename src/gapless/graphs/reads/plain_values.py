@@ -128,35 +128,13 @@ def _same_parts(before: Any, after: Any, depth: int) -> bool:
         }) or (all(map(is_plain, before)) and all(map(is_plain, after)) and before == after)  # fmt: skip
     if isinstance(before, MethodType):
         return before.__self__ is after.__self__ and same(before.__func__, after.__func__, depth)
-    if isinstance(before, FunctionType):
-        return (
-            before.__code__ is after.__code__
-            and same(before.__defaults__, after.__defaults__, depth)
-            and same(before.__kwdefaults__, after.__kwdefaults__, depth)
-            and same(_cells(before), _cells(after), depth)
-        )
-    if isinstance(before, functools.partial):
-        return all(
-            same(getattr(before, part), getattr(after, part), depth)
-            for part in ("func", "args", "keywords")
-        )
     if is_scalar_of_numpy(before):
         # By their bits, as floats are.
         return bool(before.dtype == after.dtype and before.tobytes() == after.tobytes())
-    if isinstance(before, torch.nn.Module):
+    if isinstance(before, torch.nn.Module | FunctionType | functools.partial):
         return False
     mine, theirs = entries_of(before), entries_of(after)
     return mine is not None and theirs is not None and same(mine, theirs, depth)
-
-
-def _cells(function: FunctionType) -> list[Any]:
-    contents = []
-    for cell in function.__closure__ or ():
-        try:
-            contents.append(cell.cell_contents)
-        except ValueError:
-            contents.append(MISSING)
-    return contents
 
 
 def is_tensor_tree(value: Any, on_device: Callable[[torch.Tensor], bool]) -> bool:

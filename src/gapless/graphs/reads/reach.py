@@ -17,8 +17,7 @@ from torch import nn
 from gapless.graphs.reads.arrivals import Arrivals, is_looked_into
 from gapless.graphs.reads.code_kinds import CodeKind, is_foreign, site_of
 from gapless.graphs.reads.followed_code import FollowedCode
-from gapless.graphs.reads.lookups import Lookups, Super
-from gapless.graphs.reads.made_in_c import reads_attributes
+from gapless.graphs.reads.lookups import Lookups
 from gapless.graphs.reads.odd_reads import advice_on_arguments, advice_on_call, advice_on_object
 from gapless.graphs.reads.value_places import (
     CONTAINERS,
@@ -87,7 +86,6 @@ class Reach:
         # What chains stand for, by id of the code.
         self._memo: dict[int, dict[Chain, list[tuple[Any, str]]]] = {}
         self._root(step)
-        self._note_searched_for()
         self._follow_all()
         self._follow_methods()
 
@@ -96,18 +94,9 @@ class Reach:
         """Whether the code came to something that is left out."""
         return self._arrivals.skip.was_met
 
-    def follow_functions(self) -> None:
-        """Follow functions that were searched for since."""
-        self._note_searched_for()
-        self._follow_methods(must_follow=True)
-
-    def _note_searched_for(self) -> None:
-        for each in self._code.executed.values():
-            for function in each.alive_functions():
-                self._code.note_function(function)
-
     def _root(self, step: object) -> None:
         name = getattr(step, "__name__", None) or type(step).__name__
+        self._arrivals.note_odd(step, name, advice_on_object(step), "")
         self._arrivals.arrive(step, name, "", in_full=True)
         call = class_attribute(type(step), "__call__")
         if not isinstance(step, FunctionType | MethodType | nn.Module) and call is not None:
@@ -132,10 +121,9 @@ class Reach:
             ]
         self._code.again = set()
 
-    def _follow_methods(self, *, must_follow: bool = False) -> None:
+    def _follow_methods(self) -> None:
         # Variables of enclosing functions that these read are found with them alone.
-        while self._note_methods() or must_follow:
-            must_follow = False
+        while self._note_methods():
             self._code.queue = [
                 each for key, each in self.codes.items() if key in self._code.again
             ]
@@ -170,6 +158,8 @@ class Reach:
                     self._arrivals.use_whole(value, name, site_of(executed.code, line))
                     if issubclass(type(value), Collection) and is_looked_into(type(value)):
                         self._arrivals.use_object_whole(value, name, site_of(executed.code, line))
+        for chain in executed.reads.given:
+            self._values(executed, chain, executed.reads.reads.get(chain))
         for store in executed.reads.stores:
             self._follow_store(executed, store)
         for chain, line in executed.reads.called.items() if self._arrivals.is_users else ():
@@ -180,7 +170,6 @@ class Reach:
                 advice = advice_on_arguments(value)
                 if advice is not None and self._is_given_an_object(executed, chain, line):
                     self._arrivals.note_odd(value, name, advice, site_of(executed.code, line))
-        self._follow_readers(executed)
 
     def _is_given_an_object(self, executed: Executed, function: Chain, line: int) -> bool:
         """Return whether a function is given an object that lasts, whose attributes it may read.
@@ -194,22 +183,6 @@ class Reach:
             if chain.kind != "result" and ("each", None) not in chain.links
             for value, _ in self._values(executed, chain, line)
         )
-
-    def _follow_readers(self, executed: Executed) -> None:
-        """Take note of objects whose attributes are read by a function of Python's library."""
-        for chain, given in executed.reads.given.items():
-            line = executed.reads.reads.get(chain)
-            for function, _ in self._values(executed, chain, line):
-                if reads_attributes(function):
-                    for each in given:
-                        for value, name in self._values(executed, each, line):
-                            self._arrivals.use_attributes(
-                                value, name, site_of(executed.code, line)
-                            )
-                            if function is dir or function is vars:
-                                self._arrivals.use_whole(
-                                    entries_of(value), name, site_of(executed.code, line)
-                                )
 
     def _follow_store(self, executed: Executed, store: Store) -> None:
         """Take note of where a value is stored: whoever stores another there has to be seen."""
@@ -267,8 +240,6 @@ class Reach:
                 found = self._lookups.attribute(value, key, name, site)
             elif kind == "item":
                 found = self._lookups.item_of(value, key, name, site)
-            elif kind == "super":
-                found = [(Super(value), name)]
             elif kind == "any":
                 found = self._lookups.any_attribute(value, key or "", name, site)
             elif kind == "parts":

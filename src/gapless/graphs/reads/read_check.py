@@ -38,14 +38,6 @@ class Shown(str):
     __slots__ = ()
 
 
-class Content(bytes):
-    """The content of an array."""
-
-
-class Members(frozenset[int]):
-    """The ids of a set's members."""
-
-
 @dataclass(slots=True)
 class Check:
     """One thing to compare.
@@ -57,7 +49,6 @@ class Check:
         site: where the code reads it.
         is_memory: as of `Change`.
         by_value: whether an equal value is as good.
-        behind: as of `Place`.
     """
 
     read: Callable[[], Any]
@@ -66,7 +57,6 @@ class Check:
     site: str
     is_memory: bool
     by_value: bool
-    behind: Any = MISSING
 
     def holds(self, now: Any) -> bool:
         """Return whether a value is as good as what there was."""
@@ -81,9 +71,7 @@ class Check:
         now = self.read()
         if self.holds(now):
             return None
-        # Of an attribute that hides its class's, the class's.
-        before = _shown(self.behind if self.expected is MISSING else self.expected)
-        after = _shown(now)
+        before, after = _shown(self.expected), _shown(now)
         if before == after:
             is_part = before.startswith("its ")
             after = f"other {before[4:]}" if is_part else f"another {type(now).__name__}"
@@ -117,6 +105,4 @@ def check_of_length(container: Any, name: str, site: str = "") -> Check:
 def _shown(value: Any) -> str:
     if isinstance(value, Shown):
         return str(value)
-    if isinstance(value, Members):
-        return "its members"
-    return "its content" if isinstance(value, Content) else shown(value)
+    return shown(value)

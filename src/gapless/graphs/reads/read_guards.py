@@ -7,10 +7,7 @@ identity, and plain values also by value, so that `self.alpha = 0.1` anew change
 from __future__ import annotations
 
 import collections
-import functools
 import os
-import threading
-import weakref
 from functools import partial
 from operator import call
 from typing import TYPE_CHECKING, Any
@@ -19,30 +16,22 @@ import torch
 from torch import nn
 
 from gapless.device.environment import environment_readers, settings_of_torch
-from gapless.device.torch_gpu import STREAM_TYPES
 from gapless.device.torch_modes import kinds_of_modes, readers_of_modes
-from gapless.device.torch_private import hooks_of_all_modules
 from gapless.graphs.reads.addresses import address_of
 from gapless.graphs.reads.bulk_checks import BulkChecks
 from gapless.graphs.reads.code_kinds import CodeKind, is_foreign, site_of
-from gapless.graphs.reads.code_reads import compares_objects
-from gapless.graphs.reads.content_checks import ContentChecks
 from gapless.graphs.reads.guard_rows import GuardRows
 from gapless.graphs.reads.hooks_and_classes import HooksAndClasses
 from gapless.graphs.reads.plain_values import (
     are_same_items,
     is_number_like,
     is_plain,
-    is_value,
     same,
 )
-from gapless.graphs.reads.read_check import Members, Shown, check_of, check_of_length
+from gapless.graphs.reads.read_check import Shown, check_of, check_of_length
 from gapless.graphs.reads.tensor_forms import TensorForms
 from gapless.graphs.reads.value_places import (
-    HOOK_TABLES,
     Place,
-    entries_of,
-    names_another_class,
 )
 
 
@@ -88,7 +77,6 @@ class ReadGuards:
         self._on_device = on_device
         self._carried = set(carried)
         self._checks = BulkChecks()
-        self._contents = ContentChecks(self._checks)
         self._seen: dict[tuple[Any, ...], str] = {}
         self.tensors: list[torch.Tensor] = []
         self._tensors: dict[int, tuple[torch.Tensor, str, str]] = {}
@@ -102,7 +90,7 @@ class ReadGuards:
         self._compiled_modules = reach.compiled
         self._listed = reach.listed
         self.compares_objects = any(
-            executed.kind is CodeKind.USER and compares_objects(executed.code)
+            executed.kind is CodeKind.USER and executed.reads.compares_objects
             for executed in reach.codes.values()
         )
         self.rows = GuardRows()
@@ -113,7 +101,7 @@ class ReadGuards:
         for value, name, site in reach.whole.values():
             self._add_container(value, name, site)
         for value, name in reach.objects.values():
-            self._add_object(value, name)
+            self._seen["object", id(value)] = name
         for module, name in reach.modules.values():
             self._add_module(module, name)
         for executed in reach.codes.values():
@@ -125,7 +113,6 @@ class ReadGuards:
         for tensor, name, site in reach.tensors.values():
             self._add_tensor(tensor, name, site)
         self._add_tensors()
-        self._add_hooks_of_all_modules()
         known = list(self._tensors.values())
         self._forms = TensorForms(known)
         self._hooks = HooksAndClasses(
@@ -199,44 +186,12 @@ class ReadGuards:
         place = place.without_holder()
         value = place.read()
         check = check_of(place.read, value, name=place.name, site=place.site)
-        check.behind = place.behind
         if is_in_whole:
             self._checks.tell(check)
         else:
             self._checks.add_place(place, check)
-        if not names_another_class(value) and isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor):
             self._add_tensor(value, place.name, place.site)
-
-    def _add_object(self, value: Any, name: str) -> None:
-        """Compare an object's class, and what those are asked for that are made in C."""
-        self._seen["object", id(value)] = name
-        if isinstance(value, functools._lru_cache_wrapper):
-            self._contents.add_results_of(value, name)
-        elif not is_foreign(type(value)) and entries_of(value) is not None:
-            # It may be let go: a weak reference of the step's would show it.
-            kind, referent = type(value), _referent_of(value)
-            entries = entries_of(value)
-            of_kind = check_of(
-                lambda: _kind_shown(referent()), _kind_shown(value), name=name, is_memory=False
-            )
-            of_entries = check_of(lambda: entries_of(referent()), entries, name=f"{name}.__dict__")
-            if isinstance(value, threading.local):
-                self._checks.add(of_kind, lambda: type(referent()) is kind)
-                self._checks.add(of_entries)
-            else:
-                self._checks.add_object(referent, kind, entries, [of_kind, of_entries])
-            self._add_bases(kind)
-
-    def _add_bases(self, kind: type) -> None:
-        """Compare in which order classes are asked for what a class has not."""
-        key = ("bases", id(kind))
-        if key not in self._seen:
-            self._seen[key] = f"the bases of {kind.__name__}"
-            check = check_of(
-                lambda: kind.__mro__, kind.__mro__, name=f"the bases of {kind.__name__}",
-                is_memory=False,
-            )  # fmt: skip
-            self._checks.add_attribute(kind, "__mro__", check)
 
     def _add_state(self, reader: Callable[[], Any], name: str, site: str) -> None:
         value = reader()
@@ -266,16 +221,8 @@ class ReadGuards:
             )
             self._checks.add(check, lambda: bool(value == members))
         elif isinstance(value, set):
-            self._add_set(value, name, site)
-
-    def _add_set(self, value: set[Any], name: str, site: str) -> None:
-        """Compare which objects a set holds; their own `__eq__` is not asked."""
-        self._owners += value
-        members = Members(map(id, value))
-        check = check_of(
-            lambda: Members(map(id, value)), members, name=name, site=site, is_memory=False
-        )
-        self._checks.add(check, lambda: frozenset(map(id, value)) == members)
+            self._owners += value
+            self._add_length(value, name, site)
 
     def _add_mapping(self, value: Any, name: str, site: str) -> None:
         self._owners.append(value)
@@ -346,11 +293,6 @@ class ReadGuards:
             self._add_place(Place("dict", entries, "_size", name=f"len({name})", site=""))
         if isinstance(module, nn.ParameterDict):
             self._add_container(entries["_keys"], f"{name}.keys()", "")
-        if isinstance(module, torch.jit.ScriptModule):
-            self._add_script(module, name)
-        for table in HOOK_TABLES:
-            if entries.get(table):
-                self._checks.tell(check_of_length(entries[table], f"{name}.{table}"))
 
     def _add_parts(self, parts: dict[str, Any], name: str) -> None:
         """Compare which parts a module has, and their order: that in which they are called."""
@@ -362,15 +304,6 @@ class ReadGuards:
 
         check = check_of(read, Shown(f"{len(keys)} items"), name=name, is_memory=False)
         self._checks.add_keys(parts, keys, check)
-
-    def _add_script(self, module: Any, name: str) -> None:
-        """Compare the attributes of a scripted module, which stand in no dictionary."""
-        read = module._c.getattr
-        for key in module._concrete_type.get_attributes():
-            value = read(key)
-            if is_value(value) or isinstance(value, list | dict):
-                check = check_of(partial(read, key), value, name=f"{name}.{key}", is_memory=False)
-                self._checks.add(check)
 
     def _add_function(self, function: Any) -> None:
         key = ("function", id(function))
@@ -388,11 +321,6 @@ class ReadGuards:
                 # An equal one can be written to later, which nobody would see.
                 check.by_value = False
                 self._checks.add_attribute(function, part, check)
-        # Those of keywords stand in a dictionary, which may be changed in place.
-        defaults = function.__kwdefaults__
-        for name in defaults or ():
-            site = site_of(code, None)
-            self._add_place(Place("dict", defaults, name, name=name, site=site))
 
     def _add_tensor(self, tensor: torch.Tensor, name: str, site: str) -> None:
         if id(tensor) in self._tensors:
@@ -420,20 +348,17 @@ class ReadGuards:
         known = list(self._tensors.values())
         self.tensors = [tensor for tensor, _, _ in known if self._on_device(tensor)]
         for tensor, name, site in known:
-            self._add_hooks(tensor, name)
-            if not self._on_device(tensor):
-                self._contents.add_tensor(tensor, name, site)
+            if not self._on_device(tensor) and not tensor.is_inference():
+                self._add_version(tensor, name, site)
 
-    def _add_hooks(self, tensor: torch.Tensor, name: str) -> None:
-        for table in HOOK_TABLES:
-            hooks = getattr(tensor, table, None)
-            if hooks:
-                self._checks.tell(check_of_length(hooks, f"{name}.{table}"))
-
-    def _add_hooks_of_all_modules(self) -> None:
-        for name, hooks in hooks_of_all_modules().items():
-            if hooks:
-                self._checks.tell(check_of_length(hooks, f"torch.nn.modules.module.{name}"))
+    def _add_version(self, tensor: torch.Tensor, name: str, site: str) -> None:
+        """Compare the version of a tensor on the host; writes through `.data` and numpy, which move none, audits tell."""
+        version = tensor._version
+        check = check_of(
+            lambda: Shown(f"its content, version {tensor._version}"),
+            Shown(f"its content, version {version}"), name=name, site=site, is_memory=False,
+        )  # fmt: skip
+        self._checks.add(check, lambda: tensor._version == version)
 
     def _compare(self) -> None:
         self._checks.compare_in(self.rows)
@@ -447,15 +372,3 @@ def _may_walk_parts(module: nn.Module) -> bool:
     """Return whether a module may call parts that it has not yet; torch's own have all of theirs."""
     is_container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
     return is_container or not is_foreign(type(module))
-
-
-def _kind_shown(value: Any) -> Shown:
-    """Return what is shown for an object by its class; None stands for one that is gone."""
-    return Shown("another" if value is None else f"one {type(value).__name__}")
-
-
-def _referent_of(value: Any) -> Callable[[], Any]:
-    """Return a function that returns a value, None once nobody else holds it."""
-    # Torch leaves weak references to its streams and events behind.
-    has_refs = type(value).__weakrefoffset__ and not isinstance(value, STREAM_TYPES)
-    return weakref.ref(value) if has_refs else lambda: value

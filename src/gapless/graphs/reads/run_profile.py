@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dis
 import gc
 import inspect
 import sys
 import weakref
 from contextlib import contextmanager
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import CodeType, FrameType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,15 +17,13 @@ from gapless.device.torch_gpu import STREAM_TYPES
 from gapless.graphs.reads import torch_readers
 from gapless.graphs.reads.code_kinds import CodeKind, kind_when_called
 from gapless.graphs.reads.code_reads import reads_of
-from gapless.graphs.reads.executed import Executed, Observed, is_asked
+from gapless.graphs.reads.executed import Executed, Observed
 from gapless.graphs.reads.host_effects import MOST_FRAMES_BETWEEN, HostEffects
-from gapless.graphs.reads.made_in_c import ATTRIBUTE_READERS
-from gapless.graphs.reads.plain_values import is_number_like
 from gapless.graphs.reads.value_places import base_of, entries_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from gapless.graphs.reads.failed_look import Look
 
@@ -43,9 +40,6 @@ _OBSERVED_DEPTH = 4
 
 _eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 _set_eval_frame: Any = getattr(_eval_frame, "set_eval_frame", None)
-
-
-_READERS = {function.__name__ for function in (*ATTRIBUTE_READERS, isinstance)}
 
 
 def _is_observed(value: Any) -> bool:
@@ -66,24 +60,10 @@ def _executed(frame: FrameType, code: CodeType, kind: CodeKind) -> Executed:
     executed = Executed(code, frame.f_globals, reads_of(code), kind)
     followed = [chain for chain in executed.reads.reads if chain.links]
     changed = [chain for store in executed.reads.stores for chain in store.bases]
-    readers = [each for each in executed.reads.given if each.last_name in _READERS]
-    handed = [chain for reader in readers for chain in executed.reads.given[reader]]
-    for chain in (*followed, *changed, *handed):
+    for chain in (*followed, *changed):
         if chain.kind == "argument":
             executed.observed.setdefault(chain.root, Observed())
     return executed
-
-
-# Code that waits in the middle for whoever takes its values.
-_STOPS_MIDWAY = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-
-
-def _begins(at: dis.Instruction) -> bool:
-    return at.opname == "RESUME" and at.arg == 0
-
-
-def _yields(at: dis.Instruction) -> bool:
-    return at.opname == "YIELD_VALUE"
 
 
 # What functions made in C do counts where these call them, perhaps for the user.
@@ -115,18 +95,6 @@ def _told_of(kind: CodeKind) -> frozenset[str]:
     if kind in _WITH_EFFECTS:
         return frozenset(["c_call"])
     return frozenset() if kind in (CodeKind.TORCH, CodeKind.OWN) else frozenset(["call"])
-
-
-def _holds_plain(value: Any, depth: int = _OBSERVED_DEPTH) -> bool:
-    """Return whether a container holds settings, rather than what is large."""
-    if len(value) > _MOST_OBSERVED_INSIDE:
-        return False
-    return all(
-        (depth > 0 and _holds_plain(part, depth - 1))
-        if type(part) in _CONTAINERS
-        else is_number_like(part) or isinstance(part, FunctionType | type)
-        for part in (value.values() if isinstance(value, dict) else value)
-    )
 
 
 class _Held:
@@ -193,8 +161,7 @@ class RunProfile:
         self._new: list[tuple[Observed, int]] = []
         self._young: set[int] = set()
         self._long: set[tuple[int, ...]] = set()
-        # Of instructions, by code and kind.
-        self._offsets: dict[tuple[int, Callable[[dis.Instruction], bool]], set[int]] = {}
+
         # Those around the run, by id; held until it is over, so that no other gets their ids.
         self._around: dict[int, FrameType] = {}
         self.host = HostEffects(self._around)
@@ -272,9 +239,6 @@ class RunProfile:
             elif event == "call":
                 self._note_call(frame, kind)
             elif event == "return" and kind is CodeKind.USER:
-                if not frame.f_code.co_flags & _STOPS_MIDWAY or not self._is_at(frame, _yields):
-                    # Before its end, a generator has no more than it will have had.
-                    self._note_locals(frame)
                 self._note_return(frame, arg)
         except Exception as error:
             # What a profile function raises, the code that it watches gets.
@@ -318,25 +282,12 @@ class RunProfile:
             if self._is_in_import(frame):
                 return
             executed = self._executed[id(code)] = _executed(frame, code, kind)
-        if executed.observed and not self._goes_on(frame):
+        if executed.observed:
             values = frame.f_locals
             for name, observed in executed.observed.items():
                 if name in values and not self._is_known(observed, values[name]):
                     self._observe(observed, values[name])
                     self._observe_parts(executed, name, values[name])
-
-    def _goes_on(self, frame: FrameType) -> bool:
-        """Return whether the call of a generator is not its first: its arguments are those of that one."""
-        return bool(frame.f_code.co_flags & _STOPS_MIDWAY) and not self._is_at(frame, _begins)
-
-    def _is_at(self, frame: FrameType, of_kind: Callable[[dis.Instruction], bool]) -> bool:
-        """Return whether a frame is at an instruction of a kind."""
-        code = frame.f_code
-        found = self._offsets.get((id(code), of_kind))
-        if found is None:
-            found = {at.offset for at in dis.get_instructions(code) if of_kind(at)}
-            self._offsets[id(code), of_kind] = found
-        return frame.f_lasti in found
 
     def _is_known(self, observed: Observed, value: Any) -> bool:
         """Return whether a long container was seen in a role before, as when a loop gives it to a function."""
@@ -368,8 +319,7 @@ class RunProfile:
         if executed is not None:
             self._observe(executed.observed.setdefault("", Observed()), value)
             self._observe_parts(executed, "", value)
-            asked = frame.f_locals.get(code.co_varnames[1]) if is_asked(code) else None
-            for root, links, part in executed.parts_returned(value, code, asked):
+            for root, links, part in executed.parts_returned(value, code.co_name):
                 self._observe(executed.led.setdefault((root, links), Observed()), part)
 
     def _nearest(self, frame: FrameType | None) -> Executed | None:
@@ -383,16 +333,6 @@ class RunProfile:
             frame = frame.f_back
         return None
 
-    def _note_locals(self, frame: FrameType) -> None:
-        """Take note of what objects lead to that functions made in C have returned."""
-        executed = self._executed.get(id(frame.f_code))
-        if executed is not None and executed.follows(""):
-            values = frame.f_locals
-            # Not what an enclosing function holds: it would be searched as if a call had returned it.
-            for name in executed.reads.results:
-                if name in values and _is_observed(values[name]):
-                    self._observe_parts(executed, "", values[name])
-
     def _observe_parts(self, executed: Executed, root: str, value: Any) -> None:
         for links, part in executed.parts_of(root, value):
             self._observe(executed.led.setdefault((root, links), Observed()), part)
@@ -401,15 +341,13 @@ class RunProfile:
         # Its type is asked, not the class that it names: what is raised here, the user's code gets.
         is_tuple = issubclass(type(value), tuple)
         if is_tuple or type(value) in _CONTAINERS:
-            # No weak reference leads to it; its items stand for it.
-            is_outermost = depth == _OBSERVED_DEPTH
-            most = _MOST_OBSERVED_ITEMS if is_outermost else _MOST_OBSERVED_INSIDE
+            # Whoever hands it on uses it as a whole; its items stand for it.
+            most = _MOST_OBSERVED_ITEMS if depth == _OBSERVED_DEPTH else _MOST_OBSERVED_INSIDE
             if (tuple.__len__(value) if is_tuple else len(value)) <= most and depth:
                 base = base_of(value)
                 for part in dict.values(value) if base is dict else base.__iter__(value):
                     self._observe(observed, part, depth - 1)
-            if not is_outermost or is_tuple or not _holds_plain(value):
-                return
+            return
         if not _is_observed(value) or id(value) in self._batch:
             return
         known = observed.runs.get(id(value))
@@ -422,8 +360,7 @@ class RunProfile:
             observed.runs[id(value)] = (weakref.ref(value), {self._number})
         except TypeError:
             # Such as a SimpleNamespace; entries without attributes need no guard.
-            is_container = type(value) in _CONTAINERS
-            if is_container or entries_of(value) is not None or hasattr(type(value), "__slots__"):
+            if entries_of(value) is not None or hasattr(type(value), "__slots__"):
                 # One for all roles: nobody else is to hold it.
                 held = self._held.setdefault(id(value), _Held(value))
                 held.roles.append(observed)

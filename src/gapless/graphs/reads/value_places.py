@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from gapless.graphs.reads.chains import Chain
+from gapless.graphs.reads.code_kinds import is_foreign
 from gapless.graphs.reads.stand_in import StandIn
 
 
@@ -47,8 +48,6 @@ HOOK_TABLES = (
     "_post_accumulate_grad_hooks",
 )
 
-# What shows a dictionary.
-VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 FIELD_OF_NAMED_TUPLE: Any = type(vars(Chain)["root"])
 
@@ -67,10 +66,9 @@ class Place:
         name: as the code says it, such as `self.alpha`.
         site: where it says so, `file:line`; "" if that is not known.
         holder: the object whose attribute it is, None if it is none.
-        behind: what the name leads to as long as nothing stands here: the class's attribute.
     """
 
-    __slots__ = ("behind", "holder", "key", "kind", "name", "owner", "site")
+    __slots__ = ("holder", "key", "kind", "name", "owner", "site")
 
     def __init__(
         self,
@@ -81,9 +79,7 @@ class Place:
         name: str,
         site: str,
         holder: Any = None,
-        behind: Any = MISSING,
     ) -> None:
-        self.behind = behind
         self.kind = kind
         self.owner = owner
         self.key = key
@@ -122,16 +118,13 @@ class Place:
 
     def without_holder(self) -> Place:
         """Return the same place, which holds on to what it is in and not to whose it is."""
-        return Place(
-            self.kind, self.owner, self.key, name=self.name, site=self.site, behind=self.behind
-        )
+        return self.of(None)
 
     def of(self, holder: Any) -> Place:
         """Return the same place as one of an object."""
         return Place(
-            self.kind, self.owner, self.key, name=self.name, site=self.site, holder=holder,
-            behind=self.behind,
-        )  # fmt: skip
+            self.kind, self.owner, self.key, name=self.name, site=self.site, holder=holder
+        )
 
     @property
     def id(self) -> tuple[str, int, Any]:
@@ -152,17 +145,22 @@ def entries_of(value: Any) -> dict[str, Any] | None:
     return entries if isinstance(entries, dict) else None
 
 
-def names_another_class(value: object) -> bool:
-    """Return whether an object says of itself that it is of another class, as proxies and mocks do."""
-    owners = type.__getattribute__(type(value), "__mro__")
-    return any("__class__" in vars(owner) for owner in owners if owner is not object)
-
-
 def items_of(table: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
     """Return the items of a dictionary in their order, without the methods of a user's class."""
     if isinstance(table, collections.OrderedDict):
         return list(collections.OrderedDict.items(table))
     return list(dict.items(table) if isinstance(table, dict) else table.items())
+
+
+def slots_of(kind: type) -> list[tuple[str, MemberDescriptorType]]:
+    """Return the names and descriptors of the slots of a class, and of the user's that it is derived from."""
+    return [
+        (key, slot)
+        for owner in type.__getattribute__(kind, "__mro__")
+        if not is_foreign(owner)
+        for key, slot in vars(owner).items()
+        if isinstance(slot, MemberDescriptorType)
+    ]
 
 
 def tables_of(value: Any) -> list[dict[str, Any]]:
