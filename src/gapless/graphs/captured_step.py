@@ -92,7 +92,6 @@ class CapturedStep:
         self.step, self.report = callee.step, callee.report
         self.callee = callee
         self._limits = GraphLimits(callee.device) if limits is None else limits
-        self._limits.count(self)
         self.audits = Audits(self.report, every=audit_every, account=callee.account)
         self.fast_path = FastPath(
             launch=callee.launch, side=callee.side, report=self.report, audits=self.audits
@@ -101,6 +100,7 @@ class CapturedStep:
         pool = GraphPool(device, host_waits, self._limits)
         batch_reads = BatchReads(host_waits, device)
         self.entries = Entries(self.report, pool, batch_reads, self.fast_path)
+        self._limits.count(self.entries)
         self._passing = PassingKinds(callee.step, self.report)
         self.learning = Learning(
             callee, self.entries, pool, batch_reads, num_warmup=num_warmup, rates=rates
@@ -263,14 +263,9 @@ class CapturedStep:
     # --- graphs there are ---
 
     @property
-    def num_graphs(self) -> int:
-        """How many graphs there are now, those that wait for the verdict on them included."""
-        return self.entries.num_graphs
-
-    @property
     def has_graphs(self) -> bool:
         """Whether there are graphs now, or one that waits for the verdict on it."""
-        return self.num_graphs > 0
+        return self.entries.num_graphs > 0
 
     @property
     def is_refused(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from gapless.graphs.refusal import Refusal
@@ -17,14 +17,6 @@ DEFAULT_MEMORY_FRACTION = 0.8
 
 # Each graph takes memory; more than this are a sign of shapes that hardly come again.
 DEFAULT_MAX_GRAPHS = 100
-
-
-class HasGraphs(Protocol):
-    """Whoever keeps graphs that count."""
-
-    @property
-    def num_graphs(self) -> int:
-        """How many graphs it keeps now, those that wait for the verdict on them included."""
 
 
 class GraphLimits:
@@ -55,10 +47,10 @@ class GraphLimits:
         self._device = device
         self._max_graphs = max_graphs
         self._largest_bytes = 0
-        self._holders: WeakSet[HasGraphs] = WeakSet()
+        self._holders: WeakSet[Any] = WeakSet()
 
-    def count(self, holder: HasGraphs) -> None:
-        """Let the graphs that somebody keeps count, from now on."""
+    def count(self, holder: Any) -> None:
+        """Let the graphs that somebody keeps count, from now on: their number is its `num_graphs`."""
         self._holders.add(holder)
 
     def note_memory(self, num_bytes: int) -> None:

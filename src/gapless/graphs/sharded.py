@@ -20,19 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-_FSDP2 = Refusal(
-    "weights",
-    "fully_shard (FSDP2) gathers weights into other memory in each call, and frees it, where a graph "
-    "keeps addresses; train it as written, or use DistributedDataParallel if the model fits on a GPU",
-    name="fully_shard",
-)
-_FSDP1 = Refusal(
-    "weights",
-    "FullyShardedDataParallel (FSDP) gathers weights into other memory in each call, and frees it, where "
-    "a graph keeps addresses; train it as written, or use DistributedDataParallel if the model fits on a "
-    "GPU",
-    name="FullyShardedDataParallel",
-)
+def _gathers(what: str, name: str) -> Refusal:
+    return Refusal(
+        "weights",
+        f"{what} gathers weights into other memory in each call, and frees it, where a graph keeps "
+        "addresses; train it as written, or use DistributedDataParallel if the model fits on a GPU",
+        name=name,
+    )
+
+
 _DTENSOR = Refusal(
     "weights",
     "a weight is a DTensor, as of fully_shard (FSDP2) or tensor parallelism, of which a rank holds a part "
@@ -51,7 +47,12 @@ _DP = Refusal(
     "DistributedDataParallel, or capture the module within if there is one GPU",
     name="DataParallel",
 )
-_SHARDED = {"FSDPModule": _FSDP2, "FullyShardedDataParallel": _FSDP1}
+_SHARDED = {
+    "FSDPModule": _gathers("fully_shard (FSDP2)", "fully_shard"),
+    "FullyShardedDataParallel": _gathers(
+        "FullyShardedDataParallel (FSDP)", "FullyShardedDataParallel"
+    ),
+}
 
 
 def refusal_of_module(module: torch.nn.Module) -> Refusal | None:

@@ -98,9 +98,6 @@ class ModuleTrial:
     def run(self, tree: Tree, reads: ReadGuards, watched: Watched) -> Tried:
         """Rehearse both passes on a copy of a call, and run the call as written.
 
-        Raises:
-            Exception: whatever the module raises as written.
-
         Sync: Blocks the host ("capture").
         """
         seen = self.seen.of(tree)
@@ -132,9 +129,6 @@ class ModuleTrial:
         """Compare the passes of a graph in use with those as written, and run the call once.
 
         The verdict arrives when the backward pass has come, or can come no more.
-
-        Raises:
-            Exception: whatever the module raises as written.
         """
         assert isinstance(graph, ModuleGraph)
         if self._no_room:

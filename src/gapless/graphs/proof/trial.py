@@ -136,9 +136,6 @@ class Trial:
             watched: what the last run as written showed.
             like: a graph of the same code; the new one is then compared with one run as written.
 
-        Raises:
-            Exception: whatever the step raises as written.
-
         Sync: Blocks the host ("capture").
         """
         with ONE_AT_A_TIME:
@@ -190,11 +187,7 @@ class Trial:
     # --- proof ---
 
     def audit(self, tree: Tree, graph: CallGraph, watched: Watched, exact: Exactness) -> Tried:
-        """Compare a graph in use with the step as written, and train on a batch once.
-
-        Raises:
-            Exception: whatever the step raises as written.
-        """
+        """Compare a graph in use with the step as written, and train on a batch once."""
         assert isinstance(graph, StepGraph)
         with ONE_AT_A_TIME:
             like = Proved(exact, None)
