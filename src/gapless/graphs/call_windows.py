@@ -13,6 +13,7 @@ What replays save goes to the account: `CallTimes.compare` says what follows fro
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gapless.pipeline.streams import EventPool
@@ -41,38 +42,33 @@ NUM_BEFORE = 50
 NUM_IN_WINDOW = 8
 
 
+@dataclass(eq=False)
 class CallWindows:
     """The windows of all graphs of one captured object, one graph after the other.
 
     Nothing is timed in a distributed run, whose ranks could decide differently, nor where a call as
     written has no memory beside the graphs, nor for graphs that have not been proved to give equal bits.
 
-    Args:
+    Attributes:
         account: of the device, which lets one graph at a time be timed: calls as written of another
             would lie between its calls.
         has_room: returns whether a call as written has memory beside the graphs.
         give_up: called with a kind of call whose replays do not pay, and with the times that show it.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        account: Account,
-        *,
-        has_room: Callable[[], bool],
-        give_up: Callable[[Entry, list[PairTimes]], None],
-    ) -> None:
-        self._device = device
-        self._account = account
-        self._has_room = has_room
-        self._give_up = give_up
-        self._graphs: weakref.WeakKeyDictionary[CallGraph, _Windows] = weakref.WeakKeyDictionary()
-        self._timed: _Windows | None = None
+    device: Device
+    account: Account
+    has_room: Callable[[], bool]
+    give_up: Callable[[Entry, list[PairTimes]], None]
+    _timed: _Windows | None = None
+    _graphs: weakref.WeakKeyDictionary[CallGraph, _Windows] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
 
     def add(self, graph: CallGraph, entry: Entry) -> None:
         """Let a graph be timed that gives the same bits as its calls as written, the first of its kind."""
         if entry.times.verdict is None:
-            self._graphs[graph] = _Windows(self._device, entry)
+            self._graphs[graph] = _Windows(self.device, entry)
 
     def are_open(self, graph: CallGraph) -> bool:
         """Return whether calls of a graph are still to be timed, so that each has to come by here."""
@@ -84,10 +80,10 @@ class CallWindows:
         found = None if graph is None else self._graphs.get(graph)
         if graph is None or found is None or not found.is_due():
             return None
-        if not self._account.takes_turn(found):
+        if not self.account.takes_turn(found):
             self._timed = None if self._timed is found else self._timed
             return None
-        if self._timed is not found and (is_distributed() or not self._has_room()):
+        if self._timed is not found and (is_distributed() or not self.has_room()):
             del self._graphs[graph]
             return None
         self._timed = found
@@ -106,7 +102,7 @@ class CallWindows:
         self._timed = None
         del self._graphs[graph]
         if timed.times.verdict == "does_not_pay" and not is_distributed():
-            self._give_up(entry, timed.pairs)
+            self.give_up(entry, timed.pairs)
 
 
 class _Windows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gapless.graphs.account import CallTimes
@@ -33,45 +33,39 @@ _MOST_REFUSED = 100
 _MAX_PLAIN = 10_000
 
 
+@dataclass(eq=False)
 class Entries:
     """The record of each kind of call.
 
-    Args:
+    Attributes:
         batch_reads: values of batches that belong to kinds.
         fast_path: holds on to a graph; it is left as soon as any is dropped.
     """
 
-    def __init__(
-        self,
-        report: CaptureReport,
-        pool: GraphPool,
-        batch_reads: BatchReads,
-        fast_path: FastPath,
-    ) -> None:
-        self._report = report
-        self._pool = pool
-        self._batch_reads = batch_reads
-        self._fast_path = fast_path
-        self._by_kind: dict[Hashable, Entry] = {}
-        # Those without variants, by the hash of their kinds: a kind holds every plain value of its batch.
-        self._by_number: dict[int, Entry] = {}
-        self._most_plain = _MAX_PLAIN
+    report: CaptureReport
+    pool: GraphPool
+    batch_reads: BatchReads
+    fast_path: FastPath
+    _by_kind: dict[Hashable, Entry] = field(default_factory=dict)
+    # Those without variants, by the hash of their kinds: a kind holds every plain value of its batch.
+    _by_number: dict[int, Entry] = field(default_factory=dict)
+    _most_plain: int = _MAX_PLAIN
 
     def of_call(self, tree: Tree) -> Entry:
         """Return the record of the kind of a call; refuse kinds whose batches have too many values.
 
         Sync: Blocks the host for each value that belongs to the kind ("batch_value").
         """
-        kind = tree.known_key = self._batch_reads.kind_of(tree)
-        read = self._batch_reads.with_too_many_values(kind)
+        kind = tree.known_key = self.batch_reads.kind_of(tree)
+        read = self.batch_reads.with_too_many_values(kind)
         if read is None:
             return self.of(kind)
         base = tree.known_key = without_values(kind)
-        self._batch_reads.forget(kind)
+        self.batch_reads.forget(kind)
         for one in self:
             if without_values(one.kind) == base:
                 self.forget(one)
-        self._fast_path.forget()
+        self.fast_path.forget()
         entry = self.of(base)
         self.refuse(entry, [unlike_values(read.site)])
         return entry
@@ -83,7 +77,7 @@ class Entries:
             number = hash(kind)
             entry = self._by_number.get(number)
             if entry is None:
-                entry = self._by_number[number] = Entry(number, CallTimes(self._report.spent))
+                entry = self._by_number[number] = Entry(number, CallTimes(self.report.spent))
                 if len(self._by_number) > self._most_plain:
                     self._forget_plain(but=entry)
         return entry
@@ -119,7 +113,7 @@ class Entries:
 
     def forget_fast_path(self) -> None:
         """Let the next call try no graph first."""
-        self._fast_path.forget()
+        self.fast_path.forget()
 
     # --- refusals ---
 
@@ -132,13 +126,13 @@ class Entries:
             return
         entry.refusal = max(refusals, key=lambda one: bool(one.is_final))
         num_refused = len(self.refused())
-        is_hopeless = not self._report.num_graphs and num_refused >= _MAX_REFUSED
+        is_hopeless = not self.report.num_graphs and num_refused >= _MAX_REFUSED
         is_of_all = is_hopeless or num_refused >= _MOST_REFUSED
         for refusal in refusals:
-            self._report.refuse(replace(refusal, is_of_call=not is_of_all))
+            self.report.refuse(replace(refusal, is_of_call=not is_of_all))
         if entry.is_refused_for_good:
             self.forget_without_graph(entry)
-        if self._report.forbids_all_for_good:
+        if self.report.forbids_all_for_good:
             for one in self:
                 self.forget_without_graph(one)
 
@@ -188,8 +182,8 @@ class Entries:
             for variant in (*entry.variants, *entry.in_use):
                 variant.drop_graph()
             entry.in_use = []
-        self._fast_path.forget()
-        self._pool.leave_memory()
+        self.fast_path.forget()
+        self.pool.leave_memory()
 
     def drop_dead(self) -> None:
         """Let go of variants that read memory which is not used any more; one of each kind stays."""
@@ -236,4 +230,4 @@ class Entries:
 
     def _leave_memory_if_unused(self) -> None:
         if not any(entry.in_use for entry in self._by_kind.values()):
-            self._pool.leave_memory()
+            self.pool.leave_memory()

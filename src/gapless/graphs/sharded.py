@@ -20,15 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-def _gathers(what: str, name: str) -> Refusal:
-    return Refusal(
-        "weights",
-        f"{what} gathers weights into other memory in each call, and frees it, where a graph keeps "
-        "addresses; train it as written, or use DistributedDataParallel if the model fits on a GPU",
-        name=name,
-    )
-
-
+_GATHERS = (
+    " gathers weights into other memory in each call, and frees it, where a graph keeps addresses; train it as "
+    "written, or use DistributedDataParallel if the model fits on a GPU"
+)
 _DTENSOR = Refusal(
     "weights",
     "a weight is a DTensor, as of fully_shard (FSDP2) or tensor parallelism, of which a rank holds a part "
@@ -48,9 +43,9 @@ _DP = Refusal(
     name="DataParallel",
 )
 _SHARDED = {
-    "FSDPModule": _gathers("fully_shard (FSDP2)", "fully_shard"),
-    "FullyShardedDataParallel": _gathers(
-        "FullyShardedDataParallel (FSDP)", "FullyShardedDataParallel"
+    "FSDPModule": Refusal("weights", "fully_shard (FSDP2)" + _GATHERS, name="fully_shard"),
+    "FullyShardedDataParallel": Refusal(
+        "weights", "FullyShardedDataParallel (FSDP)" + _GATHERS, name="FullyShardedDataParallel"
     ),
 }
 

@@ -8,6 +8,7 @@ that were collected; they are collected anew once, and a second one ends quick u
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,40 +37,37 @@ if TYPE_CHECKING:
 _MAX_DIFFERENCES = 2
 
 
+@dataclass(eq=False)
 class QuickAudits:
     """When the quick updates of one optimizer are audited, and how.
 
-    Args:
+    Attributes:
         memory_budget_bytes: device memory of the process that a copy may lead to.
     """
 
-    def __init__(
-        self,
-        quick: QuickUpdates,
-        optimizer: Optimizer,
-        callee: Callee,
-        *,
-        every: int | None,
-        memory_budget_bytes: int | None,
-    ) -> None:
-        self._quick = quick
-        self._optimizer = optimizer
-        self._callee, self._report = callee, callee.report
-        self._memory_budget_bytes = memory_budget_bytes
+    quick: QuickUpdates
+    optimizer: Optimizer
+    callee: Callee
+    every: int | None
+    memory_budget_bytes: int | None
+    _num_differences: int = 0
+
+    def __post_init__(self) -> None:
+        self._report = report = self.callee.report
         # The same operations, with less of the host.
-        self._times = CallTimes(self._report.spent)
-        seed = self._report.audits.seed
-        self._audits = Audits(self._report, every=every, account=callee.account, seed=seed)
-        self._turn = self._audits.turn_of(quick)
-        self._num_differences = 0
+        self._times = CallTimes(report.spent)
+        self._audits = Audits(
+            report, every=self.every, account=self.callee.account, seed=report.audits.seed
+        )
+        self._turn = self._audits.turn_of(self.quick)
 
     def update(self) -> Callable[[Callable[[], Any]], Any] | None:
         """Update quickly; if that is not to be, return what takes `step()` as written and runs it."""
         if not self._may_be_quick():
             return self._run
-        if not self._quick.run():
+        if not self.quick.run():
             self._audits.forget_call()
-            return self._quick.run_as_written
+            return self.quick.run_as_written
         self._audits.end_call(self._times, "replay")
         self._report.num_quick += 1
         return None
@@ -89,16 +87,16 @@ class QuickAudits:
 
     def _run(self, step: Callable[[], Any]) -> Any:
         """Update as written, and compare this with a quick update, unless a verdict is awaited."""
-        if self._quick.is_over:
+        if self.quick.is_over:
             self._audits.forget_call()
             return step()
         is_unknown = self._times.as_written_s is None and self._report.audits.num
         if self._audits.open is not None or is_unknown:
             return self._run_plain(step)
-        if not self._quick.is_ready():
+        if not self.quick.is_ready():
             self._audits.forget_call()
-            return self._quick.run_as_written(step)
-        if not self._callee.account.has_room_for(self._times, "audit"):
+            return self.quick.run_as_written(step)
+        if not self.callee.account.has_room_for(self._times, "audit"):
             return self._run_plain(step)
         self._audits.begin_call()
         try:
@@ -110,7 +108,7 @@ class QuickAudits:
             self._report.note = f"no further audits: {error}"
         except Exception:
             # Of the quick update, or what the step as written is about to raise again.
-            self._quick.forget_lists()
+            self.quick.forget_lists()
         self._audits.forget_call()
         return step()
 
@@ -125,17 +123,17 @@ class QuickAudits:
         return out
 
     def _audit(self, step: Callable[[], Any]) -> Any:
-        optimizer, weights = self._optimizer, weights_of(self._optimizer)
+        optimizer, weights = self.optimizer, weights_of(self.optimizer)
         gradients = [(weight, weight.grad) for weight in weights]
         found = list(_tensors_of(optimizer, weights))
-        on_host = [tensor for tensor, _ in found if not self._callee.is_on_device(tensor)]
-        on_device = [one for one in found if self._callee.is_on_device(one[0])]
+        on_host = [tensor for tensor, _ in found if not self.callee.is_on_device(tensor)]
+        on_device = [one for one in found if self.callee.is_on_device(one[0])]
 
         def left() -> list[Any]:
             return [weight.grad for weight in weights] + on_host
 
         def quick() -> list[Any]:
-            self._quick.run()
+            self.quick.run()
             return left()
 
         def as_written() -> list[Any]:
@@ -143,31 +141,31 @@ class QuickAudits:
             return left()
 
         outs: list[Any] = []
-        kept = KeptTensors([], on_device=self._callee.is_on_device)
+        kept = KeptTensors([], on_device=self.callee.is_on_device)
         with ONE_AT_A_TIME:
-            side = PythonSide(gradients, [optimizer], kept, on_device=self._callee.is_on_device)
+            side = PythonSide(gradients, [optimizer], kept, on_device=self.callee.is_on_device)
             _, verdict = prove(
-                self._callee.device,
+                self.callee.device,
                 DeviceState(
                     [tensor for tensor, _ in on_device],
-                    self._callee.device,
+                    self.callee.device,
                     names=[name for _, name in on_device],
                 ),
                 replay=quick,
                 as_written=as_written,
                 reset=side.restore,
-                memory_budget_bytes=self._memory_budget_bytes,
+                memory_budget_bytes=self.memory_budget_bytes,
                 num_written=1,
             )
-        self._audits.begin(None, self._quick, verdict)
+        self._audits.begin(None, self.quick, verdict)
         return outs[0]
 
     def _note_difference(self, text: str) -> None:
         self._num_differences += 1
-        self._quick.forget_lists()
+        self.quick.forget_lists()
         if self._num_differences >= _MAX_DIFFERENCES:
-            self._quick.end()
-            name = name_of(self._optimizer)
+            self.quick.end()
+            name = name_of(self.optimizer)
             self._report.refuse(
                 Refusal(
                     "proved_wrong",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -27,34 +28,26 @@ if TYPE_CHECKING:
 _version_of = attrgetter("_version")
 
 
+@dataclass(eq=False)
 class Runs:
     """The runs of one module: as written, and by all of its graphs.
 
-    Args:
+    Attributes:
         host_waits: the door for the waits of captures, and of calls that run again.
         side: launches replays in order with captures.
-
-    Attributes:
         forward: the module's own, bound to it.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        *,
-        device: Device,
-        host_waits: HostWaits,
-        side: SideStream,
-        report: CaptureReport,
-    ) -> None:
-        self.module = module
-        self.forward: Callable[..., Any] = module.forward
-        self.device = device
-        self.host_waits = host_waits
-        self.side = side
-        self.report = report
-        self.settings = Settings(device.torch_device.type)
-        self._newest: weakref.ref[Run] | None = None
+    module: nn.Module
+    device: Device
+    host_waits: HostWaits
+    side: SideStream
+    report: CaptureReport
+    _newest: weakref.ref[Run] | None = None
+
+    def __post_init__(self) -> None:
+        self.forward: Callable[..., Any] = self.module.forward
+        self.settings = Settings(self.device.torch_device.type)
 
     def as_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call as written."""

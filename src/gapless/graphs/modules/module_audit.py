@@ -16,7 +16,7 @@ a graph of gradients, or one in two parts.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,38 +36,32 @@ if TYPE_CHECKING:
     from gapless.pipeline.tree.flatten import Tree
 
 
+@dataclass(eq=False)
 class BackwardHalf:
     """The backward pass of an audited call.
 
     Torch's nodes hold it, and it holds none of them: what it has found outlives it in `Found`.
 
-    Args:
+    Attributes:
         run: its forward pass in the audit, whose memory the graph's backward pass reads.
         out_of_memory: called if there is no memory to compare them.
     """
 
-    def __init__(
-        self,
-        graph: ModuleGraph,
-        run: Run,
-        comparison: Comparison,
-        *,
-        out_of_memory: Callable[[], None],
-    ) -> None:
-        self.found = Found()
-        self._graph = graph
-        self._run = run
-        self._comparison = comparison
-        self._out_of_memory = out_of_memory
-        self._given: dict[int, torch.Tensor] = {}
-        self._arrived: list[list[torch.Tensor]] = []
-        self._num_outs = self._num_left = 0
+    graph: ModuleGraph
+    run: Run
+    comparison: Comparison
+    out_of_memory: Callable[[], None]
+    found: Found = field(default_factory=lambda: Found())
+    _given: dict[int, torch.Tensor] = field(default_factory=dict)
+    _arrived: list[list[torch.Tensor]] = field(default_factory=list)
+    _num_outs: int = 0
+    _num_left: int = 0
 
     def watch(self, out: Tree, inputs: Sequence[torch.Tensor]) -> Any:
         """Return what a call as written has returned, with its backward pass watched."""
         self._num_outs = len(out.leaves)
         leaves = [leaf for leaf in out.leaves if leaf.requires_grad]
-        watch_uses(leaves, self._graph.paths.targets_of(inputs), self._take)
+        watch_uses(leaves, self.graph.paths.targets_of(inputs), self._take)
         outs = [
             _Audited.apply(partial(self.note_given, number), leaf) if leaf.requires_grad else leaf
             for number, leaf in enumerate(out.leaves)
@@ -76,37 +70,37 @@ class BackwardHalf:
 
     def is_over(self) -> bool:
         """Return whether nothing more comes of it, as far as this thread can tell."""
-        return self.found.is_over or self._run.is_left()
+        return self.found.is_over or self.run.is_left()
 
     def note_given(self, number: int, gradient: torch.Tensor | None) -> None:
         """Take the gradient of an output; launch the graph's backward pass behind the last of them."""
         if self.found.is_over:
             return
-        if self._run.pass_number is None:
-            self._run.pass_number = current_graph_task()
-        is_another = self._run.is_left() or number in self._given or bool(self._arrived)
+        if self.run.pass_number is None:
+            self.run.pass_number = current_graph_task()
+        is_another = self.run.is_left() or number in self._given or bool(self._arrived)
         if gradient is None or is_another or torch.is_grad_enabled():
             self._end()
             return
         self._given[number] = gradient
-        if sorted(self._given) == self._graph.backward_pass.places:
+        if sorted(self._given) == self.graph.backward_pass.places:
             self._at_once(self._launch)
 
     def _launch(self) -> None:
         given = [self._given.get(number) for number in range(self._num_outs)]
-        gradients = self._graph.audited_backward(self._run, given)
+        gradients = self.graph.audited_backward(self.run, given)
         if gradients is None:
             self._end()
             return
         self._given = {}
-        self._comparison.take_replayed(gradients)
+        self.comparison.take_replayed(gradients)
         self._arrived = [[] for _ in gradients]
-        self._num_left = sum(self._graph.backward_pass.num_arrived)
+        self._num_left = sum(self.graph.backward_pass.num_arrived)
         self._compare_the_last()
 
     def _take(self, target: int, gradient: torch.Tensor) -> None:
         """Take what a use of an input or a weight gives."""
-        if self.found.is_over or not self._arrived or self._run.is_left():
+        if self.found.is_over or not self._arrived or self.run.is_left():
             return
 
         def take() -> None:
@@ -118,7 +112,7 @@ class BackwardHalf:
 
     def _compare_the_last(self) -> None:
         if not self._num_left:
-            self.found.verdict = self._comparison.verdict_on(self._arrived)
+            self.found.verdict = self.comparison.verdict_on(self._arrived)
             self._end()
 
     def _at_once(self, part: Callable[[], None]) -> None:
@@ -127,11 +121,11 @@ class BackwardHalf:
             part()
         except torch.OutOfMemoryError:
             self._end()
-            self._out_of_memory()
+            self.out_of_memory()
 
     def _end(self) -> None:
-        self.found.is_over = self._run.is_done = True
-        self._run.inputs, self._given, self._arrived = [], {}, []
+        self.found.is_over = self.run.is_done = True
+        self.run.inputs, self._given, self._arrived = [], {}, []
 
 
 @dataclass

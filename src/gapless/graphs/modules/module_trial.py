@@ -9,6 +9,7 @@ itself runs as written.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gapless.graphs.modules.forward_runs import Run
@@ -64,34 +65,26 @@ _NO_BACKWARD = (
 )
 
 
+@dataclass(eq=False)
 class ModuleTrial:
     """Capture a module and prove its graphs.
 
-    Args:
+    Attributes:
         graphs: the graphs there are, and their limits.
         needs_grad: which inputs need gradients.
         may_be_differentiated: says whether gradients of the call of now may be; then there is no graph.
-
-    Attributes:
         seen: what calls as written show.
     """
 
-    def __init__(
-        self,
-        runs: Runs,
-        graphs: GraphPool,
-        watch: HostWatch,
-        *,
-        needs_grad: tuple[bool, ...],
-        may_be_differentiated: Callable[[], bool],
-    ) -> None:
-        self._module, self._device = runs.module, runs.device
-        self._graphs = graphs
-        self._runs = runs
-        self._watch = watch
-        self._needs_grad = needs_grad
-        self._may_be_differentiated = may_be_differentiated
-        self.seen = CallsSeen(runs, watch)
+    runs: Runs
+    graphs: GraphPool
+    watch: HostWatch
+    needs_grad: tuple[bool, ...]
+    may_be_differentiated: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        self._module, self._device = self.runs.module, self.runs.device
+        self.seen = CallsSeen(self.runs, self.watch)
         # Why there are no audits any more, "" if there are.
         self._no_room = ""
 
@@ -104,21 +97,21 @@ class ModuleTrial:
         if seen.is_stale:
             return Tried(self.seen.observed(tree))
         weights = [weight for ref in seen.weights if (weight := ref()) is not None]
-        refusals = [*seen.objections, *objections_to_call(watched, self._watch)]
+        refusals = [*seen.objections, *objections_to_call(watched, self.watch)]
         refusals += objections_to_weights(self._module, weights, self._device)
         refusals += objections_to_memory(tree, [*reads.tensors, *weights], watched)
         name = reads.name_of_any(tree.leaves)
         refusals += [] if name is None else [read_elsewhere(name)]
         if seen.given is None:
-            self._runs.report.note = _NO_BACKWARD
-        may_not = refusals or not self._runs.is_free()
-        if may_not or seen.given is None or self._may_be_differentiated():
+            self.runs.report.note = _NO_BACKWARD
+        may_not = refusals or not self.runs.is_free()
+        if may_not or seen.given is None or self.may_be_differentiated():
             if refusals:
-                seen.watched = self._watch.num_runs
+                seen.watched = self.watch.num_runs
             return Tried(self.seen.observed(tree), refusals=refusals)
-        with ONE_AT_A_TIME, self._runs.side.use() as caller:
+        with ONE_AT_A_TIME, self.runs.side.use() as caller:
             tried = self._rehearsed(tree, reads, watched, seen.given, weights, caller)
-        seen.watched = self._watch.num_runs
+        seen.watched = self.watch.num_runs
         versions = VersionsBefore(reads.tensors)
         tried.out = self.seen.observed(tree)
         if isinstance(tried.graph, ModuleGraph):
@@ -134,7 +127,7 @@ class ModuleTrial:
         if self._no_room:
             return Tried(self._plain(tree), graph, not_proved=self._no_room)
         with ONE_AT_A_TIME:
-            self._runs.side.come_after_runs()
+            self.runs.side.come_after_runs()
             return self._audited(tree, graph, watched, exact)
 
     def _audited(
@@ -209,7 +202,7 @@ class ModuleTrial:
             replay=replay,
             as_written=as_written,
             reset=lambda: None,
-            memory_budget_bytes=self._graphs.limits.budget,
+            memory_budget_bytes=self.graphs.limits.budget,
             names=[*graph.names_of_outs(), *self._names_of_gradients(graph)],
             **options,
         )
@@ -217,11 +210,11 @@ class ModuleTrial:
 
     def _plain(self, tree: Tree) -> Any:
         """Run a call as written, with nothing watched."""
-        return self._runs.as_written(tree.value.args, tree.value.kwargs)
+        return self.runs.as_written(tree.value.args, tree.value.kwargs)
 
     def _note_no_room(self) -> None:
         self._no_room = "no memory for a copy of the gradients"
-        self._runs.report.note = f"no further audits: {self._no_room}"
+        self.runs.report.note = f"no further audits: {self._no_room}"
 
     def _state_of(
         self, written: Sequence[torch.Tensor], generators: Sequence[torch.Generator]
@@ -262,7 +255,7 @@ class ModuleTrial:
         before = self._state_of(written, touched.generators)
         before.save()
         try:
-            rehearsal = Rehearsal(self._runs, tree, given, weights, needs_grad=self._needs_grad)
+            rehearsal = Rehearsal(self.runs, tree, given, weights, needs_grad=self.needs_grad)
             graph, known = self._captured(tree, reads, watched, rehearsal, written)
             return self._proved(graph, tree, rehearsal, touched, known=known, caller=caller)
         except Exception as error:
@@ -294,7 +287,7 @@ class ModuleTrial:
         def work(cut: Cut) -> Passes:
             return rehearsal.passes(static, gradients, lambda: cut(lambda: None))
 
-        graph, passes = self._graphs.capture(work, watched, keeps_casts=True)
+        graph, passes = self.graphs.capture(work, watched, keeps_casts=True)
         if not all(uses_of(passes.out.leaves, passes.targets)):
             raise Refused(OTHER_WEIGHTS)
         others = [tensor for tensor in [*reads.tensors, *weights] if has_address(tensor)]
@@ -335,7 +328,7 @@ class ModuleTrial:
         nondeterministic = list(touched.nondeterministic)
 
         def as_written() -> Any:
-            with self._runs.side.leave(caller), looks.pop() if looks else nullcontext():
+            with self.runs.side.leave(caller), looks.pop() if looks else nullcontext():
                 found = rehearsal.run()
             seen = second_look.nondeterministic
             nondeterministic.extend(one for one in seen if one not in nondeterministic)

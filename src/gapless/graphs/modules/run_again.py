@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,10 +32,11 @@ if TYPE_CHECKING:
     from gapless.pipeline.tree.flatten import Tree
 
 
+@dataclass(eq=False)
 class RunAgain:
     """Runs calls of one kind again.
 
-    Args:
+    Attributes:
         inputs: the arguments in the graph's memory.
         outs: what the graph returns, in its memory.
         written: tensors that the forward pass changes and that were there before.
@@ -42,41 +44,28 @@ class RunAgain:
         generators: of random numbers that it draws from, beside the device's own.
         random: the states of all generators that it draws from, None if it draws no numbers.
         repeats: whether a call gives the same bits twice.
-
-    Attributes:
         versions_of_unsaved: returns the versions of what the graph reads and nobody keeps for a run.
     """
 
-    def __init__(
-        self,
-        call: Tree,
-        runs: Runs,
-        *,
-        reads: ReadGuards,
-        paths: CapturedPaths,
-        inputs: list[torch.Tensor],
-        outs: list[torch.Tensor],
-        written: list[torch.Tensor],
-        held: Sequence[torch.Tensor],
-        generators: Sequence[torch.Generator],
-        random: RandomStates | None,
-        repeats: bool,
-    ) -> None:
-        self._call = call.map(lambda leaf: leaf.new_empty(0))
-        self._runs, self._forward = runs, runs.forward
-        self._reads = reads
-        self._paths = paths
-        self._inputs = inputs
-        self._outs = outs
-        self._written = written
-        self._generators = generators
-        self._random = random
-        self._then = runs.settings.now()
-        self._repeats = repeats
+    call: Tree
+    runs: Runs
+    reads: ReadGuards
+    paths: CapturedPaths
+    inputs: list[torch.Tensor]
+    outs: list[torch.Tensor]
+    written: list[torch.Tensor]
+    held: Sequence[torch.Tensor]
+    generators: Sequence[torch.Generator]
+    random: RandomStates | None
+    repeats: bool
+
+    def __post_init__(self) -> None:
+        self._forward, self._then = self.runs.forward, self.runs.settings.now()
+        self.call = self.call.map(lambda leaf: leaf.new_empty(0))
         # What is written is kept for each run.
-        known = set(map(address_of, [*written, *inputs]))
+        known = set(map(address_of, [*self.written, *self.inputs]))
         read: dict[int, torch.Tensor] = {}
-        for tensor in [*paths.weights, *held]:
+        for tensor in [*self.paths.weights, *self.held]:
             if has_address(tensor) and address_of(tensor) not in known:
                 read.setdefault(address_of(tensor), tensor)
         self.versions_of_unsaved = versions_of(list(read.values()))
@@ -106,23 +95,23 @@ class RunAgain:
         inputs, changed = run.inputs, run.changed()
         if changed == "an argument" and is_newest and not create_graph:
             # The graph still has them.
-            inputs, changed = list(map(clone_of, self._inputs)), ""
+            inputs, changed = list(map(clone_of, self.inputs)), ""
         if changed:
             raise _cannot_run_again(f"{changed} has been modified by an inplace operation")
         if not create_graph:
-            inputs = self._paths.detached(inputs)
+            inputs = self.paths.detached(inputs)
         with outside_watching_modes():
             leaves = self._run(run, inputs)
-            if self._repeats:
+            if self.repeats:
                 # After a later replay the memory has other outputs.
-                outs = self._outs if is_newest else run.outs()
+                outs = self.outs if is_newest else run.outs()
                 pairs = zip(leaves, outs, given, strict=True)
                 self._check_outs([(leaf, out) for leaf, out, one in pairs if one is not None])
         asked = [(leaf, one) for leaf, one in zip(leaves, given, strict=True) if one is not None]
         outputs, gradients = zip(*asked, strict=True)
-        with within_a_step(), _without_hooks(self._paths.weights):
+        with within_a_step(), _without_hooks(self.paths.weights):
             return gradients_by_use(
-                outputs, gradients, self._paths.targets_of(inputs), create_graph=create_graph
+                outputs, gradients, self.paths.targets_of(inputs), create_graph=create_graph
             )
 
     def _run(self, run: Run, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -131,18 +120,18 @@ class RunAgain:
             within_a_step(),
             torch.enable_grad(),
             self._as_then(run),
-            self._runs.settings.autocast_as(self._then),
+            self.runs.settings.autocast_as(self._then),
         ):
             # Autograd leaves modes before it runs a node.
-            failure = failure_of_reads(self._reads, in_environment=False)
+            failure = failure_of_reads(self.reads, in_environment=False)
             if failure is not None:
                 raise _cannot_run_again(failure.text)
-            call: Call = self._call.with_leaves(inputs).value
+            call: Call = self.call.with_leaves(inputs).value
             return flatten(self._forward(*call.args, **call.kwargs)).leaves
 
     def _check_outs(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
         """Check that a run as written returns what the replay has returned, as far as that is known."""
-        with self._runs.host_waits.blocking("run_again"), torch.no_grad():
+        with self.runs.host_waits.blocking("run_again"), torch.no_grad():
             is_alike = all(has_bits_of(leaf, out) for leaf, out in pairs if out is not None)
         if not is_alike:
             raise _cannot_run_again(
@@ -153,14 +142,14 @@ class RunAgain:
     @contextmanager
     def _as_then(self, run: Run) -> Iterator[None]:
         """Let random numbers and what the call writes be in the body as they were before it."""
-        now = DeviceState(self._written, self._runs.device, generators=self._generators)
+        now = DeviceState(self.written, self.runs.device, generators=self.generators)
         now.save()
         try:
             with torch.no_grad():
-                for tensor, value in zip(self._written, run.written, strict=True):
+                for tensor, value in zip(self.written, run.written, strict=True):
                     tensor.detach().copy_(value)
-            if self._random is not None and run.random is not None:
-                self._random.write(run.random)
+            if self.random is not None and run.random is not None:
+                self.random.write(run.random)
             yield
         finally:
             now.restore()

@@ -9,6 +9,7 @@ this work, and read when it has arrived; nobody waits for it. What the fingerpri
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -164,30 +165,23 @@ def _check_budget(
         )
 
 
+@dataclass(eq=False)
 class Comparison:
     """Compares what a graph gives with what the step as written gives, each as it comes.
 
     Nothing is saved or put back.
 
-    Args:
+    Attributes:
         names: of the results, in order, for texts.
         nondeterministic: operators that may give other bits each time.
         distances: of two runs as written, as of `prove`.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        *,
-        names: Sequence[str] = (),
-        nondeterministic: Sequence[str] = (),
-        distances: Distances | None = None,
-    ) -> None:
-        self._device = device
-        self._names = names
-        self._nondeterministic = nondeterministic
-        self._distances = distances
-        self._replayed: ProofRun | None = None
+    device: Device
+    names: Sequence[str] = ()
+    nondeterministic: Sequence[str] = ()
+    distances: Distances | None = None
+    _replayed: ProofRun | None = None
 
     def take_replayed(self, results: Any) -> None:
         """Take what the graph gives: a tree of tensors, which is not held."""
@@ -199,18 +193,18 @@ class Comparison:
         assert self._replayed is not None
         run = self._run_of(written)
         return Verdict(
-            self._device,
+            self.device,
             [],
             run.fingerprint[:0],
             [self._replayed, run, run],
-            nondeterministic=self._nondeterministic,
-            distances=self._distances,
+            nondeterministic=self.nondeterministic,
+            distances=self.distances,
         )
 
     def _run_of(self, results: Any) -> ProofRun:
-        state = DeviceState([], self._device)
+        state = DeviceState([], self.device)
         try:
-            run = ProofRun.of(lambda: results, state, self._device, self._names, sees_random=False)
+            run = ProofRun.of(lambda: results, state, self.device, self.names, sees_random=False)
         finally:
             state.forget()
         # Strides and alignment of gradients depend on who holds them.

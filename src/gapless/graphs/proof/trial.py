@@ -99,31 +99,26 @@ class Proved:
     touched: TouchWatch | None
 
 
+@dataclass(eq=False)
 class Trial:
     """Capture a step and prove its graphs.
 
-    Args:
+    Attributes:
         graphs: the graphs there are, and their limits.
         updates: which optimizers are captured with the step, and which are called as written.
     """
 
-    def __init__(
-        self,
-        callee: Callee,
-        graphs: GraphPool,
-        *,
-        weights: KnownWeights,
-        optimizers: KnownOptimizers,
-        updates: Updates,
-    ) -> None:
-        self._callee = callee
-        self._device = callee.device
-        self._graphs = graphs
-        self._weights = weights
-        self._optimizers = optimizers
-        self._capture = StepCapture(callee, graphs, updates)
+    callee: Callee
+    graphs: GraphPool
+    weights: KnownWeights
+    optimizers: KnownOptimizers
+    updates: Updates
+
+    def __post_init__(self) -> None:
+        self._device = self.callee.device
+        self._capture = StepCapture(self.callee, self.graphs, self.updates)
         self._fingerprints = KeptFingerprints()
-        graphs.on_leave = self._fingerprints.forget
+        self.graphs.on_leave = self._fingerprints.forget
 
     def run(
         self, tree: Tree, reads: ReadGuards, watched: Watched, *, like: Proved | None = None
@@ -145,7 +140,7 @@ class Trial:
         side = self._side(watched)
         kept = side.kept
         found: StepGraph | list[Refusal]
-        name = None if self._callee.is_update else reads.name_of_any(tree.leaves)
+        name = None if self.callee.is_update else reads.name_of_any(tree.leaves)
         is_kept = reads.compares_objects and not kept.ids().isdisjoint(map(id, tree.leaves))
         if name is None and is_kept:
             name = "one that the step keeps"
@@ -156,20 +151,20 @@ class Trial:
         else:
             found = self._captured_or_refused(tree, reads, watched, side)
         if isinstance(found, list):
-            self._callee.consent.least(Readiness.NEVER)
-            return Tried(self._callee.work(tree.value), refusals=found)
-        if self._callee.consent.least(Readiness.READY) is not Readiness.READY:
+            self.callee.consent.least(Readiness.NEVER)
+            return Tried(self.callee.work(tree.value), refusals=found)
+        if self.callee.consent.least(Readiness.READY) is not Readiness.READY:
             # A proof would send what the others do not wait for.
-            return Tried(self._callee.work(tree.value), refusals=[ON_ANOTHER_RANK])
+            return Tried(self.callee.work(tree.value), refusals=[ON_ANOTHER_RANK])
         tried = self._proved(tree, found, watched, side, like=like)
         tried.updates_as_written = found.updates.lines_of_outside()
         tried.reads_rates = bool(found.updates.rate_tensors())
         return tried
 
     def _side(self, watched: Watched) -> PythonSide:
-        kept = KeptTensors(watched.kept, on_device=self._callee.is_on_device)
-        gradients = self._weights.gradients()
-        return PythonSide(gradients, self._optimizers, kept, on_device=self._callee.is_on_device)
+        kept = KeptTensors(watched.kept, on_device=self.callee.is_on_device)
+        gradients = self.weights.gradients()
+        return PythonSide(gradients, self.optimizers, kept, on_device=self.callee.is_on_device)
 
     def _captured_or_refused(
         self, tree: Tree, reads: ReadGuards, watched: Watched, side: PythonSide
@@ -221,7 +216,7 @@ class Trial:
             second_look = TouchWatch(self._device, sees_reads=not is_audit)
         # For the replay, runs that are only compared if there are any, and the run that counts.
         nondeterministic = () if touched is None else touched.nondeterministic
-        num_written = num_runs_of(nondeterministic, several_ranks=self._callee.consent.asks)
+        num_written = num_runs_of(nondeterministic, several_ranks=self.callee.consent.asks)
         num_written = 1 if like is not None else num_written
         compared = [tree.map(_copy_of) for _ in range(num_written - 1)]
         batches = [tree, *compared, tree.map(_copy_of)]
@@ -244,12 +239,12 @@ class Trial:
             batch = batches.pop()
             looks = second_look if is_first and second_look is not None else nullcontext()
             with looks, graph.updates.rates_in_place():
-                found = left(self._callee.work(batch.value), batch)
+                found = left(self.callee.work(batch.value), batch)
             spoilt.level(keeps=not batches)
             return found
 
         # Those on the host are not put back before each run.
-        spoilt = _Spoilt(filter(self._callee.is_on_device, graph.gradients.let_go_of(before)))
+        spoilt = _Spoilt(filter(self.callee.is_on_device, graph.gradients.let_go_of(before)))
         start = self._device.now_ms()
         proof: tuple[Any, Verdict] | Exception
         try:
@@ -259,8 +254,8 @@ class Trial:
                 replay=replay,
                 as_written=as_written,
                 reset=side.restore,
-                memory_budget_bytes=self._graphs.limits.budget,
-                consent=self._callee.consent,
+                memory_budget_bytes=self.graphs.limits.budget,
+                consent=self.callee.consent,
                 nondeterministic=nondeterministic,
                 num_written=num_written,
                 distances=None if like is None else like.exactness.distances,
@@ -270,9 +265,9 @@ class Trial:
         spoilt.put_back()
         seconds = (self._device.now_ms() - start) / 1000.0
         if isinstance(proof, NotProved):
-            return Tried(self._callee.work(tree.value), graph, not_proved=str(proof))
+            return Tried(self.callee.work(tree.value), graph, not_proved=str(proof))
         if isinstance(proof, Exception):
-            return Tried(self._callee.work(tree.value), refusals=[capture_failed(proof)])
+            return Tried(self.callee.work(tree.value), refusals=[capture_failed(proof)])
         (result, *_), verdict = proof
         refusals = []
         if second_look is not None:
@@ -316,7 +311,7 @@ class Trial:
             batch = WrittenMemory(filter(has_address, tree.leaves))
             written = watched.touched.written
             found += named(tensor for tensor in written if not batch.holds_any([tensor]))
-        return [(tensor, name) for tensor, name in found if self._callee.is_on_device(tensor)]
+        return [(tensor, name) for tensor, name in found if self.callee.is_on_device(tensor)]
 
     def _touches_others(
         self,
