@@ -192,18 +192,11 @@ class Audits:
         turn = self.turn_of(audit.graph)
         turn.last_good = audit.number
         turn.end_audit(is_whole=is_whole)
-        self._count_halves(is_whole=is_whole)
-        self._report.audits.num_equal += 1
-        self._report.audits.block = max(self._report.audits.block, turn.block)
-
-    def _count_halves(self, *, is_whole: bool) -> None:
-        """Say so if no backward passes are compared."""
         counts = self._report.audits
-        if is_whole:
-            counts.num_halves_in_a_row = 0
-            return
-        counts.num_halves += 1
-        counts.num_halves_in_a_row += 1
+        counts.num_equal += 1
+        counts.block = max(counts.block, turn.block)
+        counts.num_halves += not is_whole
+        counts.num_halves_in_a_row = 0 if is_whole else counts.num_halves_in_a_row + 1
         if counts.num_halves_in_a_row == _MANY_HALVES:
             self._report.note = (
                 f"the last {_MANY_HALVES} audits compared the forward pass alone: no backward pass like "

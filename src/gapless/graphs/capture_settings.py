@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 _NOT_THE_USERS = (OWN_FOLDER, TORCH_FOLDER)
 
 
+_AT_LEAST_TWO = "at least 2: the first run makes the optimizer's state, the second shows whether the step makes it anew"
+_A_SHARE = "a share of the device's memory above 0 and up to 1"
+
+
 @dataclass(frozen=True, kw_only=True)
 class CaptureSettings:
     """How something is captured.
@@ -51,28 +55,19 @@ class CaptureSettings:
     audit_every: int | None = None
 
     def __post_init__(self) -> None:
-        if self.num_warmup < 2:
-            raise UserError(
-                f"`num_warmup` is {self.num_warmup}, expected at least 2: the first run makes the "
-                "optimizer's state, the second shows whether the step makes it anew"
-            )
-        if self.max_graphs < 1:
-            raise UserError(f"`max_graphs` is {self.max_graphs}, expected at least 1")
-        if not 0.0 < self.memory_fraction <= 1.0:
-            raise UserError(
-                f"`memory_fraction` is {self.memory_fraction}, expected a share of the device's "
-                "memory above 0 and up to 1"
-            )
-        if self.on_refusal not in ("eager", "raise"):
-            raise UserError(f"`on_refusal` is {self.on_refusal!r}, expected 'eager' or 'raise'")
-        if self.rates not in ("exact", "tensor"):
-            raise UserError(f"`rates` is {self.rates!r}, expected 'exact' or 'tensor'")
-        if self.replay not in ("if_faster", "always"):
-            raise UserError(f"`replay` is {self.replay!r}, expected 'if_faster' or 'always'")
-        if self.steps_per_launch is not None and self.steps_per_launch < 1:
-            raise UserError(f"`steps_per_launch` is {self.steps_per_launch}, expected at least 1")
-        if self.audit_every is not None and self.audit_every < 1:
-            raise UserError(f"`audit_every` is {self.audit_every}, expected at least 1, or None")
+        per_launch, every = self.steps_per_launch, self.audit_every
+        for is_fine, name, expected in (
+            (self.num_warmup >= 2, "num_warmup", _AT_LEAST_TWO),
+            (self.max_graphs >= 1, "max_graphs", "at least 1"),
+            (0.0 < self.memory_fraction <= 1.0, "memory_fraction", _A_SHARE),
+            (self.on_refusal in ("eager", "raise"), "on_refusal", "'eager' or 'raise'"),
+            (self.rates in ("exact", "tensor"), "rates", "'exact' or 'tensor'"),
+            (self.replay in ("if_faster", "always"), "replay", "'if_faster' or 'always'"),
+            (per_launch is None or per_launch >= 1, "steps_per_launch", "at least 1"),
+            (every is None or every >= 1, "audit_every", "at least 1, or None"),
+        ):
+            if not is_fine:
+                raise UserError(f"`{name}` is {getattr(self, name)!r}, expected {expected}")
 
     def limits(self) -> GraphLimits:
         """Return new limits for all graphs of one object."""

@@ -17,8 +17,9 @@ from gapless.graphs.account import CallTimes
 from gapless.graphs.audit import Audits
 from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.proof.device_state import DeviceState
-from gapless.graphs.proof.python_side import PythonSide
+from gapless.graphs.proof.python_side import PythonSide, tensors_of
 from gapless.graphs.proof.same_results import NotProved, prove
+from gapless.graphs.reads.addresses import address_of
 from gapless.graphs.refusal import Refusal
 from gapless.graphs.replay.kept_tensors import KeptTensors
 from gapless.graphs.updates.update_rules import OF_A_SCALER, name_of, weights_of
@@ -179,14 +180,12 @@ def _tensors_of(
     optimizer: Optimizer, weights: list[torch.Tensor]
 ) -> Iterator[tuple[torch.Tensor, str]]:
     """Yield all tensors that an update reads or writes, with names."""
-    found: list[tuple[Any, str]] = []
-    for number, weight in enumerate(weights):
-        name = f"weight {number} of {name_of(optimizer)}"
+    kind = name_of(optimizer)
+    names = {address_of(one): f"weight {n} of {kind}" for n, one in enumerate(weights)}
+    found: list[tuple[Any, str]] = [*tensors_of(optimizer, names)]
+    for weight in weights:
+        name = names[address_of(weight)]
         found += [(weight, name), (weight.grad, f"the gradient of {name}")]
-        state = optimizer.state.get(weight) or {}
-        found += [(part, f"{key} of {name}") for key, part in state.items()]
-    for group in optimizer.param_groups:
-        found += [(value, key) for key, value in group.items()]
     found += [(vars(optimizer).get(name), name) for name in OF_A_SCALER]
     for value, name in found:
         if isinstance(value, torch.Tensor):

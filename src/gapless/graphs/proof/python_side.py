@@ -92,5 +92,5 @@ def tensors_of(
         if isinstance(state, dict):
             name = names.get(address_of(weight))
             found += [(part, f"{key} of {name}" if name else "") for key, part in state.items()]
-    found += [(part, "") for group in optimizer.param_groups for part in group.values()]
+    found += [(part, key) for group in optimizer.param_groups for key, part in group.items()]
     return [(part, name) for part, name in found if isinstance(part, torch.Tensor)]

@@ -44,7 +44,7 @@ class NotedCalls(TorchDispatchMode):
                 work()
         except _OtherCallError:
             return False
-        return again.is_over
+        return not again.left
 
 
 class _OtherCallError(Exception):
@@ -56,22 +56,17 @@ class _CallsAgain(TorchDispatchMode):
         self, calls: list[tuple[Any, Any, Any, Any]], is_on_host: Callable[[torch.Tensor], bool]
     ) -> None:
         super().__init__()
-        self._left = list(reversed(calls))
+        self.left = list(reversed(calls))
         self._is_on_host = is_on_host
-
-    @property
-    def is_over(self) -> bool:
-        """Whether there was every call."""
-        return not self._left
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return what the next of the noted calls has returned, if this is the same."""
         kwargs = kwargs or {}
         if not _is_noted(func, (args, kwargs), self._is_on_host):
             return func(*args, **kwargs)
-        if not self._left:
+        if not self.left:
             raise _OtherCallError
-        known, *arguments, out = self._left.pop()
+        known, *arguments, out = self.left.pop()
         if known is not func or not self._are_equal(arguments, [args, kwargs]):
             raise _OtherCallError
         return out

@@ -41,14 +41,18 @@ class UpdateAsWritten:
         self._weights = weights_of(optimizer)
         self.gradients = gradients_of(optimizer)
         self._of_a_scaler = _of_a_scaler(optimizer)
-        self._modes = _Modes(device_type)
+        self._device_type, self._modes = device_type, _modes(device_type)
 
     def __call__(self) -> None:
         """Call `step` as it is now: with hooks and schedulers that came after the capture."""
         before = gradients_of(self._optimizer)
         are_there = same_objects(before, self.gradients)
         placed = gradients_replaced(self._weights, self.gradients, before)
-        with within_a_step(), self._modes.set_again(), nullcontext() if are_there else placed:
+        with (
+            within_a_step(),
+            _modes_again(self._device_type, self._modes),
+            nullcontext() if are_there else placed,
+        ):
             vars(self._optimizer).update(self._of_a_scaler)
             try:
                 step_as_written(self._optimizer)(*self._args, **self._kwargs)
@@ -62,35 +66,30 @@ def _of_a_scaler(optimizer: Optimizer) -> dict[str, Any]:
     return {name: vars(optimizer)[name] for name in OF_A_SCALER if name in vars(optimizer)}
 
 
-class _Modes:
-    """Modes of torch at one moment."""
+def _modes(device_type: str) -> tuple[Any, ...]:
+    """Return the modes of torch, those of autocast for a type of device."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled(device_type),
+        torch.get_autocast_dtype(device_type),
+        torch.is_autocast_cache_enabled(),
+    )
 
-    def __init__(self, device_type: str) -> None:
-        self._device_type = device_type
-        self._found = self._read()
 
-    def _read(self) -> tuple[Any, ...]:
-        return (
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.is_autocast_enabled(self._device_type),
-            torch.get_autocast_dtype(self._device_type),
-            torch.is_autocast_cache_enabled(),
-        )
-
-    @contextmanager
-    def set_again(self) -> Iterator[None]:
-        """Set them again in the body."""
-        if self._read() == self._found:
-            yield
-            return
-        grad, inference, autocast, dtype, cache = self._found
-        with (
-            torch.inference_mode(inference),
-            torch.set_grad_enabled(grad),
-            torch.autocast(self._device_type, dtype=dtype, enabled=autocast, cache_enabled=cache),
-        ):
-            yield
+@contextmanager
+def _modes_again(device_type: str, modes: tuple[Any, ...]) -> Iterator[None]:
+    """Set modes again in the body."""
+    if _modes(device_type) == modes:
+        yield
+        return
+    grad, inference, autocast, dtype, cache = modes
+    with (
+        torch.inference_mode(inference),
+        torch.set_grad_enabled(grad),
+        torch.autocast(device_type, dtype=dtype, enabled=autocast, cache_enabled=cache),
+    ):
+        yield
 
 
 @contextmanager
