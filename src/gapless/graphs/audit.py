@@ -52,12 +52,7 @@ _FOLLOWS = 0.05
 
 
 class _Process:
-    """What happens in the process between two calls.
-
-    Attributes:
-        num_calls: of all captured objects.
-        num_objects: that were ever audited.
-    """
+    """What happens in the process between two calls."""
 
     num_calls = 0
     num_objects = 0
@@ -69,7 +64,6 @@ class OpenAudit:
 
     Attributes:
         entry: the kind of the call; None of updates, which have none.
-        graph: that was audited.
         number: of the call among those of its object.
     """
 
@@ -83,14 +77,11 @@ class Audits:
     """When the graphs of one captured object are audited.
 
     Args:
-        report: of the object; audits are counted there.
         every: replays from one audit to the next, whatever comes between; None: `DEFAULT_EVERY`.
-        account: of the device, whose clock is asked.
         seed: of the places of audits; None: another than any before.
 
     Attributes:
         open: the audit whose verdict is awaited, None if there is none.
-        num_interludes: that counted so far.
     """
 
     def __init__(
@@ -222,7 +213,6 @@ class AuditTurn:
     Attributes:
         block: replays in a block, in each of which is an audit.
         last_good: number of the last call of its object in which it was known to give the same bits.
-        num_interludes: that were answered by an audit.
         is_owed: whether an audit is due and has not begun.
     """
 

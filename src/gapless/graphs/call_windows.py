@@ -106,11 +106,7 @@ class CallWindows:
 
 
 class _Windows:
-    """Pairs of windows of one graph.
-
-    Attributes:
-        pairs: times of windows that were read.
-    """
+    """Pairs of windows of one graph."""
 
     def __init__(self, device: Device, entry: Entry) -> None:
         # The record of the kind holds the graph.

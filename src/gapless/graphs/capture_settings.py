@@ -128,9 +128,13 @@ class CaptureSettings:
         elif not self.device.is_accelerator:
             report.refuse(Refusal("cpu", "a CPU runs its work itself, there is nothing to launch"))
         elif objection is not None:
-            report.refuse(objection)
-            self.tell(report, name)
+            self.refuse(report, objection, name)
         return bool(report.refusals)
+
+    def refuse(self, report: CaptureReport, refusal: Refusal, name: str) -> None:
+        """Add a reason to a report, and tell the user: see `tell`."""
+        report.refuse(refusal)
+        self.tell(report, name)
 
     def tell(self, report: CaptureReport, name: str) -> None:
         """Say once of each reason why not all is captured, at the line of the user's call.

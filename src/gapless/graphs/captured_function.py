@@ -138,8 +138,7 @@ class CapturedFunction(StandIn):
         objection = objection_to_transforms()
         if objection is None:
             return False
-        self.report.refuse(objection)
-        self._settings.tell(self.report, self._name)
+        self._settings.refuse(self.report, objection, self._name)
         return True
 
     def clear(self) -> None:

@@ -67,7 +67,6 @@ class CapturedStep:
     the keys that come last, usually the rare ones.
 
     Args:
-        callee: the step, and how it is called.
         num_warmup: eager runs of each kind before its capture, at least 2: the first makes the
             optimizer's state, the second shows whether the step makes it anew.
         limits: for its graphs, and those of others; None: limits of its own.
@@ -76,8 +75,6 @@ class CapturedStep:
 
     Attributes:
         report: what is captured, and why nothing more is.
-        fast_path: what the next call tries first.
-        learning: runs calls as written, and captures them.
     """
 
     def __init__(

@@ -38,7 +38,6 @@ class Entries:
     """The record of each kind of call.
 
     Attributes:
-        batch_reads: values of batches that belong to kinds.
         fast_path: holds on to a graph; it is left as soon as any is dropped.
     """
 

@@ -32,7 +32,6 @@ class Pending:
     """A graph that waits for its verdict.
 
     Attributes:
-        graph: that was captured.
         verdict: on it; None if it is not proved.
         is_like_another: whether it was compared with one run of the step, as a graph of the same code has
             held in a whole proof. If it differs, a whole proof decides.
@@ -48,14 +47,12 @@ class Variant:
     """What is known of one kind of call while the step reads the same values from Python.
 
     Attributes:
-        watched: what the last watched run showed.
         reads: what the step's code read in it, as it was then.
         state: from `SEEN` on.
         pending: a graph that is not used yet.
         graph: that was captured since and is in use, None if there is none.
         quick_call: replays the graph on calls like one, None if there is none; it holds on to the graph.
         num_steps: taken before that capture.
-        num_failed: proofs that failed.
         exactness: of its graph, as its proof has shown.
     """
 
@@ -115,7 +112,6 @@ class Entry:
         has_switched: whether another graph was found than at the call before, such as after a change of
             modes; whoever reads it sets it back.
         refusal: why its calls run as written, None if nothing forbids a graph.
-        num_differences: that audits have found.
         num_without_graph: on several ranks, calls that had no graph.
         agreed: on several ranks, what they have settled; None as long as they have not.
         is_changed: whether a call was not what was captured, since ranks agreed.

@@ -55,15 +55,11 @@ class Learning:
     """Learns the graphs of one object.
 
     Args:
-        batch_reads: values of batches that belong to kinds.
-        num_warmup: watched runs of each kind.
         rates: what becomes of rates that change: see `gapless.capture`.
 
     Attributes:
         takes_only_expected: whether no other kinds are captured than those of examples.
         windows: are told of graphs that were proved to give the same bits; None: nobody is.
-        trial: captures and proves.
-        changes: of what the step reads.
     """
 
     def __init__(

@@ -23,14 +23,12 @@ class GraphLimits:
     """The limits for all graphs of an object, whoever keeps them: for training or for evaluation.
 
     Args:
-        max_graphs: graphs at one time.
         memory_budget_bytes: device memory of the process that captures may lead to; None: four
             fifths of the device's. A graph that is expected to need more, going by the largest so
             far, is not captured; one that turns out to need more is the last.
 
     Attributes:
         budget: bytes of the device that the process may hold, None if there is no limit.
-        captured_bytes: that captures have reserved so far.
     """
 
     def __init__(

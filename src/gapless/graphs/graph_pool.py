@@ -28,7 +28,6 @@ class GraphPool:
 
     Attributes:
         newest: the graph whose memory the next one shares, None before the first.
-        gradients: that these graphs have handed out.
         on_leave: called when no graph is left, to let go of what was kept for them.
     """
 

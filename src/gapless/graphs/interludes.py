@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 class Interludes:
-    """Those of the process.
-
-    Attributes:
-        num: how many were noted.
-    """
+    """Those of the process."""
 
     num = 0
 

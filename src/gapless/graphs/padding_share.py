@@ -33,11 +33,7 @@ _MAX_KINDS = 1_000
 
 @dataclass
 class KindsSeen:
-    """How often each kind of call ran as written; a bounded table.
-
-    Attributes:
-        counts: of calls, by kind.
-    """
+    """How often each kind of call ran as written; a bounded table."""
 
     counts: Counter[Kind] = field(default_factory=Counter)
 

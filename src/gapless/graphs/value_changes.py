@@ -35,11 +35,7 @@ _TOO_FEW = ((3, 3), (10, 20))
 
 
 class ValueChanges:
-    """The changes of what the graphs of one object were captured with.
-
-    Args:
-        updates: of the optimizers that it calls.
-    """
+    """The changes of what the graphs of one object were captured with."""
 
     def __init__(self, report: CaptureReport, entries: Entries, updates: Updates) -> None:
         self._report = report

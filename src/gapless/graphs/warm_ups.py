@@ -64,13 +64,10 @@ class WarmUps:
     Kernels are loaded and chosen in these runs, workspaces and the optimizer's state are made.
 
     Args:
-        num_warmup: runs of each kind.
         observer: of optimizers, schedulers and reads on the host.
-        updates: of the optimizers that the step calls.
         host_watch: of what the step reads and writes on the host.
 
     Attributes:
-        use_compiled_code: whether compiled code was seen to run.
         ran_backward: whether a backward pass was seen to run.
     """
 

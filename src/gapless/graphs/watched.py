@@ -26,7 +26,6 @@ class Watched:
         other_reads: file:line of the other reads, but for those of updates.
         touched: tensors of the device that the step used and that were there before; None if
             that is not known, as with compiled code.
-        ran_backward: whether a backward pass ran.
         known: addresses of gradients and of the batch in that run, which are others in each.
         batch: where each tensor of the batch lay in that run: the addresses of its parts' bytes.
         unused: ids of weights whose gradients were there before that run, which did not use them.

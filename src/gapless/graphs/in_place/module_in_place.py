@@ -174,8 +174,7 @@ class ModuleInPlace:
 
     def _call_copy(self, copy: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an object that was given the module's attributes, as it would be without a capture."""
-        self.report.refuse(COPIED)
-        self.settings.tell(self.report, type(self.target).__name__)
+        self._refuse(COPIED)
         as_written = self._own or partial(type(copy).forward, copy)
         return as_written(*args, **kwargs)
 
@@ -291,8 +290,7 @@ class ModuleInPlace:
         return self._steps[kind, needs_grad]
 
     def _refuse(self, refusal: Refusal) -> None:
-        self.report.refuse(refusal)
-        self.settings.tell(self.report, type(self.target).__name__)
+        self.settings.refuse(self.report, refusal, type(self.target).__name__)
 
     def _objection(self, tree: Tree) -> Refusal | None:
         """Return why no graph can take a call with gradients, None if one can."""

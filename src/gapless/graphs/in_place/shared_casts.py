@@ -127,8 +127,6 @@ class _RestOfBlock(TorchFunctionMode):
     """Looks at operations that are given a weight which was cast.
 
     Args:
-        nodes: of the call's graph.
-        casts: those of them that cast a weight.
         on_use: is called with file and line of the first operation that shares one.
     """
 

@@ -34,7 +34,6 @@ class Runs:
 
     Attributes:
         host_waits: the door for the waits of captures, and of calls that run again.
-        side: launches replays in order with captures.
         forward: the module's own, bound to it.
     """
 
@@ -79,7 +78,6 @@ class Run:
     """One forward pass by a graph, whose backward pass may come.
 
     Args:
-        inputs: the arguments' tensors.
         nodes: numbers of the operations behind each output.
         versions_of_unsaved: returns the versions of what the graph reads and nobody keeps for a run.
         random: the state of random numbers before it, None if it draws none.
@@ -88,7 +86,6 @@ class Run:
     Attributes:
         is_done: whether its memory is used up.
         pass_number: of the backward pass that an audit sees, None before it.
-        num_backwards: backward passes so far.
     """
 
     def __init__(

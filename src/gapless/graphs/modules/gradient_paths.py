@@ -241,7 +241,6 @@ class CapturedPaths:
         outs: outputs of the captured call, with their graph.
         targets: what gets gradients: its inputs first, and weights.
         weights: the module's own, in the place of these.
-        needs_grad: which inputs need gradients.
 
     Attributes:
         weight_edges: the weights, each as often as it is used.

@@ -140,7 +140,6 @@ class VerdictOnCall:
     """What the audit of a module's call has shown, once both halves have come.
 
     Args:
-        forward: the verdict on the forward pass.
         leads_elsewhere: whether gradients of the call as written take other ways.
         backward: the backward half; None if the call has none.
     """

@@ -53,9 +53,6 @@ class ModuleGraph:
 
     Args:
         graph: of two segments, one for each pass.
-        passes: what they have used and left.
-        rehearsal: in which they were captured.
-        saved: what autograd saves as written.
         written: tensors that the forward pass changes and that were there before.
         generators: of random numbers that are drawn from, beside the device's own.
         memory: guards on other weights.
@@ -63,10 +60,6 @@ class ModuleGraph:
         repeats: whether a call gives the same bits twice.
 
     Attributes:
-        backward_pass: the second segment.
-        again: runs a call again as written.
-        guards: what has to hold before a replay.
-        reads: as given.
         counted: tensors whose versions a call counts up, each as often as it does.
         nondeterministic: operators of both passes that may give other bits each time.
     """
@@ -294,16 +287,11 @@ class ModuleGraph:
 class BackwardPass:
     """What the captured backward pass reads, and what it gives.
 
-    Args:
-        expected: those in the backward pass.
-
     Attributes:
         places: numbers of the outputs that get a gradient.
         given: the gradients of outputs in the graph's memory, each element once.
         gradients: of each target, what its uses gave, in the graph's memory.
-        num_arrived: how many each target has.
         gives_each_use: whether these are all of its uses.
-        copies: makes copies of them.
         num_others: backward passes of another kind in a row.
     """
 

@@ -70,10 +70,7 @@ class ModuleTrial:
     """Capture a module and prove its graphs.
 
     Attributes:
-        graphs: the graphs there are, and their limits.
-        needs_grad: which inputs need gradients.
         may_be_differentiated: says whether gradients of the call of now may be; then there is no graph.
-        seen: what calls as written show.
     """
 
     runs: Runs

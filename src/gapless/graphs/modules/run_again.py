@@ -37,8 +37,6 @@ class RunAgain:
     """Runs calls of one kind again.
 
     Attributes:
-        inputs: the arguments in the graph's memory.
-        outs: what the graph returns, in its memory.
         written: tensors that the forward pass changes and that were there before.
         held: other tensors that the graph reads or writes.
         generators: of random numbers that it draws from, beside the device's own.

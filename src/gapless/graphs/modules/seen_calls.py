@@ -76,7 +76,6 @@ class SeenCalls:
     """What calls of one kind as written have shown.
 
     Attributes:
-        weights: that get gradients.
         objections: why no graph can take such a call.
         given: the gradients of the outputs in the last backward pass, None before the first.
         form: of the outputs.

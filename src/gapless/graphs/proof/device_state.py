@@ -33,11 +33,6 @@ class DeviceState:
         names: of the tensors, as many, for texts.
         generators: of random numbers that belong to the state, beside those of `RandomStates`.
         fingerprints: of the object whose state it is; None: nothing is kept.
-
-    Attributes:
-        num_bytes: device memory of a copy.
-        random: the states of random numbers.
-        is_saved: whether there is something to put back.
     """
 
     def __init__(

@@ -35,10 +35,6 @@ class Region:
     """Bytes of one storage.
 
     Attributes:
-        storage: held.
-        start: of the first byte in the storage.
-        end: after the last byte.
-        dtype: of the numbers there.
         name: for people.
     """
 
@@ -54,9 +50,6 @@ class Piece:
     """A part of a region that lies in one chunk.
 
     Attributes:
-        region: that it is a part of.
-        start: of its first byte in the storage.
-        num_bytes: its size.
         row: where it begins in the chunk.
     """
 

@@ -66,7 +66,6 @@ class ProofRun:
         chunks: of those on the device.
         sizes: of their pieces.
         fingerprint: of the state and of these chunks.
-        random: the states of random numbers.
     """
 
     out: Any
@@ -123,11 +122,7 @@ class ProofRun:
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """How far two runs as written lie apart, relative to their norms.
-
-    Attributes:
-        values: for each of them, on the host.
-    """
+    """How far two runs as written lie apart, relative to their norms."""
 
     names: list[str]
     values: torch.Tensor
@@ -166,12 +161,9 @@ class Verdict:
     """What a proof has shown, once it has arrived.
 
     Args:
-        chunks: of the state.
-        before: the fingerprint of the saved state.
         runs: the replay, and the first and the last run as written.
         between: fingerprints of the runs as written between these.
         nondeterministic: operators of the step that may give other bits each time.
-        distances: as of `prove`.
     """
 
     def __init__(

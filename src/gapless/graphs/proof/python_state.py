@@ -71,8 +71,6 @@ class PythonState:
 
     Attributes:
         objection: what cannot be put back, "" if all can.
-        generators: of random numbers.
-        optimizers: that it reaches.
         scalers: of gradients, which are left to the caller.
     """
 

@@ -40,8 +40,6 @@ class Snapshot:
 
     Args:
         model: whose parameters and buffers are kept, in compiled code too, which shows nothing of its writes.
-        optimizer: whose state is kept.
-        scaler: of gradients, if there is one.
     """
 
     def __init__(

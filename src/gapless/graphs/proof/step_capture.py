@@ -52,7 +52,6 @@ class StepCapture:
     """Captures a step.
 
     Args:
-        graphs: the graphs there are, and their limits.
         updates: which optimizers are captured with the step, and which are called as written.
     """
 

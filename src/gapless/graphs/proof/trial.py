@@ -51,10 +51,8 @@ class Tried:
     """What came of a trial.
 
     Attributes:
-        out: what the step as written returned.
         graph: that was captured, None if that failed.
         verdict: on the graph, which arrives later; None if it is not proved.
-        refusals: why there is no graph.
         not_proved: why the graph is not proved, None if it is being proved.
         proof_seconds: of the host, for the proof.
         updates_as_written: why a replay calls updates of optimizers, each in a line.
@@ -104,7 +102,6 @@ class Trial:
     """Capture a step and prove its graphs.
 
     Attributes:
-        graphs: the graphs there are, and their limits.
         updates: which optimizers are captured with the step, and which are called as written.
     """
 

@@ -35,7 +35,6 @@ class AuditsOfRanks:
     Attributes:
         next_call: number of the call that is to be an audit; larger than any other if there is none.
         block: calls of a block, in each of which is an audit.
-        num_differences: that were found.
         cannot: whether this rank has no memory for audits, which it says when it is asked next.
     """
 

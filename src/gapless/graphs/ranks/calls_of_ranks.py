@@ -73,8 +73,6 @@ class _Told:
             were first seen to.
         calls: a number for all calls so far, of which kinds they were and which were replays.
         readiness: with the kind of this call.
-        audit: whether it can audit this call.
-        is_open: whether a kind is open.
         gives_up: whether nothing is captured any more.
     """
 
@@ -104,7 +102,6 @@ class CallsOfRanks:
         is_over: whether the step has been told so, and runs as written.
         is_audit: whether all ranks audit the call of now.
         audits: at which calls they do.
-        num_calls: of the step, so far.
     """
 
     _num_that_talk = 0

@@ -33,7 +33,6 @@ class ConsentOfRanks:
 
     Attributes:
         audits: at which calls of the step all ranks audit.
-        num_calls: of the step, so far.
     """
 
     asks = True

@@ -31,7 +31,6 @@ class Ranks(Consent, Protocol):
 
     Attributes:
         audits: at which of them all audit.
-        num_calls: so far.
     """
 
     audits: AuditsOfRanks
@@ -42,7 +41,6 @@ class Together:
     """Captures and audits with other ranks.
 
     Args:
-        step: the captured step of this rank.
         num_warmup: runs of a kind before ranks ask each other about it.
         is_lifted: whether what another rank refuses may be tried again later.
 

@@ -52,7 +52,6 @@ class StepGuards:
         kept: tensors that the step keeps from call to call; None: there are none.
 
     Attributes:
-        rows: say whether all of them hold.
         hold: returns whether all of them hold; it does not block the host, and raises nothing.
     """
 

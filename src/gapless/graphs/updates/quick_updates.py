@@ -54,11 +54,7 @@ _MIN_UPDATES_PER_SET = 10
 
 
 class QuickUpdates:
-    """The quick updates of one optimizer, where there can be any.
-
-    Attributes:
-        is_over: whether no update is quick any more.
-    """
+    """The quick updates of one optimizer, where there can be any."""
 
     def __init__(self, optimizer: Optimizer, device: Device) -> None:
         self._optimizer = optimizer
@@ -238,8 +234,6 @@ class _Lists:
 
     Args:
         optimizer: whose weights have their gradients.
-        form: of its settings.
-        parts: that are updated one after the other.
     """
 
     def __init__(self, optimizer: Optimizer, form: tuple[Any, ...], parts: list[_Part]) -> None:

@@ -28,10 +28,7 @@ class UpdateChange:
     """What is no longer as a graph has captured it.
 
     Attributes:
-        optimizer: whose update is inside.
-        name: of what has changed.
         before: its value in the capture, in short.
-        after: its value now.
         is_number: whether it is a number of the optimizer. If so, the update can go on outside
             (`Updates.number_changed`); if not, it can be captured anew.
     """

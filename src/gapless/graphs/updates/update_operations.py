@@ -108,14 +108,10 @@ def way_of(optimizer: Optimizer, group: dict[str, Any], weights: list[torch.Tens
 
 
 def _fused_adam(
-    weights: _Tensors,
-    gradients: _Tensors,
-    state: _State,
-    group: _Group,
-    scale: _Of,
-    found_inf: _Of,
+    weights: _Tensors, gradients: Any, state: _State, group: _Group, *of_a_scaler: _Of
 ) -> None:
     averages, squares, largest, steps = state
+    scale, found_inf = of_a_scaler
     beta1, beta2 = group["betas"]
     update = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
     torch._foreach_add_(steps, 1)
@@ -205,14 +201,10 @@ def _foreach_sgd(
 
 
 def _fused_sgd(
-    weights: _Tensors,
-    gradients: _Tensors,
-    state: _State,
-    group: _Group,
-    scale: _Of,
-    found_inf: _Of,
+    weights: _Tensors, gradients: Any, state: _State, group: _Group, *of_a_scaler: _Of
 ) -> None:
     (momenta,) = state
+    scale, found_inf = of_a_scaler
     torch._fused_sgd_(
         weights,
         gradients,

@@ -86,7 +86,6 @@ class _Known:
     """An optimizer that the step was seen to call.
 
     Attributes:
-        reference: to it.
         objection: why a graph can hold its update neither inside nor outside.
         moved: why it is outside although it could be inside.
         rates: of its groups, on the device.
@@ -274,14 +273,7 @@ class Updates:
 
 
 class _Capture:
-    """The updates of a step that is being captured.
-
-    Args:
-        cut: ends a segment.
-
-    Attributes:
-        captured: what has been captured so far.
-    """
+    """The updates of a step that is being captured."""
 
     def __init__(self, updates: Updates, cut: Cut) -> None:
         self.captured = CapturedUpdates()
@@ -342,7 +334,6 @@ class CapturedUpdates:
         gradients: what each of these calls finds, in its own list.
         on_update: to be called after each of these calls.
         rates: of optimizers inside whose rates are filled before a replay.
-        attributes: of the optimizers inside.
     """
 
     def __init__(self) -> None:
