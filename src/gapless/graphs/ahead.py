@@ -125,7 +125,7 @@ class AheadOfRun:
             with self._ranks.watch(), self._snapshot.watching():
                 self._callee.work(tree.value)
         if self._ranks is not None and self._ranks.asks:
-            self._ranks.capture_ahead(entry, tree, self._snapshot.watching)
+            self._ranks.together.capture_ahead(entry, tree, self._snapshot.watching)
             return
         if entry.variants or self._report.forbids_all:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gapless.device.torch_private import load_compiler
@@ -58,42 +59,34 @@ _MAX_NEW_CODE = 10
 _NUM_LOOKED_AT_ONCE = 50
 
 
+@dataclass(eq=False)
 class WarmUps:
     """Run a step as written for the first calls of each kind, and watch it.
 
     Kernels are loaded and chosen in these runs, workspaces and the optimizer's state are made.
 
-    Args:
+    Attributes:
         observer: of optimizers, schedulers and reads on the host.
         host_watch: of what the step reads and writes on the host.
-
-    Attributes:
         ran_backward: whether a backward pass was seen to run.
     """
 
-    def __init__(
-        self,
-        num_warmup: int,
-        *,
-        device: Device,
-        observer: Observer,
-        updates: Updates,
-        host_watch: HostWatch,
-        weights: KnownWeights,
-    ) -> None:
-        self.num_warmup = num_warmup
-        self._device = device
-        self._observer = observer
-        self._updates = updates
-        self._host_watch = host_watch
-        self._weights = weights
-        self.use_compiled_code = False
-        self.ran_backward = False
-        if device.is_accelerator:
-            started_ms = device.now_ms()
+    num_warmup: int
+    device: Device
+    observer: Observer
+    updates: Updates
+    host_watch: HostWatch
+    weights: KnownWeights
+    use_compiled_code: bool = False
+    ran_backward: bool = False
+    _num_kinds: int = 0
+    _num_seen: int = 0
+
+    def __post_init__(self) -> None:
+        if self.device.is_accelerator:
+            started_ms = self.device.now_ms()
             load_compiler()
-            account_of(device).charge((device.now_ms() - started_ms) / 1000.0)
-        self._num_kinds = self._num_seen = 0
+            account_of(self.device).charge((self.device.now_ms() - started_ms) / 1000.0)
 
     def are_done(self, entry: Entry) -> bool:
         """Return whether a kind had all of its runs."""
@@ -129,16 +122,16 @@ class WarmUps:
         may_be_only = first_uses is not None and is_first and self._num_seen > 0
         reads = ReadWatch(
             tree.leaves,
-            needs_copy=self._device.needs_copy,
-            is_counted=lambda: not self._updates.is_updating,
+            needs_copy=self.device.needs_copy,
+            is_counted=lambda: not self.updates.is_updating,
         )
         sees_all = (is_last or may_be_only) and not self.use_compiled_code
         look = touched = None
         if sees_all or first_uses is not None:
             look = TouchWatch(
-                self._device,
+                self.device,
                 reads=reads if sees_all else None,
-                may_wait=self._host_watch.may_wait,
+                may_wait=self.host_watch.may_wait,
                 first_uses=first_uses,
                 sees_reads=sees_all,
             )
@@ -146,7 +139,7 @@ class WarmUps:
         looks = entry.is_looked_at or self._num_kinds < _NUM_LOOKED_AT_ONCE
         self._num_kinds += not entry.is_looked_at
         entry.is_looked_at = True
-        gradients = self._weights.gradients()
+        gradients = self.weights.gradients()
         known = {address_of(grad) for _, grad in gradients if grad is not None}
         storages = {
             id(weight): grad.untyped_storage()._cdata
@@ -159,13 +152,13 @@ class WarmUps:
         with (
             # What is replaced for the watch is put back in the reverse order.
             ONE_AT_A_TIME,
-            self._observer.watch(is_first=is_first, is_last=is_last) as seen,
-            self._updates.watch(),
+            self.observer.watch(is_first=is_first, is_last=is_last) as seen,
+            self.updates.watch(),
             self._watch_host(tree, entry.number) if looks else nullcontext(HostRun()) as host,
             nullcontext() if look is None else look,
         ):
             out = work(tree.value)
-        self._weights.add(host.got_gradients)
+        self.weights.add(host.got_gradients)
         self.ran_backward = self.ran_backward or seen.ran_backward
         self.use_compiled_code = self.use_compiled_code or host.runs_compiled
         is_only = may_be_only and looks and host.only_computed
@@ -187,7 +180,7 @@ class WarmUps:
         if entry.num_new_code >= _MAX_NEW_CODE:
             refusals.append(new_code())
         if refusals or not self.are_done(entry):
-            self._host_watch.let_go()
+            self.host_watch.let_go()
         else:
             self._num_seen += 1
         unused = {
@@ -215,13 +208,13 @@ class WarmUps:
         self, host: HostRun, touched: TouchWatch | None, *, is_last: bool
     ) -> list[Refusal]:
         """Return what a run showed that no graph could repeat."""
-        objection = self._updates.objection()
+        objection = self.updates.objection()
         refusals = [] if objection is None else [Refusal("update", objection)]
         refusals += [host_write(write) for write in host.writes]
         refusals += [odd_read(read) for read in host.odd]
         refusals += [] if host.failure is None else [unreadable(host.failure)]
         refusals += [forward_mode(site) for site in host.forward_modes]
-        asks = self._host_watch.site_of_name(_COUNTED) if is_last else None
+        asks = self.host_watch.site_of_name(_COUNTED) if is_last else None
         refusals += [] if asks is None else [asks_of_its_call(asks)]
         if touched is not None:
             refusals += [host_draw(site) for site in dict.fromkeys(touched.host_draws)]
@@ -231,8 +224,8 @@ class WarmUps:
     def _watch_host(self, tree: Tree, number: int) -> AbstractContextManager[HostRun]:
         call = tree.value
         if isinstance(call, Call):
-            return self._host_watch.watch(call.args, call.kwargs, key=number)
-        return self._host_watch.watch((call,), {}, key=number)
+            return self.host_watch.watch(call.args, call.kwargs, key=number)
+        return self.host_watch.watch((call,), {}, key=number)
 
     def _too_many_kinds(self) -> Refusal | None:
         if self._num_kinds <= _MAX_KINDS:

@@ -27,8 +27,7 @@ from gapless.ranks import collectives_so_far, is_distributed, user_ranks
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Hashable, Iterator, Sequence
 
     from gapless.graphs.entry import Entry, Variant
     from gapless.graphs.quick_call import QuickCall
@@ -106,6 +105,9 @@ class CallsOfRanks:
 
     _num_that_talk = 0
 
+    # The ranks of a user have no heartbeat of ours.
+    capturing = staticmethod(nullcontext[None])
+
     def __init__(self, host_waits: HostWaits, *, audit_every: int | None = None) -> None:
         self.is_audit = False
         self.audits = AuditsOfRanks(audit_every)
@@ -130,7 +132,7 @@ class CallsOfRanks:
     def join(self, step: RunsAlone, *, num_warmup: int) -> None:
         """Run the calls of a captured step from now on."""
         self._alone = step
-        self._together = Together(step, self, num_warmup=num_warmup, is_lifted=False)
+        self.together = Together(step, self, num_warmup=num_warmup, is_lifted=False)
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -172,10 +174,6 @@ class CallsOfRanks:
         del sites
         return []
 
-    def capturing(self) -> AbstractContextManager[None]:
-        """Tell nobody: the ranks of a user have no heartbeat of ours."""
-        return nullcontext()
-
     # --- calls ---
 
     def take(self, entry: Entry, tree: Tree) -> StepRun:
@@ -193,16 +191,16 @@ class CallsOfRanks:
         if self.refusal is not None:
             self._end(self.refusal)
         elif variant is not None and self.is_audit:
-            return self._together.audit(entry, variant, tree)
+            return self.together.audit(entry, variant, tree)
         elif variant is not None:
             return alone.replay(entry, variant, tree)
         alone.fast_path.forget()
         with alone.callee.on_side_stream():
             if least is Readiness.READY:
                 alone.callee.report.num_eager += 1
-                return StepRun(self._together.capture(entry, tree), "capture", tree.key())
+                return StepRun(self.together.capture(entry, tree), "capture", tree.key())
             if least is Readiness.NEVER:
-                self._together.settle_without(entry)
+                self.together.settle_without(entry)
             watched = None if entry.is_refused else entry
             return StepRun(alone.learning.run_eagerly(watched, tree), "plain", tree.key())
 
@@ -229,7 +227,7 @@ class CallsOfRanks:
             return None
         is_open = self.num_calls < self._open_until
         gives_up = self._alone.callee.report.forbids_all_for_good or self._talks_to_some
-        audit = Readiness.READY if self._together.can_audit(variant) else Readiness.NOT_YET
+        audit = Readiness.READY if self.together.can_audit(variant) else Readiness.NOT_YET
         if self.audits.cannot:
             audit = Readiness.NEVER
         told = _Told(self._step, self.num_calls, self._calls, readiness, audit, is_open, gives_up)
@@ -258,7 +256,7 @@ class CallsOfRanks:
         # There is a graph, which does not take this call.
         if any(one.graph is not None and one.failure() is None for one in entry.variants):
             return Readiness.NOT_YET
-        return self._together.readiness(entry)
+        return self.together.readiness(entry)
 
     def _end(self, refusal: Refusal) -> None:
         """Capture nothing any more, as all ranks do from this call on."""
@@ -276,12 +274,6 @@ class CallsOfRanks:
     def may_run_ahead(self, *, is_own: bool) -> bool:
         """Return the same: ranks tell each other at each capture."""
         return is_own
-
-    def capture_ahead(
-        self, entry: Entry, tree: Tree, watching: Callable[[], AbstractContextManager[object]]
-    ) -> None:
-        """Capture a kind on all ranks, ahead of a run: see `Together`."""
-        self._together.capture_ahead(entry, tree, watching)
 
     def counted(self, kind: Hashable, replay: QuickCall) -> QuickCall:
         """Return a quick call that counts its replays, and takes none where ranks tell each other."""

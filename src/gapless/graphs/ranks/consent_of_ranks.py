@@ -13,7 +13,7 @@ from gapless.graphs.step_run import StepRun
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from gapless.graphs.consent import Consent
@@ -37,6 +37,7 @@ class ConsentOfRanks:
 
     asks = True
     is_unknown = False
+    watch = staticmethod(nullcontext[None])
 
     def __init__(self, ranks: Ranks, host_waits: HostWaits) -> None:
         self.audits = AuditsOfRanks(None)
@@ -47,11 +48,7 @@ class ConsentOfRanks:
     def join(self, step: RunsAlone, *, num_warmup: int) -> None:
         """Run the calls of a captured step from now on."""
         self._alone = step
-        self._together = Together(step, self, num_warmup=num_warmup, is_lifted=True)
-
-    def watch(self) -> AbstractContextManager[None]:
-        """See nothing: that the step talks to others is known."""
-        return nullcontext()
+        self.together = Together(step, self, num_warmup=num_warmup, is_lifted=True)
 
     def least(self, readiness: Readiness) -> Readiness:
         """Return the least readiness of all ranks.
@@ -78,10 +75,10 @@ class ConsentOfRanks:
         """Run a call of a kind, as all ranks do."""
         # As long as ranks ask each other about a kind, all of them have to.
         variant = None if entry.agreed is None else self._alone.find(entry, tree)
-        can_audit = self._together.can_audit(variant)
+        can_audit = self.together.can_audit(variant)
         if self._is_audit(Readiness.READY if can_audit else Readiness.NOT_YET):
             assert variant is not None
-            return self._together.audit(entry, variant, tree)
+            return self.together.audit(entry, variant, tree)
         if variant is not None:
             return self._alone.replay(entry, variant, tree)
         self._alone.fast_path.forget()
@@ -91,19 +88,19 @@ class ConsentOfRanks:
     def _run_without_graph(self, entry: Entry, tree: Tree, objection: Refusal | None) -> StepRun:
         """Run a call without a graph, or capture it, as all ranks do at this call."""
         report, learning = self._alone.callee.report, self._alone.learning
-        num_asked = self._together.num_asked(entry)
+        num_asked = self.together.num_asked(entry)
         if entry.agreed is not None:
             if objection is None:
                 self._note_lost(entry)
         elif num_asked > 0:
             # What speaks against this call may not speak against the next.
-            own = Readiness.NOT_YET if objection is not None else self._together.readiness(entry)
+            own = Readiness.NOT_YET if objection is not None else self.together.readiness(entry)
             readiness = self.least(own)
             if readiness is Readiness.READY:
                 report.num_eager += 1
-                return StepRun(self._together.capture(entry, tree), "capture", tree.key())
+                return StepRun(self.together.capture(entry, tree), "capture", tree.key())
             if readiness is Readiness.NEVER or num_asked >= MAX_ASKED:
-                self._together.settle_without(entry, objection)
+                self.together.settle_without(entry, objection)
         if objection is not None:
             report.refuse(objection)
         is_open = entry.agreed is None and not entry.is_refused
@@ -138,7 +135,7 @@ class ConsentOfRanks:
 
         Sync: Blocks the host until all are here ("agreement").
         """
-        agreed = self._together.agreed
+        agreed = self.together.agreed
         if not agreed:  # as on all ranks
             return
         self.audits.begin_epoch(self.num_calls)
@@ -146,7 +143,7 @@ class ConsentOfRanks:
         with self._host_waits.blocking("agreement"):
             places = places.union(*self._ranks.agree(sorted(places)))
         entries = [entry for at, entry in enumerate(agreed) if at in places]
-        self._together.open_again(entries)
+        self.together.open_again(entries)
         for entry in entries:
             entry.lift_refusal()
         if places:
@@ -162,7 +159,7 @@ class ConsentOfRanks:
             return set()
         return {
             place
-            for place, entry in enumerate(self._together.agreed)
+            for place, entry in enumerate(self.together.agreed)
             if (
                 _is_lost(entry)
                 if entry.agreed == "captured"
@@ -176,12 +173,6 @@ class ConsentOfRanks:
         """Return whether the step may run ahead of a run on all ranks."""
         readiness = Readiness.READY if is_own else Readiness.NEVER
         return self.least(readiness) is Readiness.READY
-
-    def capture_ahead(
-        self, entry: Entry, tree: Tree, watching: Callable[[], AbstractContextManager[object]]
-    ) -> None:
-        """Capture a kind on all ranks, ahead of a run: see `Together`."""
-        self._together.capture_ahead(entry, tree, watching)
 
 
 def _is_lost(entry: Entry) -> bool:
