@@ -339,19 +339,6 @@ def integrations(folder: Path) -> Lines:
     yield from table(head, rows)
 
 
-def captured_call(folder: Path) -> Lines:
-    """Host time of a call, by `benchmarks.captured_call`."""
-    found = read(folder, "captured-call-guarded.json")
-    yield measured(found["facts"])
-    yield ""
-    names = list(next(iter(found["cases"].values()))["rows"])
-    rows = [
-        [name, *(f"{case['rows'][way]['step']:.0f}" for way in names)]
-        for name, case in found["cases"].items()
-    ]
-    yield from table(("us a step", *names), rows)
-
-
 # --- several GPUs ---
 
 
@@ -402,7 +389,6 @@ PARTS: dict[str, Callable[[Path], Lines]] = {
     "public-loops": public_loops,
     "scripts": scripts,
     "integrations": integrations,
-    "captured-call": captured_call,
     "ranks": ranks,
 }
 
