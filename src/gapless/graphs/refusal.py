@@ -8,7 +8,7 @@ capture that failed in `gapless.graphs.proof.capture_failure`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 
 if TYPE_CHECKING:
@@ -24,77 +24,47 @@ Mending: TypeAlias = Literal[
 ]
 
 
-class Row(NamedTuple):
-    """What a kind of refusal means, and what mends it; both may be otherwise in a single refusal."""
-
-    means: str
-    mended_by: Mending
-
-    @property
-    def is_final(self) -> bool:
-        """Whether nothing that comes later in a run mends it."""
-        return self.mended_by not in ("a rest", "room")
-
-    @property
-    def is_of_call(self) -> bool:
-        """Whether it is of some calls alone."""
-        return self.mended_by == "another call"
-
-
-KINDS: Final[dict[str, Row]] = {
-    "cpu": Row("a CPU has nothing to launch", "nothing"),
-    "unknown_batch": Row("the batch is of a kind that cannot be taken apart", "another call"),
-    "watched_by_mode": Row(
-        "the call stands inside a mode of torch that watches operations", "another call"
-    ),
-    "inside_autocast": Row("the call stands inside autocast", "another call"),
-    "inside_cached": Row("the call stands where parametrized weights are cached", "another call"),
-    "batch_on_host": Row("a tensor of the batch is not on the device", "another call"),
-    "batch_requires_grad": Row("a tensor of the batch requires gradients", "another call"),
-    "batch_is_read": Row(
-        "the step reads a tensor of its batch by another way as well", "the code"
-    ),
-    "host_read": Row("the step reads a value of the device", "the code"),
-    "too_many_keys": Row("hardly any two batches are of one kind", "the code"),
-    "unlike_calls": Row("no two of the first calls are of one kind", "a rest"),
-    "too_many_changes": Row("what graphs bake in changes too often", "a rest"),
-    "not_ahead": Row("the batch is of the kind of no example", "room"),
-    "graph_limit": Row("there are as many graphs as may be", "room"),
-    "memory_budget": Row("the next graph would need more memory than it may", "room"),
-    "capture_failed": Row("the step does something that cannot be captured", "the code"),
-    "host_write": Row("the step does something on the host that a replay would skip", "the code"),
-    "forward_mode": Row("the step differentiates in forward mode", "the code"),
-    "unreadable": Row("what the step uses raises an error when it is read", "the code"),
-    "keeps_unknown": Row(
-        "the step keeps something from call to call that a graph cannot", "the code"
-    ),
-    "replaced_tensor": Row("the step uses a tensor that is another one in each call", "the code"),
-    "changes_batch": Row(
-        "the step changes its batch in a way that cannot be repeated", "the code"
-    ),
-    "backward_outside": Row(
-        "the step returns a tensor that still needs its backward pass", "the code"
-    ),
-    "update": Row("an optimizer can be called neither in a graph nor between two", "the code"),
-    "proved_wrong": Row("a graph computes something else than the step", "the code"),
-    "second_forward": Row(
-        "a module has a second forward pass before the backward pass", "another call"
-    ),
-    "create_graph": Row("gradients of a module are differentiated", "another call"),
-    "retain_graph": Row("a module has a second backward pass of one forward pass", "another call"),
-    "gradient_outside": Row("a module's gradients go where it is no node of its own", "the code"),
-    "hook": Row("a hook would not be called by a replay", "the code"),
-    "checkpoint": Row("a part of a module runs again in the backward pass", "the code"),
-    "compiled": Row("a module runs compiled code", "the code"),
-    "weights": Row("a module has weights that no graph can take", "the code"),
-    "does_not_pay": Row("replays take longer than calls as written", "another call"),
-    "framework": Row("a framework's loop does what its integration does not capture", "the code"),
-    "off": Row("GAPLESS_CAPTURE=off", "nothing"),
-    "result": Row("the step returns something that a replay cannot return", "the code"),
-    "cannot_restore": Row(
-        "what the step changes cannot be put back after captures ahead of a run", "the code"
-    ),
-    "ranks": Row("another rank cannot capture the step", "another rank"),
+# What mends each kind of refusal, unless a single one says otherwise; and what the kind means.
+KINDS: Final[dict[str, Mending]] = {
+    "cpu": "nothing",  # a CPU has nothing to launch
+    "unknown_batch": "another call",  # the batch is of a kind that cannot be taken apart
+    "watched_by_mode": "another call",  # the call stands inside a mode of torch that watches
+    "inside_autocast": "another call",  # the call stands inside autocast
+    "inside_cached": "another call",  # the call stands where parametrized weights are cached
+    "batch_on_host": "another call",  # a tensor of the batch is not on the device
+    "batch_requires_grad": "another call",  # a tensor of the batch requires gradients
+    "batch_is_read": "the code",  # the step reads a tensor of its batch by another way as well
+    "host_read": "the code",  # the step reads a value of the device
+    "too_many_keys": "the code",  # hardly any two batches are of one kind
+    "unlike_calls": "a rest",  # no two of the first calls are of one kind
+    "too_many_changes": "a rest",  # what graphs bake in changes too often
+    "not_ahead": "room",  # the batch is of the kind of no example
+    "graph_limit": "room",  # there are as many graphs as may be
+    "memory_budget": "room",  # the next graph would need more memory than it may
+    "capture_failed": "the code",  # the step does something that cannot be captured
+    "host_write": "the code",  # the step does something on the host that a replay would skip
+    "forward_mode": "the code",  # the step differentiates in forward mode
+    "unreadable": "the code",  # what the step uses raises an error when it is read
+    "keeps_unknown": "the code",  # the step keeps something from call to call that a graph cannot
+    "replaced_tensor": "the code",  # the step uses a tensor that is another one in each call
+    "changes_batch": "the code",  # the step changes its batch in a way that cannot be repeated
+    "backward_outside": "the code",  # the step returns a tensor that still needs its backward pass
+    "update": "the code",  # an optimizer can be called neither in a graph nor between two
+    "proved_wrong": "the code",  # a graph computes something else than the step
+    "second_forward": "another call",  # a second forward pass comes before the backward pass
+    "create_graph": "another call",  # gradients of a module are differentiated
+    "retain_graph": "another call",  # a module has a second backward pass of one forward pass
+    "gradient_outside": "the code",  # a module's gradients go where it is no node of its own
+    "hook": "the code",  # a hook would not be called by a replay
+    "checkpoint": "the code",  # a part of a module runs again in the backward pass
+    "compiled": "the code",  # a module runs compiled code
+    "weights": "the code",  # a module has weights that no graph can take
+    "does_not_pay": "another call",  # replays take longer than calls as written
+    "framework": "the code",  # a framework's loop does what its integration does not capture
+    "off": "nothing",  # GAPLESS_CAPTURE=off
+    "result": "the code",  # the step returns something that a replay cannot return
+    "cannot_restore": "the code",  # what it changes cannot be put back ahead of a run
+    "ranks": "another rank",  # another rank cannot capture the step
 }
 
 
@@ -121,11 +91,11 @@ class Refusal:
     is_of_call: bool | None = None
 
     def __post_init__(self) -> None:
-        row = KINDS[self.kind]
+        mended_by = KINDS[self.kind]
         if self.is_final is None:
-            object.__setattr__(self, "is_final", row.is_final)
+            object.__setattr__(self, "is_final", mended_by not in ("a rest", "room"))
         if self.is_of_call is None:
-            object.__setattr__(self, "is_of_call", row.is_of_call)
+            object.__setattr__(self, "is_of_call", mended_by == "another call")
 
     def __str__(self) -> str:
         return self.text
