@@ -64,10 +64,10 @@ def with_an_interlude(row, interlude):
         training.other(batch(training.place, 3))
 
     def change(training, number):
-        if row.change is not None:
-            row.change(training, number)
         if row.when == "once":
             interlude(training)
+        if row.change is not None:
+            row.change(training, number)
 
     return replace(row, set_up=set_up, change=change)
 
