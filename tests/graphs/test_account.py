@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, strategies as st
 
 import gapless
-from gapless.graphs import account
+from gapless.graphs import account, audit
 from gapless.graphs.account import ALLOWANCE_S, LEAST_AHEAD, SHARE, Account, CallTimes, TimeSpent
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import Training, on
@@ -353,7 +353,12 @@ class Timed:
         replay_s: of a replay.
         watch: a watched run takes as many times as long as a plain one.
         beside_s: of a plain call, beside what it does as written.
+
+    Attributes:
+        slowness: of the host: all takes so many times as long.
     """
+
+    slowness = 1.0
 
     def __init__(self, device, num, *, written_s, replay_s, watch, beside_s=0.0, **options):
         self.device = device
@@ -376,11 +381,12 @@ class Timed:
 
     def call(self, number, rows):
         self.steps[number](on(self.device, torch.ones(rows, 3)))
-        self.as_written_s += self.written_s
+        self.as_written_s += self.slowness * self.written_s
 
     def _taking(self, seconds, call):
         def timed(*args, **kwargs):
-            self.device.timeline.pass_until(self.device.now_ms() + 1000.0 * seconds, "host")
+            now_ms = self.device.now_ms() + 1000.0 * self.slowness * seconds
+            self.device.timeline.pass_until(now_ms, "host")
             return call(*args, **kwargs)
 
         return timed
@@ -447,3 +453,18 @@ def test_what_plain_calls_take_beside_their_work_is_a_debt_as_well(monkeypatch):
     num_charged = 300 - 25 * NUM_PLAIN - 1
     assert (spent.beside_s, debt_s) == pytest.approx((num_charged * 0.008,) * 2)
     assert "s beside calls as written" in str(spent)
+
+
+def test_audits_show_how_fast_the_host_is_though_their_verdicts_come_at_once(monkeypatch):
+    """A call behind each of them is plain."""
+    monkeypatch.setattr(audit, "DEFAULT_EVERY", None)
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+        timed = Timed(device, 1, written_s=0.1, replay_s=0.08, watch=4.0)
+        spent, saved = timed.steps[0].report.spent, []
+        for number in range(900):
+            timed.slowness = 1.0 if number < 100 else 2.0
+            timed.call(0, 4)
+            saved.append(spent.saved_s)
+
+    assert timed.steps[0].report.audits.num < 10
+    assert saved[-1] - saved[-101] == pytest.approx(100 * 0.04, rel=0.1)

@@ -171,6 +171,13 @@ class Audits:
         self.turn_of(graph).is_owed = False
         self._report.audits.num += 1
 
+    @property
+    def has_just_begun(self) -> bool:
+        """Whether no call came behind the open audit: one is plain, and shows what calls take as written by now."""
+        if self.open is None or self._every is not None:
+            return False
+        return self.open.number == self._report.num_steps
+
     def end_all(self) -> None:
         """Audit nothing any more."""
         self._is_off = True

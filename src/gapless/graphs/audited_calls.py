@@ -83,7 +83,7 @@ class AuditedCalls:
     def _take_verdict(self) -> None:
         """Do what the verdict of an audit asks for, if it has arrived."""
         audit = self._audits.open
-        if audit is None or not audit.verdict.arrived():
+        if audit is None or self._audits.has_just_begun or not audit.verdict.arrived():
             return
         if audit.verdict.holds:
             self.end_good(audit, is_whole=audit.verdict.is_whole)
