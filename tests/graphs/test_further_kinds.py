@@ -239,3 +239,22 @@ def test_nothing_is_held_once_the_guards_are_gone():
 
     assert watch is not None
     assert part() is None
+
+
+@pytest.mark.parametrize(
+    ("module", "is_guarded"),
+    [("script", True), ("torch._inductor.runtime.compile_tasks.c1", False)],
+)
+def test_code_that_torch_has_made_while_it_compiled_is_not_followed(module, is_guarded):
+    """It stands in a file of its own and belongs to torch, as what it calls."""
+    names = {"__name__": module, "factor": 2.0}
+    exec(compile("def call(x):\n    return x * factor\n", "made.py", "exec"), names)
+    call = names["call"]
+
+    def step(batch):
+        return call(batch).sum()
+
+    _, guards = watched_twice(step)
+    names["factor"] = 3.0
+
+    assert guards.holds() is not is_guarded

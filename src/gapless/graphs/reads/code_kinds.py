@@ -74,6 +74,7 @@ _FRAME = (os.sep + "module.py", os.sep + "container.py")
 _COMPILER = TORCH_FOLDER + "_dynamo" + os.sep + "convert_frame.py"
 _COMPILED = TORCH_FOLDER + "_dynamo" + os.sep + "eval_frame.py"
 _PLANS_OF_CUFFT = str(Path(TORCH_FOLDER, "backends", "cuda", "__init__.py"))
+_GUARD = "___make_guard_fn.<locals>.guard"
 _FUNCTIONS = {CodeKind.COMPILER: "__call__", CodeKind.COMPILED: "compile_wrapper"}
 _SILENT = {"warnings.py", "linecache.py", "traceback.py", "inspect.py", "tokenize.py"}
 _TAKEN_FOR_GRANTED = {
@@ -99,9 +100,16 @@ def kind_of(code: CodeType, names: dict[str, Any]) -> CodeKind:
     if path.startswith("<") and not path.startswith("<frozen"):
         path = str(names.get("__file__", path))
     kind = _kind_of_file(path)
+    if kind is CodeKind.USER and _is_made_by_compiler(code, names):
+        return CodeKind.TORCH
     function = _FUNCTIONS.get(kind)
     # These files have other functions too, and their import runs code.
     return CodeKind.TORCH if function is not None and code.co_name != function else kind
+
+
+def _is_made_by_compiler(code: CodeType, names: dict[str, Any]) -> bool:
+    """Return whether torch has made a function while it compiled: what calls kernels, or checks its guards."""
+    return code.co_qualname == _GUARD or str(names.get("__name__", "")).startswith("torch.")
 
 
 @cache
