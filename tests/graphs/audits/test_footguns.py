@@ -59,8 +59,9 @@ def test_the_loop_as_written_repeats_itself(footgun, tmp_path):
 @pytest.mark.slow
 def test_all_forms_train_alike(tmp_path):
     """As written, a row's losses and weights are the same in each form."""
-    for footgun in FOOTGUNS[::8]:
-        # A group's loop stands still between its calls alone, and what it logs there is another thing.
+    # A group's loop stands still between its calls alone: nothing changes before each, and what it logs is
+    # another thing.
+    for footgun in [one for one in FOOTGUNS if one.when != "each call"][::8]:
         first, *others = (trained(footgun, form, tmp_path).results[: CALLS + 1] for form in FORMS)
         assert all(other == first for other in others), footgun.name
 
