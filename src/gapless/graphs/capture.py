@@ -181,7 +181,8 @@ def capture(
         model: that the step trains.
         optimizer: that it calls. State that begins as zeros stays as zeros, where the graphs look for it.
         scaler: of gradients, if there is one.
-        num_warmup: watched eager runs of each kind before its capture, behind two plain ones; at least 2.
+        num_warmup: watched eager runs of each kind before its capture, behind two plain ones; at least 2. Of
+            examples behind the first, one, if it runs no other code than those before.
         max_graphs: graphs at one time, of all kinds of calls together.
         memory_fraction: share of the device's memory that the process may hold for a further
             graph to be captured, above 0 and up to 1.
