@@ -1,0 +1,230 @@
+"""What these cases are written in: a loop runs as written and captured, and both must have the same bits.
+
+A case is a loop of a user, which gets a `Place` and captures what it trains: a step by `place.capture(step)`,
+or objects in place by `place.capture(model, optimizer)`. It runs twice on the simulated device, from the
+same seeds. What the loop returns, prints, warns of and raises, and the random generators after it, must be
+equal bit for bit; then the verdict is compared with what the reports and warnings say.
+
+The cases were written from what is promised, before the code that they judge. Those that fail are in
+`not_yet.py`, with what was seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import traceback
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import gapless
+from anybody.not_yet import NOT_YET
+from hazards import captured_harness
+from hazards.captured_harness import differences, freeze, refusals_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+NUM = 24
+
+
+# --------------------------------------------------------------------------------- verdicts
+
+
+@dataclass(frozen=True)
+class Expect:
+    """What must be so besides the same bits.
+
+    Attributes:
+        replayed: whether a third of the calls of each captured object must be replays.
+        words: regular expressions; one line of a refusal or warning must hold all of them. If
+            `replayed` as well, one of both is enough.
+        of: kinds of the objects that must be replayed ("step", "model", "optimizer"); empty for all.
+    """
+
+    replayed: bool = True
+    words: tuple[str, ...] = ()
+    of: tuple[str, ...] = ()
+
+
+REPLAYED = Expect()
+
+
+def replayed(*of):
+    """Expect that a third of the calls of these are replays."""
+    return Expect(of=of)
+
+
+def or_told(*words, of=()):
+    """Expect replays, or one line that holds all these words: the way that works."""
+    return Expect(words=words, of=of)
+
+
+def told(*words):
+    """Expect one line that holds all these words, whatever is replayed."""
+    return Expect(replayed=False, words=words)
+
+
+@dataclass(frozen=True)
+class AnybodyCase:
+    """One loop of a user, and what is expected of it."""
+
+    name: str
+    sentence: str
+    loop: Callable[[Place], Any]
+    expect: Expect
+
+    def __str__(self):
+        return self.name
+
+
+class Cases(list):
+    """The cases of one file, each registered by the decorator that this is."""
+
+    def __init__(self, theme):
+        super().__init__()
+        self.theme = theme
+
+    def __call__(self, sentence, *, expect=REPLAYED):
+        def register(loop):
+            self.register(loop.__name__, sentence, loop, expect)
+            return loop
+
+        return register
+
+    def register(self, name, sentence, loop, expect):
+        name = f"{self.theme}-{name}"
+        assert name not in {known.name for known in self}, name
+        self.append(AnybodyCase(name, sentence, loop, expect))
+
+
+def marked(name):
+    """Return the mark of a case that fails today, from `not_yet.py`."""
+    return [pytest.mark.xfail(strict=True, reason=NOT_YET[name])] if name in NOT_YET else []
+
+
+def params(cases):
+    """Return cases as pytest's parameters, those that fail today marked so."""
+    return [pytest.param(case, id=str(case), marks=marked(str(case))) for case in cases]
+
+
+# ----------------------------------------------------------------------------------- places
+
+
+class Place(captured_harness.SimulatedPlace):
+    """The simulated device, where steps are captured, or objects in place."""
+
+    def __init__(self, *, is_plain, **options):
+        super().__init__(is_plain=is_plain, **options)
+        self.objects = []
+
+    def capture(self, *captured, **options):
+        """Return the step captured, or the objects, captured where they stand."""
+        if not isinstance(captured[0], torch.nn.Module | torch.optim.Optimizer):
+            return super().capture(*captured, **options)
+        if not self.is_plain:
+            gapless.capture(*captured, device=self.device, **options)
+            self.objects += captured
+        return captured[0] if len(captured) == 1 else captured
+
+    def named_reports(self):
+        """Return the kind and the report of all that is captured."""
+        steps = [("step", step.captured.report) for step in self.steps]
+        return steps + [(_kind_of(one), gapless.capture_report(one)) for one in self.objects]
+
+    def reports(self):
+        return [report for _, report in self.named_reports()]
+
+
+def _kind_of(captured):
+    return "optimizer" if isinstance(captured, torch.optim.Optimizer) else "model"
+
+
+# --------------------------------------------------------------------------------- the judge
+
+
+@dataclass
+class Ran:
+    """What one run gave: all that is compared, an error, races, reports, and lines that were said."""
+
+    result: dict[str, Any]
+    error: str
+    races: list[str]
+    reports: list[tuple[str, Any]]
+    lines: list[str]
+
+
+def ran(case, *, is_plain, scheduler="asap"):
+    """Run the loop of the case once, from the same seeds as every time."""
+    printed, place = io.StringIO(), Place(is_plain=is_plain, scheduler=scheduler)
+    with (
+        captured_harness._process_restored(),
+        warnings.catch_warnings(record=True) as warned,
+        place,
+        contextlib.redirect_stdout(printed),
+    ):
+        warnings.simplefilter("always")
+        error = ""
+        try:
+            ended = {"returned": freeze(place, case.loop(place))}
+        except pytest.skip.Exception:
+            raise
+        except Exception as failure:
+            ended, error = {"raised": repr(failure)}, traceback.format_exc()
+        parts = {"the loop": ended, "printed": printed.getvalue(), **place.states()}
+        result = {name: freeze(place, part) for name, part in parts.items()}
+        reports = place.named_reports()
+    lines = [
+        str(one.message) for one in warned if issubclass(one.category, gapless.CaptureWarning)
+    ]
+    lines += [line for _, report in reports for line in [str(report), *refusals_of(report)]]
+    return Ran(result, error, [str(race) for race in place.races()], reports, lines)
+
+
+def judge(case):
+    """Return what is wrong with the product in this case, in words; nothing if it is right."""
+    expected = ran(case, is_plain=True)
+    if expected.error:
+        return [f"the loop as written raises: {expected.error}"]
+    found = ran(case, is_plain=False)
+    wrong = [f"race: {race}" for race in found.races[:3]]
+    wrong += differences(expected.result, found.result)
+    wrong += [found.error] if found.error else []
+    wrong += _unexpected(case.expect, found)
+    return wrong + [f"said: {line}" for line in found.lines] * bool(wrong)
+
+
+def _unexpected(expect, found):
+    few = _too_few(expect, found) if expect.replayed else []
+    silent = _silent(expect.words, found) if expect.words else []
+    if expect.replayed and expect.words:
+        return few + silent if few and silent else []
+    return few + silent
+
+
+def _too_few(expect, found):
+    counts = {}
+    for kind, report in found.reports:
+        replays, calls = counts.get(kind, (0, 0))
+        now = report.num_replays + getattr(report, "num_quick", 0)
+        counts[kind] = (replays + now, calls + now + report.num_eager)
+    return [
+        f"{replays} of {calls} calls of the {kind} were replays"
+        for kind in expect.of or counts
+        for replays, calls in [counts.get(kind, (0, 0))]
+        if not 3 * replays >= calls > 0
+    ]
+
+
+def _silent(words, found):
+    lines = [line for text in found.lines for line in re.split(r"[\n]", text)]
+    if any(all(re.search(word, line, re.IGNORECASE) for word in words) for line in lines):
+        return []
+    return [f"no line says all of {words}"]
