@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 import gapless
-from anybody import objects
+from anybody import methods, objects
 from anybody.harness import AnybodyCase, judge, ran, replayed, told
 from anybody.not_yet import NOT_YET
 from hazards.captured_harness import differences
 from hazards.in_place_models import made
 
 
-THEMES = [objects.case]
+THEMES = [objects.case, methods.case]
 
 
 def test_rows_of_what_fails_name_cases():
