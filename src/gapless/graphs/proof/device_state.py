@@ -33,6 +33,7 @@ class DeviceState:
         names: of the tensors, as many, for texts.
         generators: of random numbers that belong to the state, beside those of `RandomStates`.
         fingerprints: of the object whose state it is; None: nothing is kept.
+        chunks: of further memory.
     """
 
     def __init__(
@@ -43,11 +44,12 @@ class DeviceState:
         names: Iterable[str] = (),
         generators: Iterable[Any] = (),
         fingerprints: KeptFingerprints | None = None,
+        chunks: Iterable[Chunk] = (),
     ) -> None:
         self.random = RandomStates(device, generators)
         self._kept = fingerprints
         self._device = device
-        self.chunks = chunks_of(regions_of(tensors, names))
+        self.chunks = [*chunks, *chunks_of(regions_of(tensors, names))]
         self.num_bytes = sum(chunk.num_bytes for chunk in self.chunks)
         self._copies: list[torch.Tensor] = []
         self._random: dict[str, Any] = {}

@@ -111,16 +111,13 @@ class KeptFingerprints:
     def with_rows(self, device: Device, num_rows: int) -> Fingerprints:
         """Return what takes fingerprints of chunks of so many rows, on the current stream."""
         if num_rows > _MOST_ROWS_KEPT:
-            return Fingerprints(device, num_rows=num_rows)
+            # What a run returns may take a few rows more than the memory that it changes.
+            return Fingerprints(device, num_rows=1 << (num_rows - 1).bit_length())
         stream = device.current_stream()
         if self._kept is None or stream != self._stream:
             self._kept = Fingerprints(device, num_rows=_MOST_ROWS_KEPT)
             self._stream = stream
         return self._kept
-
-    def forget(self) -> None:
-        """Let go of the memory."""
-        self._stream = self._kept = None
 
 
 def _by_piece(rows: torch.Tensor, chunk: Chunk, index: torch.Tensor) -> torch.Tensor:

@@ -7,16 +7,17 @@ one or two calls. In the buffer each piece begins a new row, so that sums over r
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.graphs.reads.touched import joined, plain_parts, span_of
+from gapless.graphs.reads.touched import PLAIN_TYPES, joined, plain_parts, span_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gapless.device.base import Device
 
@@ -27,7 +28,7 @@ ROW_BYTES = 4096
 CHUNK_BYTES = 16 << 20
 
 # Copied as numbers of the widest of these that fits a piece.
-_WIDTHS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
+_WIDTHS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,10 @@ class Chunk:
     dtype: torch.dtype
     pieces: list[Piece] = field(default_factory=list)
     num_rows: int = 0
+    is_kept: bool = False
     _copied: list[_Copied] = field(default_factory=list)
     _piece_of_row: torch.Tensor | None = None
+    _places: dict[int, list[tuple[_Copied, list[torch.Tensor]]]] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
@@ -81,13 +84,13 @@ class Chunk:
 
     def copy_out(self, buffer: torch.Tensor) -> None:
         """Copy the pieces to a buffer of bytes, which is of the chunk's size."""
-        for some in self._by_width():
-            torch._foreach_copy_(some.places_in(buffer), some.live)
+        for some, places in self._places_in(buffer):
+            torch._foreach_copy_(places, some.live)
 
     def copy_back(self, buffer: torch.Tensor) -> None:
         """Copy the pieces from a buffer to where they belong."""
-        for some in self._by_width():
-            torch._foreach_copy_(some.live, some.places_in(buffer))
+        for some, places in self._places_in(buffer):
+            torch._foreach_copy_(some.live, places)
 
     def piece_of_row(self, device: Device) -> torch.Tensor:
         """Return the number of the piece in each row, int64 on the device."""
@@ -100,19 +103,72 @@ class Chunk:
         return self._piece_of_row
 
     def forget(self) -> None:
-        """Let go of the device memory that was made for it."""
-        self._piece_of_row = None
+        """Let go of buffers, and of device memory that was made for it unless it is kept."""
+        self._places = {}
+        if not self.is_kept:
+            self._piece_of_row = None
+
+    def _places_in(self, buffer: torch.Tensor) -> list[tuple[_Copied, list[torch.Tensor]]]:
+        # These hold the buffer, so that no other one begins there.
+        found = self._places.get(buffer.data_ptr())
+        if found is None:
+            found = [(some, some.places_in(buffer)) for some in self._by_width()]
+            self._places[buffer.data_ptr()] = found
+        return found
 
     def _by_width(self) -> list[_Copied]:
         if not self._copied:
-            pieces: dict[tuple[int, torch.dtype], list[Piece]] = {}
+            pieces: dict[int, list[Piece]] = {}
             for piece in self.pieces:
                 pieces.setdefault(_width_of(piece), []).append(piece)
             self._copied = [
-                _Copied.of(some, width, dtype, self.num_bytes)
-                for (width, dtype), some in pieces.items()
+                _Copied.of(some, width, self.num_bytes) for width, some in pieces.items()
             ]
         return self._copied
+
+
+# Of a tensor, what says which bytes of its storage it is of.
+_FORM = (
+    operator.attrgetter("shape", "dtype", "device"),
+    torch.Tensor.stride,
+    torch.Tensor.data_ptr,
+)
+
+
+class KeptChunks:
+    """Chunks of the memory of some tensors, kept for the next state as long as nothing of it has moved."""
+
+    def __init__(self) -> None:
+        self._forms: list[Any] = []
+        self._chunks: list[Chunk] = []
+        self._places: list[tuple[int, int]] = []
+
+    def of(
+        self, tensors: list[torch.Tensor], regions: Callable[[], Iterable[Region]], *others: object
+    ) -> Sequence[Chunk]:
+        """Return chunks of regions; those of the last time if they are of the same memory.
+
+        Args:
+            tensors: which decide what the regions are. The memory of these is held.
+            regions: returns them.
+            others: further objects that decide.
+        """
+        if any(type(one) not in PLAIN_TYPES or one.layout is not torch.strided for one in tensors):
+            return chunks_of(regions())
+        forms = [others, *(list(map(read, tensors)) for read in _FORM)]
+        if forms != self._forms or _places_of(self._chunks) != self._places:
+            self._forms = forms
+            self._chunks = chunks_of(regions())
+            for chunk in self._chunks:
+                chunk.is_kept = True
+            self._places = _places_of(self._chunks)
+        return self._chunks
+
+
+def _places_of(chunks: list[Chunk]) -> list[tuple[int, int]]:
+    """Return where storages lie, and how large they are: either may change while one is held."""
+    storages = [piece.region.storage for chunk in chunks for piece in chunk.pieces]
+    return [(storage.data_ptr(), storage.nbytes()) for storage in storages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +186,12 @@ class _Copied:
     sizes: list[int]
 
     @classmethod
-    def of(cls, pieces: list[Piece], width: int, dtype: torch.dtype, num_bytes: int) -> _Copied:
+    def of(cls, pieces: list[Piece], width: int, num_bytes: int) -> _Copied:
         """Return those of one width in a buffer of so many bytes, in the order of their rows."""
         live, sizes, end = [], [], 0
+        dtype, place = _WIDTHS[width], pieces[0].region.storage.device
         for piece in pieces:
-            view = torch.empty(0, dtype=dtype, device=piece.region.storage.device)
+            view = torch.empty(0, dtype=dtype, device=place)
             size = piece.num_bytes // width
             live.append(view.set_(piece.region.storage, piece.start // width, (size,), (1,)))
             start = piece.row * ROW_BYTES // width
@@ -202,7 +259,9 @@ def chunks_of(regions: Iterable[Region]) -> list[Chunk]:
     for region in regions:
         start = region.start
         while start < region.end:
-            chunk = opened.setdefault(region.dtype, Chunk(region.dtype))
+            chunk = opened.get(region.dtype)
+            if chunk is None:
+                chunk = opened[region.dtype] = Chunk(region.dtype)
             if chunk.num_rows >= most_rows:
                 done.append(opened.pop(region.dtype))
                 continue
@@ -214,13 +273,10 @@ def chunks_of(regions: Iterable[Region]) -> list[Chunk]:
     return [*done, *opened.values()]
 
 
-def _width_of(piece: Piece) -> tuple[int, torch.dtype]:
-    address = piece.region.storage.data_ptr()
-    return next(
-        (width, dtype)
-        for width, dtype in _WIDTHS
-        if not (address % width or piece.start % width or piece.num_bytes % width)
-    )
+def _width_of(piece: Piece) -> int:
+    # The largest power of two, of those up to 8, that divides all of these.
+    parts = piece.region.storage.data_ptr() | piece.start | piece.num_bytes | 8
+    return parts & -parts
 
 
 def described(tensor: torch.Tensor) -> str:

@@ -303,15 +303,13 @@ class _Part:
 
 
 def _parts_of(chunks: list[Chunk]) -> list[_Part]:
-    return [
-        _Part(
-            piece.region.name,
-            piece.num_bytes // chunk.dtype.itemsize,
-            _precision(chunk.dtype),
-        )
-        for chunk in chunks
-        for piece in chunk.pieces
-    ]
+    parts = []
+    for chunk in chunks:
+        size, precision = chunk.dtype.itemsize, _precision(chunk.dtype)
+        parts += [
+            _Part(piece.region.name, piece.num_bytes // size, precision) for piece in chunk.pieces
+        ]
+    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +395,9 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach()
     if tensor.layout is not torch.strided:
         return tensor
-    return tensor.resolve_conj().resolve_neg().contiguous()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.contiguous()
 
 
 def _is_alike(tree: Tree, other: Tree) -> bool:

@@ -17,6 +17,7 @@ from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.proof.capture_failure import capture_failed, why_it_failed
 from gapless.graphs.proof.device_state import DeviceState, RandomStates
 from gapless.graphs.proof.fingerprints import KeptFingerprints
+from gapless.graphs.proof.packing import KeptChunks, regions_of
 from gapless.graphs.proof.python_side import PythonSide, tensors_of
 from gapless.graphs.proof.same_results import NotProved, num_runs_of, prove
 from gapless.graphs.proof.step_capture import StepCapture
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from gapless.graphs.callee import Callee
     from gapless.graphs.graph_pool import GraphPool
+    from gapless.graphs.proof.packing import Region
     from gapless.graphs.proof.proof_verdict import AnyVerdict, Distances, Verdict
     from gapless.graphs.reads.known_optimizers import KnownOptimizers
     from gapless.graphs.reads.read_guards import ReadGuards
@@ -114,8 +116,11 @@ class Trial:
     def __post_init__(self) -> None:
         self._device = self.callee.device
         self._capture = StepCapture(self.callee, self.graphs, self.updates)
-        self._fingerprints = KeptFingerprints()
-        self.graphs.on_leave = self._fingerprints.forget
+        self._forget()
+        self.graphs.on_leave = self._forget
+
+    def _forget(self) -> None:
+        self._fingerprints, self._chunks = KeptFingerprints(), KeptChunks()
 
     def run(
         self, tree: Tree, reads: ReadGuards, watched: Watched, *, like: Proved | None = None
@@ -198,14 +203,7 @@ class Trial:
     ) -> Tried:
         """Compare a graph with the step as written: with several runs of it, or with one if it is like another."""
         touched, before, kept = watched.touched, side.gradients, side.kept
-        changed = self._changed_tensors(graph, tree, watched, side)
-        state = DeviceState(
-            [tensor for tensor, _ in changed],
-            self._device,
-            names=[name for _, name in changed],
-            generators=() if touched is None else touched.generators,
-            fingerprints=self._fingerprints,
-        )
+        state = self._state(graph, tree, watched, side)
         second_look = None
         if touched is not None and not self._found_the_same(like, watched, side):
             # What an audit does not see it read it compares by what comes of it.
@@ -275,40 +273,51 @@ class Trial:
             refusals = self._touches_others(watched, second_look, side, also)
         return Tried(result, None if refusals else graph, verdict, refusals, proof_seconds=seconds)
 
-    def _changed_tensors(
-        self,
-        graph: StepGraph,
-        tree: Tree,
-        watched: Watched,
-        side: PythonSide,
-    ) -> list[tuple[torch.Tensor, str]]:
-        """Return the tensors on the device that a run of the step may write to, with names.
+    def _state(
+        self, graph: StepGraph, tree: Tree, watched: Watched, side: PythonSide
+    ) -> DeviceState:
+        """Return what a run of the step may write to on the device.
 
-        The name is "" where none is known. A batch in the memory of an earlier one is left out: a proof
-        runs on copies of it, which are compared.
+        A batch in the memory of an earlier one is left out: a proof runs on copies of it, which are compared.
         """
-        names = graph.reads.names_by_address()
-
-        def named(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, str]]:
-            return [(tensor, names.get(address_of(tensor), "")) for tensor in tensors]
-
-        found = named(weight for weight, _ in side.gradients)
-        made = set(map(id, graph.gradients.made_of(side.gradients)))
-        for weight, gradient in side.gradients:
-            if gradient is not None and id(gradient) not in made:
-                name = names.get(address_of(weight))
-                found.append((gradient, f"the gradient of {name}" if name else ""))
-        found += named(side.kept.tensors())
+        touched = watched.touched
+        tensors = [weight for weight, _ in side.gradients]
         for optimizer in side.optimizers:
-            found += tensors_of(optimizer, names)
+            tensors += [tensor for tensor, _ in tensors_of(optimizer, {})]
         # Compiled code shows nothing of what it writes to.
-        if watched.touched is None:
-            found += named(graph.reads.tensors)
-        else:
+        tensors += graph.reads.tensors if touched is None else []
+
+        def named(tensors: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], list[str]]:
+            on_device = list(filter(self.callee.is_on_device, tensors))
+            names = graph.reads.names_by_address() if on_device else {}
+            for weight, gradient in side.gradients:
+                name = names.get(address_of(weight))
+                if name and gradient is not None:
+                    names.setdefault(address_of(gradient), f"the gradient of {name}")
+            for optimizer in side.optimizers:
+                for tensor, name in tensors_of(optimizer, names):
+                    names.setdefault(address_of(tensor), name)
+            return on_device, [names.get(address_of(tensor), "") for tensor in on_device]
+
+        def regions() -> list[Region]:
             batch = WrittenMemory(filter(has_address, tree.leaves))
-            written = watched.touched.written
-            found += named(tensor for tensor in written if not batch.holds_any([tensor]))
-        return [(tensor, name) for tensor, name in found if self.callee.is_on_device(tensor)]
+            written = [] if touched is None else touched.written
+            apart = [tensor for tensor in written if not batch.holds_any([tensor])]
+            return regions_of(*named([*tensors, *apart]))
+
+        # Others hold the memory of these as long as there are graphs.
+        chunks = self._chunks.of(tensors, regions, touched, self._device.current_stream())
+        made = set(map(id, graph.gradients.made_of(side.gradients)))
+        gradients = [one for _, one in side.gradients if one is not None and id(one) not in made]
+        passing, names = named([*gradients, *side.kept.tensors()])
+        return DeviceState(
+            passing,
+            self._device,
+            names=names,
+            generators=() if touched is None else touched.generators,
+            fingerprints=self._fingerprints,
+            chunks=chunks,
+        )
 
     def _touches_others(
         self,

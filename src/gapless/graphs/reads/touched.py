@@ -51,7 +51,7 @@ _TRUSTED = ("aten::", "prims::", "prim::")
 _BYTE = torch.uint8
 
 # The most common ones, which are no wrappers.
-_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 
 # Arguments of operators in which there is no tensor.
 _NO_TENSORS = frozenset(
@@ -228,7 +228,7 @@ class TouchWatch(TorchDispatchMode):
                 continue
             is_written = writes is None or place in writes
             is_sure = is_written and place in known.surely_written
-            for tensor in (value,) if kind in _PLAIN_TYPES else _tensors_in(value):
+            for tensor in (value,) if kind in PLAIN_TYPES else _tensors_in(value):
                 key = self._note(tensor, is_written=is_written, is_sure=is_sure)
                 given.tensors.append(tensor)
                 if key is not None:
@@ -242,7 +242,7 @@ class TouchWatch(TorchDispatchMode):
         if known.returns_given:
             return
         made, seen, first_uses = self._made, self._seen, self._first_uses
-        for tensor in (result,) if type(result) in _PLAIN_TYPES else _tensors_in(result):
+        for tensor in (result,) if type(result) in PLAIN_TYPES else _tensors_in(result):
             for part in plain_parts(tensor):
                 key = part.untyped_storage()._cdata
                 if key not in seen:
@@ -276,7 +276,7 @@ class TouchWatch(TorchDispatchMode):
             if is_written and first_uses is not None and key not in first_uses.made:
                 first_uses.writes(storage)
             memory.add(part, is_written=is_written, is_sure=is_sure)
-        return found if type(tensor) in _PLAIN_TYPES else None
+        return found if type(tensor) in PLAIN_TYPES else None
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], profiler: Any) -> Any:
@@ -362,7 +362,7 @@ def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def plain_parts(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
     """Return the strided tensors that hold the elements of any tensor."""
-    if type(tensor) in _PLAIN_TYPES or not is_traceable_wrapper_subclass(tensor):
+    if type(tensor) in PLAIN_TYPES or not is_traceable_wrapper_subclass(tensor):
         if tensor.layout is torch.strided:
             return () if tensor._is_zerotensor() or tensor.is_meta else (tensor,)
         return _parts_of_sparse(tensor)
