@@ -5,10 +5,12 @@ be a replay is now and then an audit: what the step writes is saved, the graph i
 back, and the step runs as written. Training goes on with that run. What both left behind is compared
 on the device, and nobody waits for the verdict: until it has arrived, calls run as written.
 
-A graph is audited at a random place in each block of its replays. The first block has `FIRST_BLOCK`
-of them, and each good audit doubles the next, up to `LONGEST_BLOCK`: a difference that stays is found
-within two blocks. It is audited as well at its first replay after an interlude, of which at most one in
-`FIRST_BLOCK` calls of an object counts:
+Graphs of the same code, for batches of several shapes, take turns: one is audited at a random place in
+each block of their replays. The first block has `FIRST_BLOCK` of them, and each good audit doubles the
+next, up to `LONGEST_BLOCK`. Whose turn has not come in two blocks of its own replays is audited at the next:
+a difference that stays is found by then. A graph is audited as well at its first replay after an interlude,
+unless another of the same code has been, whose guards still hold. At most one interlude in `FIRST_BLOCK`
+calls of an object counts:
 
 - an epoch begins, a module changes its mode, a state is saved or loaded (`gapless.graphs.interludes`),
   more often than before the last call;
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.entry import Entry
     from gapless.graphs.proof.proof_verdict import AnyVerdict
+    from gapless.graphs.reads.read_guards import ReadGuards
 
 
 # Replays of a block.
@@ -101,6 +104,7 @@ class Audits:
         self._draw = Random(report.audits.seed)
         _Process.num_objects += seed is None
         self._turns: weakref.WeakKeyDictionary[object, AuditTurn] = weakref.WeakKeyDictionary()
+        self._codes: dict[object, SameCode] = {}
         self._last_ms = self._usual_ms = 0.0
         self._num_own_calls = self._num_calls_of_others = 0
         self._num_others_between = 0
@@ -112,16 +116,23 @@ class Audits:
         if self._every is None:
             note_interludes_for(self)
 
-    def turn_of(self, graph: object) -> AuditTurn:
+    def turn_of(self, graph: object, reads: ReadGuards | None = None) -> AuditTurn:
         """Return whose turn a replay of a graph is; it is made at the first one.
 
         What else is used in the place of a step, again and again, counts as a graph.
+
+        Args:
+            graph: that would be replayed.
+            reads: what its code reads: graphs that read the same are of the same code.
         """
         turn = self._turns.get(graph)
         if turn is None:
             self._report.audits.block = self._report.audits.block or (self._every or FIRST_BLOCK)
-            turn = self._turns[graph] = AuditTurn(self, self._every, self._draw)
-            turn.num_interludes = self.num_interludes
+            places = frozenset() if reads is None else frozenset(reads.named())
+            code = self._codes.get(places)
+            if code is None:
+                code = self._codes[places] = SameCode(self._draw)
+            turn = self._turns[graph] = AuditTurn(self, self._every, code, reads)
             turn.last_good = self._report.num_steps
         return turn
 
@@ -159,7 +170,7 @@ class Audits:
         self._is_in_call = False
 
     def begin_interlude(self) -> None:
-        """Let each graph be audited at its next replay, unless an interlude counted just before."""
+        """Let graphs be audited at their next replays, unless an interlude counted just before."""
         # Before the first replay there is nothing to audit.
         if self._turns and self._num_own_calls >= self._may_count_from:
             self._may_count_from = self._num_own_calls + FIRST_BLOCK
@@ -168,7 +179,7 @@ class Audits:
     def begin(self, entry: Entry | None, graph: object, verdict: AnyVerdict) -> None:
         """Wait for the verdict of an audit."""
         self.open = OpenAudit(entry, graph, verdict, self._report.num_steps)
-        self.turn_of(graph).is_owed = False
+        self.turn_of(graph).begin_audit()
         self._report.audits.num += 1
 
     @property
@@ -189,10 +200,10 @@ class Audits:
         self.open = None
         turn = self.turn_of(audit.graph)
         turn.last_good = audit.number
-        turn.end_audit(is_whole=is_whole)
         counts = self._report.audits
         counts.num_equal += 1
-        counts.block = max(counts.block, turn.block)
+        if is_whole and turn.was_owed and self._every is None:
+            counts.block = max(counts.block, turn.code.double())
         counts.num_halves += not is_whole
         counts.num_halves_in_a_row = 0 if is_whole else counts.num_halves_in_a_row + 1
         if counts.num_halves_in_a_row == _MANY_HALVES:
@@ -204,6 +215,7 @@ class Audits:
     def end_bad(self, audit: OpenAudit) -> str:
         """Note that a graph has given other bits; return this in one line."""
         self.open = None
+        self._codes = {}
         good = self.turn_of(audit.graph).last_good
         text = (
             f"an audit found a difference in call {audit.number:,}: {audit.verdict.text}. The last good "
@@ -214,43 +226,97 @@ class Audits:
         return text
 
 
+class SameCode:
+    """When one of the graphs of the same code is audited.
+
+    Attributes:
+        block: replays in a block, in each of which is an audit.
+        audited: the turn of the graph that was audited last.
+    """
+
+    __slots__ = ("_draw", "_left", "_rest", "audited", "block")
+
+    def __init__(self, draw: Random) -> None:
+        self.block = FIRST_BLOCK
+        self.audited: weakref.ref[AuditTurn] | None = None
+        self._draw = draw
+        # Replays before the next audit, below zero once that is due, and behind it in its block.
+        self._left, self._rest = -1, 0
+
+    def has_come_to_audit(self) -> bool:
+        """Count a replay; return whether an audit is due."""
+        if self._left < 0:
+            place = self._draw.randrange(self.block)
+            self._left = self._rest + place
+            self._rest = self.block - 1 - place
+        self._left -= 1
+        return self._left < 0
+
+    def double(self) -> int:
+        """Let the next block be twice as long, and return how long it is."""
+        self.block = min(2 * self.block, LONGEST_BLOCK)
+        return self.block
+
+
 class AuditTurn:
     """When one graph is audited.
 
     Attributes:
-        block: replays in a block, in each of which is an audit.
+        code: of the graph and others.
         last_good: number of the last call of its object in which it was known to give the same bits.
-        is_owed: whether an audit is due and has not begun.
+        is_owed: whether an audit is due, but for an interlude, and has not begun.
+        was_owed: whether the last audit was.
     """
 
-    __slots__ = ("_audits", "_draw", "_every", "_left", "_rest", "block", "is_owed", "last_good", "num_interludes")  # fmt: skip
+    __slots__ = ("__weakref__", "_audits", "_every", "_num", "_num_interludes", "_reads", "code", "is_owed", "last_good", "was_owed")  # fmt: skip
 
-    def __init__(self, audits: Audits, every: int | None, draw: Random) -> None:
+    def __init__(
+        self, audits: Audits, every: int | None, code: SameCode, reads: ReadGuards | None
+    ) -> None:
         self._audits = audits
         self._every = every
-        self._draw = draw
-        self._left = self._rest = 0
-        self.block = FIRST_BLOCK if every is None else every
+        self.code = code
+        self._reads = reads
+        # Its proof has just been made.
+        self._num_interludes = audits.num_interludes
+        # Replays since the last audit.
+        self._num = 0
         self.last_good = 0
-        self.num_interludes = 0
-        self.is_owed = False
-        self.begin_block()
+        self.is_owed = self.was_owed = False
 
     def is_due(self) -> bool:
         """Count a call that would be a replay; return whether it has to be an audit.
 
         Once it has to be, it is owed until it begins, however often this is asked.
         """
+        audits = self._audits
         if self.is_owed:
             return True
-        audits = self._audits
-        num_interludes = audits.num_interludes
-        self._left -= 1
-        is_after_one = self._every is None and num_interludes != self.num_interludes
-        if (self._left >= 0 and not is_after_one) or audits._is_off:
+        if self._num_interludes != audits.num_interludes and self._is_unlike_before():
+            return True
+        self._num += 1
+        if self._every is None:
+            has_come = self.code.has_come_to_audit() or self._num > 2 * self.code.block
+        else:
+            has_come = self._num >= self._every
+        if not has_come or audits._is_off:
             return False
-        self.num_interludes = num_interludes
         self.is_owed = True
+        return True
+
+    def _is_unlike_before(self) -> bool:
+        """Return whether no graph of the same code was audited since an interlude, with what is read now."""
+        audits, last = self._audits, self.code.audited
+        other = None if last is None else last()
+        is_audited = (
+            other is not None
+            and other._num_interludes == audits.num_interludes
+            and other._reads is not None
+            and other._reads.holds()
+        )
+        if is_audited or self._every is not None or audits._is_off:
+            self._num_interludes = audits.num_interludes
+            return False
         return True
 
     def begin_call(self) -> bool:
@@ -258,21 +324,9 @@ class AuditTurn:
         self._audits.begin_call()
         return self.is_due()
 
-    def end_audit(self, *, is_whole: bool) -> None:
-        """Begin the next block, which is longer if all was compared and the same."""
-        if self._every is None:
-            if self._left >= 0:
-                # It was an interlude's: the audit of this block is still to come.
-                return
-            if is_whole:
-                self.block = min(2 * self.block, LONGEST_BLOCK)
-        self.begin_block()
-
-    def begin_block(self) -> None:
-        """Draw the place of the next audit, in the block behind the one that there is."""
-        if self._every is not None:
-            self._left = self._every - 1
-            return
-        place = self._draw.randrange(self.block)
-        self._left = self._rest + place
-        self._rest = self.block - 1 - place
+    def begin_audit(self) -> None:
+        """Note that an audit has begun."""
+        self.was_owed, self.is_owed = self.is_owed, False
+        self._num_interludes = self._audits.num_interludes
+        self._num = 0
+        self.code.audited = weakref.ref(self)

@@ -41,7 +41,7 @@ class AuditedCalls:
         # The verdict may have dropped the graph.
         if self._audits.open is not None or variant.graph is None:
             return False
-        return not self._audits.turn_of(variant.graph).is_due()
+        return not self._audits.turn_of(variant.graph, variant.reads).is_due()
 
     def run(self, entry: Entry, variant: Variant, tree: Tree) -> StepRun:
         """Audit a call, or run it as written if a verdict is awaited or there is no room."""

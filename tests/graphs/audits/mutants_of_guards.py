@@ -390,5 +390,10 @@ VERDICTS = [
     GuardMutant(
         "dropping graphs", "Audits.end_bad", "self.open = None", "return ''", "patched builtin"
     ),
-    without("whether an audit is due", "AuditTurn.is_due", "self._left -= 1", "patched builtin"),
+    always(
+        "whether an audit is due",
+        "AuditTurn.is_due",
+        "not has_come or audits._is_off",
+        "patched builtin",
+    ),
 ]
