@@ -162,6 +162,7 @@ class ReadWatch:
         result: Any,
         *,
         given: Operands,
+        made: Sequence[int],
         is_pure: bool,
     ) -> None:
         """Take note of an operation; to be told of all, in order.
@@ -172,6 +173,7 @@ class ReadWatch:
             kwargs: its arguments by name.
             result: what it returned.
             given: the tensors among its arguments, and those that it may have written to.
+            made: addresses of the storages of what it returned, but for those that it was given.
             is_pure: whether it is one of torch's own, writes nothing and draws nothing.
         """
         origins = self._origins
@@ -188,14 +190,13 @@ class ReadWatch:
                 return
         for storage in given.written:
             origins.pop(storage, None)
-        parts = result if isinstance(result, tuple | list) else (result,)
-        for number, part in enumerate(parts):
-            if not isinstance(part, torch.Tensor) or not _has_memory(part):
-                continue
-            storage = _storage_of(part)
+        for storage in made:
             if storage not in given.storages:
                 origins.pop(storage, None)
-            if origin is not None:
+        if origin is None:
+            return
+        for number, part in enumerate(result if isinstance(result, tuple | list) else (result,)):
+            if isinstance(part, torch.Tensor):
                 self._put(part, origin if is_tensor else replace(origin, part=number))
 
     def unguarded(self, sites: Sequence[str]) -> list[str]:

@@ -49,6 +49,8 @@ _RECORD_STREAM = "aten::record_stream"  # writes nothing, though its schema says
 _TRUSTED = ("aten::", "prims::", "prim::")
 
 _BYTE = torch.uint8
+_STRIDED = torch.strided
+_is_zero = torch.Tensor._is_zerotensor
 
 # The most common ones, which are no wrappers.
 PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -211,9 +213,11 @@ class TouchWatch(TorchDispatchMode):
         result = _run(func, args, kwargs, profiler)
         if known.draws or known.is_random:
             self._note_draws(known, (*args, *kwargs.values()), result)
-        self._note_result(known, result)
+        made = self._note_result(known, result)
         if self._reads is not None:
-            self._reads.see(func, args, kwargs, result, given=given, is_pure=known.is_pure)
+            self._reads.see(
+                func, args, kwargs, result, given=given, made=made, is_pure=known.is_pure
+            )
         return result
 
     def _note_arguments(
@@ -221,34 +225,48 @@ class TouchWatch(TorchDispatchMode):
     ) -> Operands:
         """Note the tensors that an operator is given; return them."""
         given = Operands()
-        writes = known.written
+        writes, made = known.written, self._made
         for place, value in (*enumerate(args), *kwargs.items()) if kwargs else enumerate(args):
             kind = type(value)
             if kind in _NO_TENSORS:
                 continue
             is_written = writes is None or place in writes
             is_sure = is_written and place in known.surely_written
-            for tensor in (value,) if kind in PLAIN_TYPES else _tensors_in(value):
-                key = self._note(tensor, is_written=is_written, is_sure=is_sure)
-                given.tensors.append(tensor)
-                if key is not None:
-                    given.storages.append(key)
-                    if is_written:
-                        given.written.append(key)
+            tensors = (value,) if kind in PLAIN_TYPES else _tensors_in(value)
+            given.tensors += tensors
+            for tensor in tensors:
+                is_alone = type(tensor) in PLAIN_TYPES and tensor.layout is _STRIDED
+                for part in (tensor,) if is_alone else plain_parts(tensor):
+                    if _is_zero(part) or part.is_meta:
+                        continue
+                    storage = part.untyped_storage()
+                    key = storage._cdata
+                    if key not in made:
+                        self._note(part, key, storage, is_written, is_sure)
+                    if is_alone:
+                        given.storages.append(key)
+                        if is_written:
+                            given.written.append(key)
         return given
 
-    def _note_result(self, known: _Knowledge, result: Any) -> None:
-        """Note memory that an operator has made."""
+    def _note_result(self, known: _Knowledge, result: Any) -> list[int]:
+        """Note memory that an operator has made; return the addresses of its storages."""
+        keys: list[int] = []
         if known.returns_given:
-            return
+            return keys
         made, seen, first_uses = self._made, self._seen, self._first_uses
         for tensor in (result,) if type(result) in PLAIN_TYPES else _tensors_in(result):
-            for part in plain_parts(tensor):
+            is_alone = type(tensor) in PLAIN_TYPES and tensor.layout is _STRIDED
+            for part in (tensor,) if is_alone else plain_parts(tensor):
+                if _is_zero(part) or part.is_meta:
+                    continue
                 key = part.untyped_storage()._cdata
+                keys.append(key)
                 if key not in seen:
                     made.add(key)
                     if first_uses is not None:
                         first_uses.made.add(key)
+        return keys
 
     def _note_draws(self, known: _Knowledge, values: tuple[Any, ...], result: Any) -> None:
         if known.draws:
@@ -260,23 +278,22 @@ class TouchWatch(TorchDispatchMode):
         if made and all(map(self._device.needs_copy, made)):
             self.host_draws.append(call_site())
 
-    def _note(self, tensor: torch.Tensor, *, is_written: bool, is_sure: bool) -> int | None:
-        """Note that a tensor is used; return its storage's address if it is a plain one."""
-        found = None
-        for part in plain_parts(tensor):
-            storage = part.untyped_storage()
-            key = storage._cdata
-            found = key if part is tensor else None
-            if key in self._made:
-                continue
-            memory = self._seen.get(key)
-            if memory is None:
-                memory = self._seen[key] = _Memory(storage)
-            first_uses = self._first_uses
-            if is_written and first_uses is not None and key not in first_uses.made:
-                first_uses.writes(storage)
-            memory.add(part, is_written=is_written, is_sure=is_sure)
-        return found if type(tensor) in PLAIN_TYPES else None
+    def _note(
+        self,
+        part: torch.Tensor,
+        key: int,
+        storage: torch.UntypedStorage,
+        is_written: bool,
+        is_sure: bool,
+    ) -> None:
+        """Note that memory is used that no operator of the body has made."""
+        memory = self._seen.get(key)
+        if memory is None:
+            memory = self._seen[key] = _Memory(storage)
+        first_uses = self._first_uses
+        if is_written and first_uses is not None and key not in first_uses.made:
+            first_uses.writes(storage)
+        memory.add(part, is_written=is_written, is_sure=is_sure)
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], profiler: Any) -> Any:
@@ -344,6 +361,8 @@ def span_of(tensor: torch.Tensor) -> tuple[int, int]:
     start = int(tensor.storage_offset()) * tensor.element_size()
     if not tensor.numel():
         return start, start
+    if tensor.is_contiguous():
+        return start, start + tensor.numel() * tensor.element_size()
     pairs = zip(tensor.size(), tensor.stride(), strict=True)
     count = 1 + sum((size - 1) * stride for size, stride in pairs)
     return start, start + count * tensor.element_size()
@@ -364,7 +383,7 @@ def plain_parts(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
     """Return the strided tensors that hold the elements of any tensor."""
     if type(tensor) in PLAIN_TYPES or not is_traceable_wrapper_subclass(tensor):
         if tensor.layout is torch.strided:
-            return () if tensor._is_zerotensor() or tensor.is_meta else (tensor,)
+            return () if _is_zero(tensor) or tensor.is_meta else (tensor,)
         return _parts_of_sparse(tensor)
     parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
     parts = [part for part in parts if isinstance(part, torch.Tensor)]
@@ -469,7 +488,11 @@ def _tensors_in(value: Any) -> Iterable[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return (value,)
     if isinstance(value, list | tuple):
-        return [tensor for part in value for tensor in _tensors_in(part)]
+        found: list[torch.Tensor] = []
+        for part in value:
+            if type(part) not in _NO_TENSORS:
+                found += (part,) if type(part) in PLAIN_TYPES else _tensors_in(part)
+        return found
     if isinstance(value, dict):
         return [tensor for part in value.values() for tensor in _tensors_in(part)]
     return ()
