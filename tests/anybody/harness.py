@@ -24,6 +24,7 @@ import torch
 
 import gapless
 from anybody.not_yet import NOT_YET
+from gapless.testing import SimulatedDevice
 from hazards import captured_harness
 from hazards.captured_harness import differences, freeze, refusals_of
 
@@ -119,10 +120,11 @@ def params(cases):
 
 
 class Place(captured_harness.SimulatedPlace):
-    """The simulated device, where steps are captured, or objects in place."""
+    """The simulated device, where steps are captured, or objects in place; its clock counts launches."""
 
     def __init__(self, *, is_plain, **options):
         super().__init__(is_plain=is_plain, **options)
+        self._context = SimulatedDevice(scheduler=self.scheduler, durations={"launch": 1.0})
         self.objects = []
 
     def capture(self, *captured, **options):

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 import gapless
-from anybody import batches, methods, objects
+from anybody import batches, methods, objects, optimizers, test_run_command
 from anybody.harness import AnybodyCase, judge, ran, replayed, told
 from anybody.not_yet import NOT_YET
 from hazards.captured_harness import differences
 from hazards.in_place_models import made
 
 
-THEMES = [batches.case, methods.case, objects.case]
+THEMES = [batches.case, methods.case, objects.case, optimizers.case]
 
 
 def test_rows_of_what_fails_name_cases():
@@ -24,7 +24,9 @@ def test_rows_of_what_fails_name_cases():
     names = {str(case) for cases in THEMES for case in cases}
     for test, known in (("prefetch", batches.KINDS), ("hidden", batches.HIDDEN)):
         names |= {f"{test}-{one}" for one in known}
-    names |= {"order-lightning", "order-thrown_away"}
+    for test, programs in (("run", test_run_command.RUNS), ("off", test_run_command.OFF)):
+        names |= {f"{test}-{one}" for one in programs}
+    names |= {"order-lightning", "order-thrown_away", "run-missing.py", "run-torchrun"}
 
     assert [name for name in NOT_YET if name not in names] == []
 
