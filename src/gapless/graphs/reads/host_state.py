@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import functools
 import logging
+from operator import is_
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,6 +52,12 @@ _DEPTH = 3
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 _GRAD: Any = torch.Tensor.grad
+
+# Whose methods run no code of the user's.
+_DICTS = (dict, collections.OrderedDict)
+
+# Of most entries, which cannot change in themselves.
+_FLAT = frozenset((bool, int, float, str, type(None)))
 
 
 class Difference(NamedTuple):
@@ -217,11 +224,16 @@ class HostState:
             return
         items = items_of(value)
         self._dicts[id(value)] = (value, dict(items), name, site, holder)
+        if not items:
+            return
+        is_module, keeps_accounts = isinstance(holder, nn.Module), _keeps_accounts(holder)
         for key, part in items:
-            # Keys of other dictionaries may be of the user's classes, and be compared by their code.
-            if isinstance(holder, nn.Module) and key in _TABLES:
+            if type(part) in _FLAT:
                 continue
-            if _keeps_accounts(holder) and isinstance(part, dict | list | set):
+            # Keys of other dictionaries may be of the user's classes, and be compared by their code.
+            if is_module and key in _TABLES:
+                continue
+            if keeps_accounts and isinstance(part, dict | list | set):
                 continue
             shown = f"{name}.{key}" if holder is not None else f"{name}[{shown_key(key)}]"
             self._take_value(part, shown, site)
@@ -297,7 +309,8 @@ class HostState:
                     place, place.owner, place.name, place.site, before, after, is_fill
                 )
         for value, copy, name, site, holder in self._dicts.values():
-            yield from self._dict_differences(value, copy, name, site, holder)
+            if not _is_as_copied(value, copy):
+                yield from self._dict_differences(value, copy, name, site, holder)
         for sequence, items, name, site in self._lists.values():
             yield from _list_differences(sequence, items, name, site)
         yield from self._inner_differences()
@@ -365,6 +378,13 @@ def _keeps_accounts(holder: Any) -> bool:
     """Return whether an object has containers that torch alone looks after."""
     is_of_torch = type(holder).__module__.partition(".")[0] == "torch"
     return isinstance(holder, _KEEPING_ACCOUNTS) or (isinstance(holder, nn.Module) and is_of_torch)
+
+
+def _is_as_copied(value: dict[Any, Any], copy: dict[Any, Any]) -> bool:
+    """Return whether a dictionary has the very objects of its copy, in their order."""
+    if type(value) not in _DICTS or len(value) != len(copy):
+        return False
+    return all(map(is_, value, copy)) and all(map(is_, value.values(), copy.values()))
 
 
 def _have_another_order(some: dict[Any, Any], others: dict[Any, Any]) -> bool:
