@@ -117,6 +117,22 @@ def test_with_an_audit_at_every_call_nothing_is_other_than_as_written(device, mo
     assert step.report.refusals == []
 
 
+@pytest.mark.parametrize("at", [10, 13])
+def test_memory_that_a_step_begins_to_write_is_told_in_one_of_two_audits(device, monkeypatch, at):
+    """No result of a call tells of it."""
+    cos, counter = math.cos, device.device_buffer(8).view(torch.int64).zero_()
+
+    def change(_):
+        monkeypatch.setattr(math, "cos", lambda x: counter.add_(1) is counter and cos(x))
+
+    with pytest.warns(gapless.CaptureWarning, match="another one in each call"):
+        _, step = train(
+            Patched, device, at + 8, captured=True, at=at, change=change, audit_every=3
+        )
+    assert read_back(device, counter) >= 2
+    assert [one.kind for one in step.report.refusals] == ["replaced_tensor"]
+
+
 def test_a_change_that_stays_is_found_within_two_blocks(device, schedule, monkeypatch):
     cos = math.cos
 

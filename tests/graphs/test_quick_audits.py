@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 
 import pytest
@@ -196,6 +197,23 @@ def test_a_quick_update_that_is_wrong_is_told(device, make, wrong, name, monkeyp
     assert loop.report.refusals[0].kind == "proved_wrong"
     assert loop.report.num_quick == 0
     assert sum("audit found a difference in call" in str(one.message) for one in told) >= 2
+
+
+def test_what_is_kept_for_audits_goes_with_the_capture(device):
+    """At once."""
+    gc.collect()
+    gc.disable()
+    try:
+        loop = OptimizerLoop(device, adamw, audit_every=3)
+        loop.run(20, rate=0.9)
+        before = device.reserved_memory_bytes()
+        gapless.release(loop.optimizer)
+        after = device.reserved_memory_bytes()
+    finally:
+        gc.enable()
+
+    # What takes fingerprints.
+    assert before - after > 1_000_000
 
 
 def test_a_difference_that_stays_is_found_within_two_blocks(device, monkeypatch):

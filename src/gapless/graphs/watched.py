@@ -29,6 +29,7 @@ class Watched:
         known: addresses of gradients and of the batch in that run, which are others in each.
         batch: where each tensor of the batch lay in that run: the addresses of its parts' bytes.
         unused: ids of weights whose gradients were there before that run, which did not use them.
+        num_audits: of the graph of that kind, so far.
     """
 
     kept: list[KeptPath]
@@ -40,6 +41,16 @@ class Watched:
     known: set[int]
     batch: list[list[tuple[int, int]]]
     unused: set[int]
+    num_audits: int = 0
+
+    def is_seen_in_audit(self) -> bool:
+        """Count an audit; return whether it sees what its run as written writes, as the first and every second do.
+
+        That takes as long as the run itself. What a graph writes is compared in each audit; seen is
+        whether the step as written has begun to write to memory that it never wrote before.
+        """
+        self.num_audits += 1
+        return self.num_audits % 2 == 1
 
     @property
     def found(self) -> list[torch.Tensor]:

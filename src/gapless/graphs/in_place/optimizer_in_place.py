@@ -138,6 +138,7 @@ class OptimizerInPlace:
             else:
                 kept["step"] = self._own
         self._captured.forget()
+        self._audits = None
 
     # --- calls ---
 

@@ -17,6 +17,8 @@ from gapless.graphs.account import CallTimes
 from gapless.graphs.audit import Audits
 from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.proof.device_state import DeviceState
+from gapless.graphs.proof.fingerprints import KeptFingerprints
+from gapless.graphs.proof.packing import KeptChunks, chunks_of, regions_of
 from gapless.graphs.proof.python_side import PythonSide, tensors_of
 from gapless.graphs.proof.same_results import NotProved, prove
 from gapless.graphs.reads.addresses import address_of
@@ -26,11 +28,12 @@ from gapless.graphs.updates.update_rules import OF_A_SCALER, name_of, weights_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch.optim import Optimizer
 
     from gapless.graphs.callee import Callee
+    from gapless.graphs.proof.packing import Region
     from gapless.graphs.updates.quick_updates import QuickUpdates
 
 
@@ -57,6 +60,7 @@ class QuickAudits:
         self._report = report = self.callee.report
         # The same operations, with less of the host.
         self._times = CallTimes(report.spent)
+        self._fingerprints, self._chunks = KeptFingerprints(), KeptChunks()
         self._audits = Audits(
             report, every=self.every, account=self.callee.account, seed=report.audits.seed
         )
@@ -67,6 +71,7 @@ class QuickAudits:
         if not self._may_be_quick():
             return self._run
         if not self.quick.run():
+            self._chunks = KeptChunks()
             self._audits.forget_call()
             return self.quick.run_as_written
         self._audits.end_call(self._times, "replay")
@@ -95,6 +100,7 @@ class QuickAudits:
         if self._audits.open is not None or is_unknown:
             return self._run_plain(step)
         if not self.quick.is_ready():
+            self._chunks = KeptChunks()
             self._audits.forget_call()
             return self.quick.run_as_written(step)
         if not self.callee.account.has_room_for(self._times, "audit"):
@@ -126,9 +132,25 @@ class QuickAudits:
     def _audit(self, step: Callable[[], Any]) -> Any:
         optimizer, weights = self.optimizer, weights_of(self.optimizer)
         gradients = [(weight, weight.grad) for weight in weights]
-        found = list(_tensors_of(optimizer, weights))
-        on_host = [tensor for tensor, _ in found if not self.callee.is_on_device(tensor)]
-        on_device = [one for one in found if self.callee.is_on_device(one[0])]
+        device, is_on_device = self.callee.device, self.callee.is_on_device
+        names = {
+            address_of(weight): f"weight {number} of {name_of(optimizer)}"
+            for number, weight in enumerate(weights)
+        }
+        staying = [(weight, names[address_of(weight)]) for weight in weights]
+        staying += tensors_of(optimizer, names)
+        passing = [
+            (gradient, f"the gradient of {names[address_of(weight)]}")
+            for weight, gradient in gradients
+            if gradient is not None
+        ]
+        of_scaler = ((vars(optimizer).get(name), name) for name in OF_A_SCALER)
+        passing += [(one, name) for one, name in of_scaler if isinstance(one, torch.Tensor)]
+        on_host = [one for one, _ in [*staying, *passing] if not is_on_device(one)]
+
+        def regions_on_device(pairs: list[tuple[torch.Tensor, str]]) -> list[Region]:
+            found = [pair for pair in pairs if is_on_device(pair[0])]
+            return regions_of([one for one, _ in found], [name for _, name in found])
 
         def left() -> list[Any]:
             return [weight.grad for weight in weights] + on_host
@@ -142,15 +164,21 @@ class QuickAudits:
             return left()
 
         outs: list[Any] = []
+        chunks = self._chunks.of(
+            [one for one, _ in staying],
+            lambda: regions_on_device(staying),
+            device.current_stream(),
+        )
         kept = KeptTensors([], on_device=self.callee.is_on_device)
         with ONE_AT_A_TIME:
             side = PythonSide(gradients, [optimizer], kept, on_device=self.callee.is_on_device)
             _, verdict = prove(
-                self.callee.device,
+                device,
                 DeviceState(
-                    [tensor for tensor, _ in on_device],
-                    self.callee.device,
-                    names=[name for _, name in on_device],
+                    [],
+                    device,
+                    fingerprints=self._fingerprints,
+                    chunks=[*chunks, *chunks_of(regions_on_device(passing))],
                 ),
                 replay=quick,
                 as_written=as_written,
@@ -163,6 +191,7 @@ class QuickAudits:
 
     def _note_difference(self, text: str) -> None:
         self._num_differences += 1
+        self._chunks = KeptChunks()
         self.quick.forget_lists()
         if self._num_differences >= _MAX_DIFFERENCES:
             self.quick.end()
@@ -174,19 +203,3 @@ class QuickAudits:
                     is_of_call=True,
                 )
             )
-
-
-def _tensors_of(
-    optimizer: Optimizer, weights: list[torch.Tensor]
-) -> Iterator[tuple[torch.Tensor, str]]:
-    """Yield all tensors that an update reads or writes, with names."""
-    kind = name_of(optimizer)
-    names = {address_of(one): f"weight {n} of {kind}" for n, one in enumerate(weights)}
-    found: list[tuple[Any, str]] = [*tensors_of(optimizer, names)]
-    for weight in weights:
-        name = names[address_of(weight)]
-        found += [(weight, name), (weight.grad, f"the gradient of {name}")]
-    found += [(vars(optimizer).get(name), name) for name in OF_A_SCALER]
-    for value, name in found:
-        if isinstance(value, torch.Tensor):
-            yield value, name

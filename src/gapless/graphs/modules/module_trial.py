@@ -29,6 +29,7 @@ from gapless.graphs.modules.seen_calls import CallsSeen
 from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.proof.capture_failure import why_it_failed
 from gapless.graphs.proof.device_state import DeviceState
+from gapless.graphs.proof.fingerprints import KeptFingerprints
 from gapless.graphs.proof.same_results import Comparison, NotProved, prove
 from gapless.graphs.proof.trial import Tried, used_anew
 from gapless.graphs.reads.addresses import address_of, share_memory
@@ -84,6 +85,11 @@ class ModuleTrial:
         self.seen = CallsSeen(self.runs, self.watch)
         # Why there are no audits any more, "" if there are.
         self._no_room = ""
+        self._forget()
+        self.graphs.on_leave = self._forget
+
+    def _forget(self) -> None:
+        self._fingerprints = KeptFingerprints()
 
     def run(self, tree: Tree, reads: ReadGuards, watched: Watched) -> Tried:
         """Rehearse both passes on a copy of a call, and run the call as written.
@@ -133,13 +139,13 @@ class ModuleTrial:
         of_gradients = self._names_of_gradients(graph)
         versions = graph.again.versions_of_unsaved
         run = Run(tree.leaves, graph.paths.nodes, versions, random=None, written=[])
-        look = TouchWatch(self._device, sees_reads=False)
+        look = TouchWatch(self._device, sees_reads=False) if watched.is_seen_in_audit() else None
         since = number_of_next_node()
         out: Tree | None = None
 
         def as_written() -> Any:
             nonlocal out
-            with look:
+            with look or nullcontext():
                 out = flatten(self._plain(tree))
             return out.with_leaves([leaf.detach() for leaf in out.leaves]).value
 
@@ -161,10 +167,10 @@ class ModuleTrial:
             return Tried(self._plain(tree))
         assert out is not None
         seconds = (self._device.now_ms() - start) / 1000.0
-        known = watched.known | set(map(address_of, filter(has_address, graph.all_read(tree))))
-        assert watched.touched is not None
-        if used_anew(watched.touched, look, known):
-            return Tried(out.value, refusals=[REPLACED], proof_seconds=seconds)
+        if look is not None and watched.touched is not None:
+            known = watched.known | set(map(address_of, filter(has_address, graph.all_read(tree))))
+            if used_anew(watched.touched, look, known):
+                return Tried(out.value, refusals=[REPLACED], proof_seconds=seconds)
         leads_elsewhere = bool(out.unknown) or graph.paths.lead_elsewhere(
             out.leaves, tree.leaves, since=since
         )
@@ -223,6 +229,7 @@ class ModuleTrial:
             self._device,
             names=[names.get(address_of(one), "") for one in written],
             generators=generators,
+            fingerprints=self._fingerprints,
         )
 
     def _names_of_gradients(self, graph: ModuleGraph) -> list[str]:

@@ -208,7 +208,8 @@ class Trial:
         if touched is not None and not self._found_the_same(like, watched, side):
             # What an audit does not see it read it compares by what comes of it.
             is_audit = like is not None and like.touched is None
-            second_look = TouchWatch(self._device, sees_reads=not is_audit)
+            if not is_audit or watched.is_seen_in_audit():
+                second_look = TouchWatch(self._device, sees_reads=not is_audit)
         # For the replay, runs that are only compared if there are any, and the run that counts.
         nondeterministic = () if touched is None else touched.nondeterministic
         num_written = num_runs_of(nondeterministic, several_ranks=self.callee.consent.asks)
@@ -360,7 +361,7 @@ def _known_to(watched: Watched, side: PythonSide, also: Sequence[torch.Tensor]) 
 def used_anew(first: TouchWatch, second: TouchWatch, known: set[int]) -> list[torch.Tensor]:
     """Return the tensors that a run has used, and a run before has not, but for those at known addresses."""
     before = known | first.addresses
-    if second.addresses <= before:
+    if second.storages() <= before:
         return []
     return [one for one in [*second.read, *second.written] if address_of(one) not in before]
 

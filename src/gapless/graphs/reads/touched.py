@@ -154,6 +154,10 @@ class TouchWatch(TorchDispatchMode):
         """Where all that was touched lies; to be asked for when nothing more is to come."""
         return frozenset(map(address_of, [*self.read, *self.written]))
 
+    def storages(self) -> set[int]:
+        """Return where all that was touched lies, on other devices too."""
+        return {memory.storage.data_ptr() for memory in self._seen.values()}
+
     @property
     def surely_written(self) -> list[torch.Tensor]:
         """What was written by operators that say so themselves, as `written` is."""
