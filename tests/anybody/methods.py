@@ -451,3 +451,50 @@ def child_that_is_named(place):
         optimizer.step()
         losses.append(loss.item())
     return losses, state(model, optimizer)
+
+
+# ------------------------------------------------------------------- gradients of gradients
+
+
+def _residual(place, net, number):
+    x = floats(place, number, 12, 8).requires_grad_()
+    u = net(x)
+    (du,) = torch.autograd.grad(u, x, torch.ones_like(u), create_graph=True)
+    (ddu,) = torch.autograd.grad(du, x, torch.ones_like(du), create_graph=True)
+    return (ddu + u).square().mean()
+
+
+@case(
+    "A physics-informed net is captured in place; its gradients are differentiated.",
+    expect=or_told("create_graph", r"whole step|captured step|as a step"),
+)
+def pinn_in_place(place):
+    net = made(place, lambda: tower(1))
+    optimizer, losses = sgd(net), []
+    place.capture(net)
+    for number in range(NUM):
+        optimizer.zero_grad()
+        loss = _residual(place, net, number)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, state(net, optimizer)
+
+
+@case("The whole step of a physics-informed net is captured.", expect=replayed("step"))
+def pinn_as_a_step(place):
+    net = made(place, lambda: tower(1))
+    optimizer = sgd(net)
+
+    def step(x):
+        optimizer.zero_grad()
+        x = x.detach().requires_grad_()
+        (du,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+        loss = (du.sum(1) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    step = place.capture(step)
+    losses = [step(floats(place, number, 12, 8)).clone() for number in range(NUM)]
+    return losses, state(net, optimizer)

@@ -123,4 +123,9 @@ NOT_YET: dict[str, str] = {
     "off-gan": "gapless has no command `run`",
     "off-exception": "gapless has no command `run`",
     "off-module": "gapless has no command `run`",
+    "average-.to(device)": "no finding: what the method returns is not known",
+    "average-.cuda()": "no finding: what the method returns is not known",
+    "average-.eval()": "no finding: what the method returns is not known",
+    "average-.to(device).eval()": "no finding: what the method returns is not known",
+    "average-.requires_grad_(False)": "no finding: what the method returns is not known",
 }

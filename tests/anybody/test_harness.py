@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import gapless
-from anybody import batches, methods, objects, optimizers, test_run_command
+from anybody import batches, methods, objects, optimizers, test_averages, test_run_command
 from anybody.harness import AnybodyCase, judge, ran, replayed, told
 from anybody.not_yet import NOT_YET
 from hazards.captured_harness import differences
@@ -26,13 +26,14 @@ def test_rows_of_what_fails_name_cases():
         names |= {f"{test}-{one}" for one in known}
     for test, programs in (("run", test_run_command.RUNS), ("off", test_run_command.OFF)):
         names |= {f"{test}-{one}" for one in programs}
+    names |= {f"average-{one}" for one in test_averages.FORMS}
     names |= {"order-lightning", "order-thrown_away", "run-missing.py", "run-torchrun"}
 
     assert [name for name in NOT_YET if name not in names] == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [case for cases in THEMES for case in cases], ids=str)
+@pytest.mark.parametrize("case", [case for cases in THEMES[:3] for case in cases], ids=str)
 def test_the_loop_equals_itself(case):
     """No case depends on time, or on what ran before."""
     first, second = ran(case, is_plain=True), ran(case, is_plain=True)
