@@ -33,7 +33,7 @@ from gapless.unnoticed import Patches
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import CodeType, TracebackType
 
 
@@ -66,6 +66,13 @@ class Program:
     target: str
     is_module: bool = False
     arguments: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, words: Sequence[str], *, module: str | None = None) -> Program:
+        """Return what words of a command line name: a path and its arguments, or those of a module."""
+        if module is not None:
+            return cls(target=module, is_module=True, arguments=tuple(words))
+        return cls(target=words[0], arguments=tuple(words[1:]))
 
     @property
     def words(self) -> tuple[str, ...]:

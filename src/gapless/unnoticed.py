@@ -79,7 +79,7 @@ _STAND_IN_FILES = (
         for file in ("sync_warnings.py", "waiting_calls.py", "script_tensors.py")
     ),
     str(_HERE / "graphs" / "interludes.py"),
-    *(str(_HERE / room) + os.sep for room in ("doctor", "trials")),
+    *(str(_HERE / room) + os.sep for room in ("doctor", "running", "trials")),
 )
 
 

@@ -29,6 +29,7 @@ MISTAKES = {
             "checkpoint": " list run",
             "verify": "",
             "compare": "",
+            "run": " script.py",
             "doctor": " script.py",
             "explain": "",
             "plans": "",

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gapless.doctor.session.launcher import is_launcher, launcher_as_module, with_watched_workers
+from gapless.doctor.session.launcher import (
+    is_launcher,
+    launcher_as_module,
+    with_command_in_workers,
+)
 from gapless.scripts import Program
 
 
@@ -42,7 +46,7 @@ def test_each_process_runs_the_doctor_which_runs_the_script(words, expected):
     """Options of torchrun stay, and so do those of the script."""
     launcher = Program(target="torch.distributed.run", is_module=True, arguments=tuple(words))
 
-    watched = with_watched_workers(launcher, ["--steps", "5"])
+    watched = with_command_in_workers(launcher, DOCTOR[1:])
 
     assert (watched and list(watched.arguments)) == expected
 

@@ -16,7 +16,7 @@ import gapless
 from gapless.device.find import find_device
 from gapless.doctor.watching.variant_trials import VariantTrials
 from gapless.testing import SimulatedDevice
-from gapless.trials import captured_parts
+from gapless.trials import called_parts
 from gapless.trials.captured_parts import CapturedParts
 
 
@@ -101,7 +101,7 @@ def device():
 def no_compiler(monkeypatch):
     """Forget what other tests have compiled in this process."""
     counters = {"frames": Counter()}
-    monkeypatch.setattr(captured_parts, "compiler_counters", lambda: counters)
+    monkeypatch.setattr(called_parts, "compiler_counters", lambda: counters)
     return counters
 
 

@@ -196,7 +196,7 @@ def _run_script(options: Namespace) -> int:
     from gapless.doctor.session.run import watch_launch, watch_program
     from gapless.doctor.watching.watch import WatchSettings
 
-    program = _program(options)
+    program = Program.of(options.script, module=options.module)
     if not is_launcher(program):
         check_runs(program)
     elif options.tries is not None:
@@ -252,13 +252,6 @@ def _names_of_variants(text: str) -> Sequence[str]:
                 f"--try: there is no variant {name!r}; expected some of {', '.join(NAMES)}"
             )
     return names
-
-
-def _program(options: Namespace) -> Program:
-    if options.module is not None:
-        return Program(target=options.module, is_module=True, arguments=tuple(options.script))
-    target, *arguments = options.script
-    return Program(target=target, arguments=tuple(arguments))
 
 
 # --- two sessions that were saved ---

@@ -64,6 +64,7 @@ COMMANDS = {
     "checkpoint": "List the checkpoints of a run, or verify that all are whole.",
     "verify": "Verify that a plan changes no bit of any loss or tensor.",
     "compare": "Compare every plan on the same work, and recommend one.",
+    "run": "Run any script, and capture what it trains as CUDA graphs.",
     "doctor": "Diagnose any script: every line that makes the GPU wait.",
     "explain": "Explain a code of the doctor, such as GAP001, and its mend.",
     "plans": "List the plans: the ways in which a loop can move its work.",
@@ -72,7 +73,7 @@ COMMANDS = {
 
 
 # Commands whose process is the user's script's: it sets its own signals, and ends as the script does.
-_SCRIPTS_OWN = ("doctor",)
+_SCRIPTS_OWN = ("run", "doctor")
 
 # Exit code of a mistake in what was asked. With several ranks all make it, and rank 0 reports it.
 _MISTAKE = 2
@@ -81,7 +82,7 @@ _MISTAKE = 2
 _OF_OTHER_RANKS = (FirstRankError, PeerLostError)
 
 # Commands in which all processes that torchrun starts take part.
-_RUN_BY_ALL_RANKS = ("train", "doctor")
+_RUN_BY_ALL_RANKS = ("train", "run", "doctor")
 
 # Commands that run no code of the user: an unexpected exception is a bug of ours.
 _OWN = ("train", "translate", "evaluate")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,6 +56,12 @@ def synchronize() -> None:
 def graph_class() -> type | None:
     """Return the class whose `replay` a program calls; None where torch has no support for a GPU."""
     return torch.cuda.CUDAGraph if torch.backends.cuda.is_built() else None
+
+
+def has_made_graphs() -> bool:
+    """Return whether there are CUDA graphs in this process; all objects are looked at."""
+    kind = graph_class()
+    return kind is not None and any(issubclass(type(one), kind) for one in gc.get_objects())
 
 
 # --- the thread that runs the backward passes of a GPU ---

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, U
 
 from gapless.device.find import find_device
 from gapless.errors import UserError
-from gapless.graphs.capture_settings import CaptureSettings, is_switched_off
+from gapless.graphs.capture_settings import CaptureSettings
 from gapless.graphs.captured_function import CapturedFunction
 from gapless.graphs.in_place.capture_in_place import (
     capture_in_place,
@@ -19,6 +19,7 @@ from gapless.graphs.in_place.capture_in_place import (
     is_captured_in_place,
 )
 from gapless.graphs.proof.snapshot import Snapshot
+from gapless.graphs.switch import is_switched_off
 from gapless.pipeline.step import SplitStep
 
 

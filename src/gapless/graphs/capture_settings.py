@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from dataclasses import dataclass
@@ -39,20 +38,22 @@ class CaptureSettings:
 
     Attributes:
         is_off: whether everything runs as written, by the environment.
+        is_told: whether warnings say what is not captured; if not, reports alone do.
         others: as of `gapless.capture`.
     """
 
     device: Device
-    num_warmup: int
-    max_graphs: int
-    memory_fraction: float
-    on_refusal: Literal["eager", "raise"]
-    wait_stats: WaitStats | None
-    rates: Literal["exact", "tensor"]
-    steps_per_launch: int | None
     is_off: bool
+    num_warmup: int = 2
+    max_graphs: int = 100
+    memory_fraction: float = 0.8
+    on_refusal: Literal["eager", "raise"] = "eager"
+    wait_stats: WaitStats | None = None
+    rates: Literal["exact", "tensor"] = "exact"
+    steps_per_launch: int | None = None
     replay: Literal["if_faster", "always"] = "if_faster"
     audit_every: int | None = None
+    is_told: bool = True
 
     def __post_init__(self) -> None:
         per_launch, every = self.steps_per_launch, self.audit_every
@@ -142,6 +143,8 @@ class CaptureSettings:
         Raises:
             CaptureRefused: `on_refusal` is "raise", and there is a reason.
         """
+        if not self.is_told:
+            return
         found = [refusal for refusal in report.refusals if refusal.is_for_the_user]
         if found and self.on_refusal == "raise":
             text = "; ".join([refusal.text for refusal in found])
@@ -157,14 +160,6 @@ class CaptureSettings:
             )
             told = CaptureWarning(f"{what}: {text}")
             warnings.warn(told, stacklevel=_level_of_user())
-
-
-def is_switched_off() -> bool:
-    """Return whether `GAPLESS_CAPTURE` says that nothing is captured."""
-    value = os.environ.get("GAPLESS_CAPTURE", "")
-    if value not in ("", "on", "off"):
-        raise UserError(f"GAPLESS_CAPTURE is {value!r} in the environment, expected 'on' or 'off'")
-    return value == "off"
 
 
 def _level_of_user() -> int:

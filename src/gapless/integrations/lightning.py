@@ -29,10 +29,10 @@ from gapless.device.find import find_device
 from gapless.errors import CaptureWarning, DeviceError
 from gapless.graphs.capture import capture
 from gapless.graphs.capture_report import CaptureReport
-from gapless.graphs.capture_settings import is_switched_off
 from gapless.graphs.in_place.captor import captor_of, left_out, set_captor
 from gapless.graphs.in_place.capture_in_place import release
 from gapless.graphs.refusal import Refusal
+from gapless.graphs.switch import is_switched_off
 from gapless.integrations.announcement import announce
 from gapless.integrations.framework_private import logging_from
 from gapless.integrations.lightning_logs import LateLogs

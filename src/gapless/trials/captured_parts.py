@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gapless.device.torch_private import compiler_counters, global_post_hooks
-from gapless.errors import CaptureWarning
-from gapless.graphs.capture import capture
+from gapless.device.torch_private import global_post_hooks
 from gapless.graphs.in_place.captor import captor_of
-from gapless.graphs.in_place.capture_in_place import capture_report, release
+from gapless.graphs.in_place.capture_in_place import capture_report, capture_untold, release
 from gapless.graphs.updates.step_replaced import method_in_place_of
+from gapless.trials.called_parts import CalledParts, compiles
 from gapless.unnoticed import Patches
 
 
@@ -68,14 +60,13 @@ class CapturedParts:
         self._num_graphs = 0
         self._num_asked = 0
         self._num_quiet = 0
-        self._warning_filter: Any = None
 
     @property
     def refusal(self) -> str:
         """Why nothing is captured; empty where something may be."""
         if not self._device.is_accelerator:
             return "there is no accelerator, so there is nothing to launch"
-        if not self._is_found and _compiles():
+        if not self._is_found and compiles():
             return (
                 "torch.compile is at work, and to look for what is called would compile it again"
             )
@@ -137,8 +128,6 @@ class CapturedParts:
         for part in self._parts:
             part.release()
         self._parts = []
-        if self._warning_filter in warnings.filters:
-            warnings.filters.remove(self._warning_filter)  # type: ignore[attr-defined]
 
     def _capture(self) -> None:
         self._called.stop()
@@ -151,17 +140,9 @@ class CapturedParts:
             self._refusal = "the script captures its model or its optimizer itself"
         if self._refusal:
             return
-        # The trial shows refusals itself; the warning would appear among the script's own output.
-        warnings.simplefilter("ignore", CaptureWarning)
-        self._warning_filter = warnings.filters[0]
         for target in targets:
             part = _Part(target, self._device, step_ended=lambda one: self._step_ended(one))
             self._parts.append(part)
-
-
-def _compiles() -> bool:
-    """Return whether torch has compiled code of the script, which depends on hooks that there are."""
-    return bool(compiler_counters()["frames"]["total"])
 
 
 class _Part:
@@ -178,7 +159,8 @@ class _Part:
     ) -> None:
         self._target = target
         self._of_eager = _own_attributes(target)
-        capture(target, device=device)
+        # The trial shows refusals itself: a warning would appear among the script's own output.
+        capture_untold(target, device)
         self._is_in = True
         self._is_over = False
         self._of_notices = Patches()
@@ -280,65 +262,3 @@ def _without_our_hooks() -> Iterator[None]:
         yield
     finally:
         hooks.update(ours)
-
-
-class CalledParts:
-    """Notes the modules that the training thread calls as a whole, and the optimizers that take steps.
-
-    Attributes:
-        optimizers: in the order of their first steps.
-    """
-
-    def __init__(self) -> None:
-        self.optimizers: list[Optimizer] = []
-        self._modules: list[nn.Module] = []
-        self._depth = 0
-        self._thread = threading.get_ident()
-        self._undo: list[Callable[[], None]] = []
-
-    def start(self) -> None:
-        """Begin to look."""
-        # A pre-hook of steps: torch fails where a post-hook is removed while post-hooks run.
-        self._undo = [
-            register_module_forward_pre_hook(self._before_module).remove,
-            register_module_forward_hook(self._after_module, always_call=True).remove,
-            register_optimizer_step_pre_hook(self._before_step).remove,
-        ]
-
-    def stop(self) -> None:
-        """Take everything out again; nothing happens if it is out."""
-        while self._undo:
-            self._undo.pop()()
-
-    @property
-    def modules(self) -> list[nn.Module]:
-        """Those that hold weights of the optimizers, none of them within another."""
-        weights = {
-            id(weight)
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for weight in group["params"]
-        }
-        found = [
-            module
-            for module in self._modules
-            if any(id(weight) in weights for weight in module.parameters())
-        ]
-        within = {id(part) for module in found for part in module.modules() if part is not module}
-        return [module for module in found if id(module) not in within]
-
-    def _before_module(self, module: nn.Module, args: Any) -> None:
-        if threading.get_ident() != self._thread:
-            return
-        self._depth += 1
-        if self._depth == 1 and not any(module is one for one in self._modules):
-            self._modules.append(module)
-
-    def _after_module(self, module: nn.Module, args: Any, result: Any) -> None:
-        # Not below 0: a module that was running when this began was not counted on entry.
-        if threading.get_ident() == self._thread:
-            self._depth = max(0, self._depth - 1)
-
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not any(optimizer is one for one in self.optimizers):
-            self.optimizers.append(optimizer)

@@ -1,4 +1,4 @@
-"""Lets the processes that torchrun starts be watched: they run the doctor, which runs the script."""
+"""Lets the processes that torchrun starts run a command of gapless, such as the doctor, which runs the script."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def launcher_as_module(program: Program) -> Program:
     return replace(program, target="torch.distributed.run", is_module=True)
 
 
-def with_watched_workers(program: Program, options: Sequence[str]) -> Program | None:
-    """Return a launcher whose processes run `gapless doctor`; None if they run no Python script.
+def with_command_in_workers(program: Program, command: Sequence[str]) -> Program | None:
+    """Return a launcher whose processes run `gapless` on its script; None if they run no Python script.
 
     Args:
         program: the launcher.
-        options: of the doctor in each process.
+        command: of gapless in each process, with its options.
     """
     words = list(program.arguments)
     asked = _parsed(words)
@@ -49,7 +49,7 @@ def with_watched_workers(program: Program, options: Sequence[str]) -> Program | 
         return None
     script = [*(["-m"] if asked.module else []), *words[place:]]
     before = [*words[:place], *([] if asked.module else ["-m"])]
-    return replace(program, arguments=(*before, "gapless", "doctor", *options, *script))
+    return replace(program, arguments=(*before, "gapless", *command, *script))
 
 
 def _parsed(words: Sequence[str]) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gapless.doctor.session.launcher import launcher_as_module, with_watched_workers
+from gapless.doctor.session.launcher import launcher_as_module, with_command_in_workers
 from gapless.doctor.session.make_session import findings_so_far, make_session
 from gapless.doctor.session.rank_sessions import FOLDER_VARIABLE, Rank, collect, this_rank
 from gapless.doctor.watching.step_source import watched_by
@@ -97,7 +97,7 @@ def watch_launch(program: Program, options: Sequence[str]) -> Outcome:
     """
     launcher = launcher_as_module(program)
     try:
-        watched = with_watched_workers(launcher, options)
+        watched = with_command_in_workers(launcher, ["doctor", *options])
         folder = Path(tempfile.mkdtemp(prefix="gapless-doctor-"))
     except Exception as error:
         ending = run_program(launcher)

@@ -16,14 +16,16 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from gapless.errors import UserError
+from gapless.graphs.capture_settings import CaptureSettings
 from gapless.graphs.in_place.captor import captor_of, set_captor
 from gapless.graphs.in_place.module_in_place import ModuleInPlace
 from gapless.graphs.in_place.optimizer_in_place import OptimizerInPlace
+from gapless.graphs.switch import is_switched_off
 
 
 if TYPE_CHECKING:
+    from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
-    from gapless.graphs.capture_settings import CaptureSettings
 
 
 _T = TypeVar("_T")
@@ -54,6 +56,15 @@ def capture_in_place(target: _T, settings: CaptureSettings) -> _T:
     captor.attach()
     set_captor(target, captor)
     return target
+
+
+def capture_untold(target: _T, device: Device) -> _T:
+    """Let the calls of an object be graphs from now on; its report alone says what is refused.
+
+    Sync: Does not block the host.
+    """
+    settings = CaptureSettings(device=device, is_off=is_switched_off(), is_told=False)
+    return capture_in_place(target, settings)
 
 
 def release(target: _T) -> _T:
