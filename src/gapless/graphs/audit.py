@@ -8,7 +8,8 @@ on the device, and nobody waits for the verdict: until it has arrived, calls run
 Graphs of the same code, for batches of several shapes, take turns: one is audited at a random place in
 each block of their replays. The first block has `FIRST_BLOCK` of them, and each good audit doubles the
 next, up to `LONGEST_BLOCK`. Whose turn has not come in two blocks of its own replays is audited at the next:
-a difference that stays is found by then. A graph is audited as well at its first replay after an interlude,
+a difference that stays is found by then, or one audit later if all that is new is memory that the step begins
+to write: every second audit looks for that. A graph is audited as well at its first replay after an interlude,
 unless another of the same code has been, whose guards still hold. At most one interlude in `FIRST_BLOCK`
 calls of an object counts:
 

@@ -221,8 +221,17 @@ def read_elsewhere(name: str) -> Refusal:
 def host_write(write: HostWrite) -> Refusal:
     """Refuse a step that does something on the host which a replay would skip."""
     where = f"{write.site}: " if write.site else ""
-    text = f"{where}{write.name} {_change_of(write)}; {write.advice}"
+    text = (
+        f"{where}{write.name} {_change_of(write)}; {write.advice}{or_the_model_alone(write.name)}"
+    )
     return Refusal("host_write", text, site=write.site, name=write.name)
+
+
+def or_the_model_alone(name: str) -> str:
+    """Return what else to write where a number of an optimizer's own keeps a whole step from being captured."""
+    if not any(part in name for part in (".param_groups[", ".state[")):
+        return ""
+    return "; or leave the optimizer as it is, and capture the model: `gapless.capture(model)`"
 
 
 def host_draw(site: str) -> Refusal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
-from gapless.graphs.refusal import Refusal
+from gapless.graphs.refusal import Refusal, or_the_model_alone
 
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _too_many_changes(failure: Failure, num_changes: int) -> Refusal:
     return Refusal(
         "too_many_changes",
         f"{failure.text} (changes so far: {times}), and a graph keeps what it was captured with; "
-        f"{failure.advice}",
+        f"{failure.advice}{or_the_model_alone(failure.text)}",
     )
 
 
