@@ -52,6 +52,8 @@ _LONG = 1 << 63
 
 _former_main: list[ModuleType] = []
 
+_OWN_FOLDER = str(Path(__file__).parent) + os.sep
+
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
@@ -115,7 +117,7 @@ def check_runs(program: Program) -> None:
         raise UserError(f"cannot run {program.target}: the folder has no __main__.py")
 
 
-def run_program(program: Program) -> Ending:
+def run_program(program: Program, *, hides_between: bool = False) -> Ending:
     """Run a program in this process and thread to the end of its main thread.
 
     An exception is shown as Python shows it, without frames of the caller. Threads that are no
@@ -123,11 +125,14 @@ def run_program(program: Program) -> Ending:
 
     Args:
         program: to run; `check_runs` says whether it can.
+        hides_between: whether frames of gapless between those of the program are not shown either.
     """
     try:
         code, main = _prepare(program)
         exec(code, vars(main))
     except BaseException as error:
+        if hides_between:
+            _hide_between(error)
         return _ended_by(error)
     return Ending(code=0)
 
@@ -333,6 +338,29 @@ def _say(text: str) -> None:
     sys.stderr.write(text)
     sys.stderr.write("\n")
     sys.stderr.flush()
+
+
+def _hide_between(error: BaseException) -> None:
+    """Take frames of gapless that call other code out of the tracebacks of an error and of those behind it."""
+    seen: set[int] = set()
+    errors: list[BaseException | None] = [error]
+    while errors:
+        one = errors.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        errors += [one.__cause__, one.__context__]
+        frames = []
+        trace = one.__traceback__
+        while trace is not None:
+            frames.append(trace)
+            trace = trace.tb_next
+        below = None
+        for trace in reversed(frames):
+            if below is None or not trace.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
+                trace.tb_next = below
+                below = trace
+        one.__traceback__ = below
 
 
 def _is_below_the_script(trace: TracebackType) -> bool:

@@ -192,6 +192,24 @@ def test_ranks_run_the_script_and_the_first_speaks(tmp_path, is_in_front):
     assert err.count("gapless run: ") == 2
 
 
+def test_a_traceback_has_no_frame_of_ours_between_those_of_the_script(tmp_path):
+    """An error within a captured model is shown as without; one of gapless itself keeps its frames."""
+    script = SCRIPT.replace("return self.inner(x)", "return fails(x) or self.inner(x)")
+    fails = "calls = []\ndef fails(x):\n    calls.append(len(calls) == 40 and 1 / 0)\n\nclass Net"
+    text = script.format(counts=False, end="").replace("class Net", fails)
+    (tmp_path / "train.py").write_text(text)
+    expected = python(tmp_path, "train.py")
+    found = python(tmp_path, "-c", SIMULATED, "train.py")
+
+    def own(err):
+        return [line for line in err.splitlines() if 'train.py"' in line or "Error" in line]
+
+    assert found[0] == expected[0] == 1
+    assert own(found[2]) == own(expected[2])
+    assert len(own(expected[2])) > 3
+    assert f'"{SRC}' not in found[2]
+
+
 # --- in this process ---
 
 

@@ -71,6 +71,8 @@ class CapturedObjects:
                 num_graphs + report.num_replays + report.num_quick,
                 num + report.num_steps,
             )
+        if not any(num for _, num in calls.values()):
+            return "nothing ran as a graph: the script ended before further calls"
         names = [f"{name} {_share(*counts)}" for name, counts in calls.items()]
         rest = len(names) - _MOST_NAMES
         more = [f"and {rest} more"] if rest > 0 else []

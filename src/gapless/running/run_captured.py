@@ -34,7 +34,7 @@ def run_captured(program: Program) -> Outcome:
     """Run a program to its end, and capture what it trains."""
     capturing = Capturing()
     capturing.start()
-    ending = run_program(program)
+    ending = run_program(program, hides_between=True)
     if not capturing.is_in_its_process:
         return Outcome(ending=ending)
     wait_for_threads()
