@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim import SGD
 
 import gapless
+from gapless.device.torch_private import RUN_BACKWARD
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.refusal import Refusal
 from gapless.running.captured_objects import CapturedObjects
@@ -291,6 +292,34 @@ def test_a_refusal_stands_in_the_paragraph_and_warns_nobody(device, capturing):
 
     assert "as written, Net: " in text
     assert "hook" in text
+
+
+def test_a_loop_that_adds_gradients_itself_is_captured(device, capturing):
+    """Without an optimizer of torch backward passes are steps."""
+    before = RUN_BACKWARD.value
+    model = Net().to(device.torch_device)
+    for _ in range(60):
+        model.zero_grad()
+        model(torch.ones(3, 4, device=device.torch_device)).sum().backward()
+        for weight in model.parameters():
+            weight.data.add_(weight.grad, alpha=-0.1)
+
+    captured = capturing.end()
+
+    assert names_of(captured) == ["Net"]
+    assert captured.reports[0][1].num_replays > 0
+    assert RUN_BACKWARD.value is not before
+
+
+def test_accumulated_gradients_belong_to_an_optimizer(device, capturing):
+    """Many backward passes before a step put off nothing: the model is captured, and then the optimizer."""
+    training = Training(device)
+    for _ in range(30):
+        for _ in range(4):
+            training.model(torch.ones(3, 4, device=training.at)).sum().backward()
+        training.optimizer.step()
+
+    assert names_of(capturing.end()) == ["Net", "SGD"]
 
 
 def test_steps_of_another_thread_are_not_captured(device, capturing):

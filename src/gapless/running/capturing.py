@@ -3,23 +3,27 @@
 Nothing is in the process before the script uses a GPU; then a hook that hears of steps of optimizers. An optimizer
 that is new to it is left alone for a few steps: memory settles in them, and torch.compile has begun its work if
 the script asks for that. Then the modules are noted that the loop calls, for some steps more, and captured.
-An optimizer that comes later, as of the next model of a comparison, is treated alike.
+An optimizer that comes later, as of the next model of a comparison, is treated alike. Before the first step of an
+optimizer backward passes are counted as well: some loops add gradients to weights themselves.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from gapless.doctor.watching.torch_import import TorchImport
 from gapless.running.captured_objects import CapturedObjects
-from gapless.unnoticed import is_of_signal_handler
+from gapless.unnoticed import Patches, is_of_signal_handler
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.nn import Module
     from torch.optim import Optimizer
 
@@ -32,6 +36,9 @@ if TYPE_CHECKING:
 # discriminator takes for one of its generator.
 _NUM_BEFORE = 2
 _NUM_WATCHED = 8
+
+# Backward passes without a step of any optimizer, after which they count as steps.
+_NUM_WITHOUT_OPTIMIZER = 20
 
 # Scripts that make an optimizer for each of many tasks have models that go as quickly.
 _MOST_WATCHES = 10
@@ -58,7 +65,8 @@ class Capturing:
         self._done: WeakSet[Module | Optimizer] = WeakSet()
         self._reports: list[tuple[str, CaptureReport]] = []
         self._called: CalledParts | None = None
-        self._num_watches = self._num_watched = 0
+        self._num_watches = self._num_watched = self._num_backward = 0
+        self._of_backward = Patches()
         self._import_s = 0.0
 
     @property
@@ -77,6 +85,7 @@ class Capturing:
             self._import.remove()
         if self._called is not None:
             self._called.stop()
+        self._of_backward.take_out()
         if self._hook is not None:
             self._hook.remove()
         return CapturedObjects(
@@ -91,7 +100,7 @@ class Capturing:
         if self._hook is None:
             return "no GPU was used, and a CPU has nothing to launch"
         if not self._num_steps and not self._num_watched:
-            return "no optimizer of torch took a step"
+            return "no optimizer of torch took a step, and few backward passes ran"
         return f"the script ended within the first {_NUM_BEFORE + _NUM_WATCHED} steps, which are watched"
 
     def _torch_is_there(self) -> None:
@@ -106,14 +115,31 @@ class Capturing:
     def _begin(self) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        if not self._is_over and self._hook is None:
-            self._hook = register_optimizer_step_post_hook(self._after_step)
+        from gapless.device.torch_private import RUN_BACKWARD
+        from gapless.doctor.watching.step_hooks import telling_backward
+
+        if self._is_over or self._hook is not None:
+            return
+        self._hook = register_optimizer_step_post_hook(self._after_step)
+        if RUN_BACKWARD.is_there:
+            run = telling_backward(RUN_BACKWARD.value, self._after_backward)
+            self._of_backward.put(*RUN_BACKWARD, run)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_over or optimizer in self._done or not self._is_of_the_loop():
+        if self._of_backward.are_in:
+            self._of_backward.take_out()
+        if not (self._is_over or optimizer in self._done):
+            self._guarded(partial(self._step_ended, optimizer))
+
+    def _after_backward(self) -> None:
+        if not self._is_over:
+            self._guarded(self._backward_ended)
+
+    def _guarded(self, function: Callable[[], None]) -> None:
+        if not self._is_of_the_loop():
             return
         try:
-            self._step_ended(optimizer)
+            function()
         except Exception as error:
             self._give_up(problem=f"{type(error).__name__}: {error}")
             if is_of_signal_handler(error):
@@ -137,6 +163,16 @@ class Capturing:
                 self._capture()
         elif num >= _NUM_BEFORE:
             self._watch()
+
+    def _backward_ended(self) -> None:
+        """Note a backward pass as long as no optimizer has taken a step."""
+        self._num_backward += 1
+        if self._num_backward == _NUM_WITHOUT_OPTIMIZER:
+            self._watch()
+        elif self._num_backward == _NUM_WITHOUT_OPTIMIZER + _NUM_WATCHED:
+            self._of_backward.take_out()
+            if self._called is not None:
+                self._capture()
 
     def _watch(self) -> None:
         """Begin to note what the loop calls, unless it is to be left alone."""
@@ -188,6 +224,7 @@ class Capturing:
         """Leave the script alone from now on; what is captured stays captured."""
         self._is_over = True
         self._why_nothing, self._problem = why or problem, problem
+        self._of_backward.take_out()
         if self._called is not None:
             self._called.stop()
 

@@ -56,12 +56,20 @@ class CalledParts:
 
     @property
     def modules(self) -> list[nn.Module]:
-        """Those that hold weights of the optimizers, none of them within another."""
+        """Those that hold weights of the optimizers, none of them within another.
+
+        Without an optimizer, as where the loop itself adds gradients to weights: those that have gradients.
+        """
         weights = {
             id(weight)
             for optimizer in self.optimizers
             for group in optimizer.param_groups
             for weight in group["params"]
+        } or {
+            id(weight)
+            for module in self._modules
+            for weight in module.parameters()
+            if weight.grad is not None
         }
         found = [
             module

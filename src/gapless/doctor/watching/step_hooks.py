@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from functools import wraps
+from functools import partial, wraps
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,8 @@ class StepHooks:
             self._patches.put_method(LoaderIterator, "__next__", self._loader_next)
         # Below `torch.autograd.backward`: replaced itself, it could not be pickled for other processes.
         if RUN_BACKWARD.is_there:
-            self._patches.put(*RUN_BACKWARD, self._backward(RUN_BACKWARD.value))
+            tell = partial(self._called, Caller("backward", "backward"))
+            self._patches.put(*RUN_BACKWARD, telling_backward(RUN_BACKWARD.value, tell))
         graphs = graph_class()
         if graphs is not None:
             counted = self._counted("replay", "CUDAGraph.replay")
@@ -115,19 +116,6 @@ class StepHooks:
 
         return next_batch
 
-    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        of_backward = torch.autograd.backward.__code__
-
-        @wraps(original)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with unseen:
-                result = original(*args, **kwargs)
-                if getframe(1).f_code is of_backward:
-                    self._called(Caller("backward", "backward"))
-                return result
-
-        return run
-
     def _counted(self, kind: Kind, name: str) -> Callable[[Callable[..., Any]], Any]:
         def counted(original: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(original)
@@ -161,6 +149,21 @@ class StepHooks:
         counted.is_counted_by_the_doctor = True
         is_static = isinstance(getattr_static(owner, name, None), staticmethod)
         self._patches.put(owner, name, staticmethod(counted) if is_static else counted)
+
+
+def telling_backward(original: Callable[..., Any], tell: Callable[[], None]) -> Callable[..., Any]:
+    """Return a function that runs backward passes, and tells of those of `torch.autograd.backward`."""
+    of_backward = torch.autograd.backward.__code__
+
+    @wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with unseen:
+            result = original(*args, **kwargs)
+            if getframe(1).f_code is of_backward:
+                tell()
+            return result
+
+    return run
 
 
 _KINDS = ("auto", "optimizer", "loader")
