@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections import ChainMap, OrderedDict, UserDict
+from collections import ChainMap, OrderedDict, UserDict, deque
 from collections.abc import Mapping
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -426,8 +425,8 @@ class Named(dict):
     """A dictionary with attributes."""
 
 
-def put_in_an_object(batch):
-    batch["aux"] = SimpleNamespace(double=batch["x"] * 2)
+def put_in_a_deque(batch):
+    batch["aux"] = deque([batch["x"] * 2])
 
 
 def put_in_an_attribute(batch):
@@ -481,7 +480,7 @@ def one_dictionary_twice(wrap, device):
     [
         (returned_in_what_cannot_be_made_anew, "which a replay cannot make anew"),
         (put_before_its_backward_pass, "still needs its backward pass"),
-        (attributes_of(put_in_an_object), "a SimpleNamespace that holds tensors of its batch"),
+        (attributes_of(put_in_a_deque), "a deque that holds tensors of its batch"),
         (attributes_of(put_in_an_attribute), "a Named that holds tensors of its batch"),
         (attributes_of(put_on_a_tensor), "an attribute of a tensor of its batch"),
         (attributes_of(set_as_an_attribute), "an attribute of a Named of its batch"),

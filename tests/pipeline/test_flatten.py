@@ -6,7 +6,9 @@ import collections
 import copy
 import dataclasses
 import enum
+import threading
 import types
+import weakref
 from typing import NamedTuple
 
 import numpy as np
@@ -128,7 +130,7 @@ def test_a_dataclass_keeps_what_is_no_field():
 
 @pytest.mark.parametrize(
     "value",
-    [np.ones(2), np.float32(1), object(), {1, 2}, iter([]), Open, len],
+    [np.ones(2), np.float32(1), object(), {1, 2}, iter([]), len],
     ids=lambda value: type(value).__name__,
 )
 @pytest.mark.parametrize("wrap", [lambda v: v, lambda v: [{"deep": (v,)}]], ids=["bare", "deep"])
@@ -145,10 +147,15 @@ def test_what_nobody_looks_into_is_kept_and_told(value, wrap):
 
 
 def test_containers_of_torch_are_looked_into():
-    """A packed sequence is a tuple of tensors, a size one of numbers."""
+    """A packed sequence holds tensors, and sizes that are a part of its kind; a size is a tuple of numbers."""
     packed = pack_sequence([torch.ones(2), torch.ones(1)])
+    other = pack_sequence([torch.ones(1), torch.ones(1), torch.ones(1)])
 
-    assert [len(leaf) for leaf in flatten(packed).leaves] == [3, 2]
+    assert [len(leaf) for leaf in flatten(packed).leaves] == [3]
+    assert flatten(packed).with_leaves([torch.zeros(3)]).value.batch_sizes.tolist() == [2, 1]
+    assert flatten(packed).key() == flatten(pack_sequence([torch.ones(2), torch.ones(1)])).key()
+    assert flatten(packed).key() != flatten(other).key()
+    assert flatten(packed).difference(flatten(other)) == "how batch is packed"
     assert flatten(torch.Size([1, 2])).unknown == []
 
 
@@ -301,3 +308,128 @@ def test_a_container_with_a_tensor_beside_its_items_is_left_alone():
     batch["x"] = torch.ones(1)
 
     assert [id(one) for one in flatten(batch).unknown] == [id(batch)]
+
+
+class Slotted:
+    __slots__ = ("__private", "note", "x")
+
+    def __init__(self, x, note="kept"):
+        self.x, self.note, self.__private = x, note, x * 2
+
+    @property
+    def private(self):
+        return self.__private
+
+
+class Odd:
+    """Finds attributes in a store, and takes none by its constructor."""
+
+    def __init__(self):
+        self.__dict__["store"] = {"x": torch.ones(1), "kind": type(self)}
+
+    def __getattr__(self, name):
+        if name not in self.__dict__["store"]:
+            raise AttributeError(name)
+        return self.__dict__["store"][name]
+
+    def __setattr__(self, name, value):
+        raise AssertionError("no attribute is set")
+
+
+class Closing:
+    """Would close its file when a twin is gone."""
+
+    def __init__(self):
+        self.x = torch.ones(1)
+
+    def __del__(self):
+        pass
+
+
+class Mine(collections.deque):
+    """A container of C with attributes."""
+
+
+class Rows(collections.abc.Mapping):
+    """Iterates over rows, as a TensorDict does."""
+
+    def __init__(self, **items):
+        self.columns = items
+
+    def __getitem__(self, name):
+        return self.columns[name]
+
+    def __len__(self):
+        return len(next(iter(self.columns.values())))
+
+    def __iter__(self):
+        return iter([{"x": row} for row in self.columns["x"]])
+
+
+@pytest.mark.parametrize(
+    ("batch", "read"),
+    [
+        (Slotted(torch.ones(1)), lambda batch: [batch.x, batch.private]),
+        (Odd(), lambda batch: [batch.x]),
+        (types.SimpleNamespace(x=torch.ones(1), note="kept"), lambda batch: [batch.x]),
+        (Rows(x=torch.ones(1)), lambda batch: [batch["x"]]),
+    ],
+    ids=["slots", "store", "namespace", "rows"],
+)
+def test_an_object_is_a_container_of_its_attributes(batch, read):
+    """It is made anew past its constructor, with all else as it was; the other one stays."""
+    tree = flatten(batch)
+
+    found = tree.map(lambda leaf: leaf + 7).value
+
+    assert tree.unknown == []
+    assert type(found) is type(batch)
+    assert [one.tolist() for one in read(found)] == [(one + 7).tolist() for one in read(batch)]
+    assert getattr(found, "note", None) == getattr(batch, "note", None)
+    assert flatten(found).key() == tree.key()
+
+
+def test_plain_attributes_of_an_object_are_a_part_of_its_kind():
+    """A step may decide by them."""
+    some, other = Slotted(torch.ones(1), "some"), Slotted(torch.ones(1), "other")
+
+    assert flatten(some).key() != flatten(other).key()
+    assert flatten(some).difference(flatten(other)) == "batch.note (str)"
+
+
+def test_a_part_that_refers_back_refers_to_the_twin():
+    """As PyG's stores do, by a weak reference."""
+    batch = types.SimpleNamespace(store=Tracked(x=torch.ones(1)))
+    owner = Held(batch.store)
+    batch.store.parent = weakref.ref(owner)
+
+    found = flatten(owner).map(torch.clone).value
+
+    assert found.store is not owner.store
+    assert found.store.parent() is found
+    assert owner.store.parent() is owner
+
+
+class Held:
+    def __init__(self, store):
+        self.store = store
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.nn.Linear(1, 1),
+        torch.optim.SGD([torch.ones(1)], lr=0.1),
+        Closing(),
+        Mine(),
+        threading.Lock(),
+        torch.Generator(),
+        lambda: None,
+        np.ones(1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_does_something_is_no_container(value):
+    """Nor is what keeps its state out of sight of Python: a twin would not be one."""
+    assert flatten(value).unknown == [value]
+    assert flatten(types.SimpleNamespace(x=torch.ones(1), inner=value)).unknown == [value]

@@ -460,3 +460,33 @@ def test_tensors_are_found_in_attributes_slots_and_containers():
     found = sorted(float(tensor) for tensor in tensors_inside(outer))
 
     assert found == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+class Plain:
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+def test_an_object_is_moved_by_its_attributes():
+    """And the loader's own stays as it was; what has no tensors in it is the very same."""
+    note = Plain(words={"a": 1})
+    batch = Plain(x=ones(), note=note, inner=[Plain(x=ones())])
+
+    found = move(batch)
+
+    assert type(found) is Plain
+    assert [found.x.tolist(), found.inner[0].x.tolist()] == [DOUBLED, DOUBLED]
+    assert found.note is note
+    assert batch.x.tolist() == ones().tolist()
+
+
+def test_what_cannot_be_taken_apart_is_left():
+    """Whoever moves a batch is told of it."""
+    left = []
+    batch = {"frames": collections.deque([ones()]), "x": ones()}
+    walk = BatchWalk(lambda tensor: tensor * 2, lambda value: value, left.append)
+
+    found = walk.move(batch)
+
+    assert found["frames"] is batch["frames"]
+    assert left == [batch["frames"]]

@@ -24,7 +24,6 @@ from gapless.graphs.in_place.captor import captor_of
 from gapless.graphs.step_call import is_within_a_step
 from gapless.integrations.framework_private import ASK_ABOUT_MASKS
 from gapless.integrations.packed_positions import looking_once, note_positions
-from gapless.pipeline.tree.containers import take_apart
 from gapless.unnoticed import Patches, PatchesWhileAlive
 
 
@@ -56,7 +55,6 @@ def answer_before_calls(model: torch.nn.Module) -> None:
         return
     is_known = model in _models.living
     _models.need(model)
-    _take_caches_apart()
     if not is_known:
         model.register_forward_pre_hook(_note_masks, with_kwargs=True)
         model.register_forward_hook(_forget_masks, always_call=True)
@@ -157,18 +155,6 @@ def _answer_in_transformers(patches: Patches) -> None:
 
 # Models whose calls are answered.
 _models = PatchesWhileAlive(_answer_in_transformers)
-
-
-@cache
-def _take_caches_apart() -> None:
-    """Let models return their keys and values for a next token, as some do in training, too."""
-    from transformers import cache_utils
-
-    for kind in vars(cache_utils).values():
-        if isinstance(kind, type) and issubclass(
-            kind, (cache_utils.Cache, cache_utils.CacheLayerMixin)
-        ):
-            take_apart(kind)
 
 
 def _answered(ask: Callable[..., bool]) -> Callable[..., bool]:

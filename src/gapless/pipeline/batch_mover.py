@@ -12,6 +12,7 @@ Everything in a batch arrives as `to(device, non_blocking=True)` would have made
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
@@ -76,7 +77,9 @@ class BatchMover:
         self._leaves_late = device.is_accelerator and not has_fresh_memory
         self._pin_memory = pin_memory
         self._copies_in_thread = looks_ahead and pin_memory and device.sees_all_threads
-        self._walk = BatchWalk(self._move_tensor, self._move_object)
+        self._walk = BatchWalk(self._move_tensor, self._move_object, self._leave)
+        self._batch: Any = None
+        self._left: set[type] = set()
         self._takes_non_blocking: dict[type, bool] = {}
         self._max_direct_bytes = -1 if looks_ahead else device.max_direct_copy_bytes
         is_queued = pin_memory and not looks_ahead
@@ -129,10 +132,12 @@ class BatchMover:
         self._lanes.rotate(-1)
         self._last = staged = StagedBatch(device.current_stream(), lane)
         try:
+            self._batch = batch
             staged.value = self._walk.move(batch)
         except RecursionError:
             raise BatchError(endless(batch)) from None
         finally:
+            self._batch = None
             self._mark_ends(staged)
         # Only after this batch's memory was allocated. Otherwise it could get the memory of the last
         # batch, and its copy would wait for the step that reads that one.
@@ -250,6 +255,19 @@ class BatchMover:
         if self._looks_ahead:
             self._last.moved.append(found)
         return found
+
+    def _leave(self, value: Any) -> None:
+        """Say once of a type whose values nobody can take apart that their tensors stay where they are."""
+        type_ = type(value)
+        if type_ in self._left or not any(map(self._device.needs_copy, tensors_inside(value))):
+            return
+        self._left.add(type_)
+        within = "" if value is self._batch else f" of a {type(self._batch).__qualname__}"
+        warnings.warn(
+            f"prefetch leaves the tensors in a {type_.__qualname__}{within} on the host; put them into a "
+            "tuple, list, dict or object in the loader's collate_fn",
+            stacklevel=2,
+        )
 
     # --- large tensors ---
 

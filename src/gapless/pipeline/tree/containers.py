@@ -1,8 +1,8 @@
 """The containers that a batch may be made of: how each is flattened and rebuilt.
 
-A batch is any nesting of tuples, named tuples, lists, mappings and dataclasses. Everything else in
-it is a leaf: a tensor, a plain value, an object with a `to` method, or anything else. An object of a
-container's type that does not behave like one is a leaf as well.
+A batch is any nesting of tuples, named tuples, lists, mappings, dataclasses, and objects of classes
+written in Python, whose parts are their attributes. Everything else in it is a leaf: a tensor, a plain
+value, or anything else. An object of a container's type that does not behave like one is a leaf as well.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ import copy
 import dataclasses
 import enum
 import operator
-from collections import OrderedDict, defaultdict
+import sys
+import weakref
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, MutableMapping
 from itertools import islice
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from gapless.errors import BatchError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
 
 # Values that are the same on every device.
@@ -47,6 +51,8 @@ class Container:
             they are indices. It may raise anything if the container behaves otherwise than one.
         with_parts: returns a container of the same type with other parts, and all else as it was.
         may_be_odd: whether one of this type can behave otherwise than a container.
+        is_object: whether its parts are all its attributes.
+        fixed: returns what else must be equal in two of one kind; None if that is nothing.
     """
 
     names: Callable[[Any], Sequence[Any]]
@@ -54,6 +60,8 @@ class Container:
     read: Callable[[Any], tuple[Sequence[Any], list[Any]]]
     with_parts: Callable[[Any, Sequence[Any]], Any]
     may_be_odd: bool = False
+    is_object: bool = False
+    fixed: Callable[[Any], Hashable] | None = None
 
 
 def container_of(value: Any) -> Container | None:
@@ -139,28 +147,24 @@ def tensor_beside(value: Any, names: Sequence[Any]) -> str | None:
     return next((name for name in tensors if name not in known), None)
 
 
-def take_apart(type_: type) -> None:
-    """Let objects of a class be containers, whose parts are those of their attributes that are one.
-
-    Parts are attributes that are tensors or containers; a twin shares the others.
-    """
-    _known[type_] = Container(_holding, _of_holding, _read_holding, _with_holding)
-
-
 def _new_container(type_: type) -> Container | None:
     if type_ is dict:
         return _DICT
     if issubclass(type_, Mapping):
         base = next((base for base in _MAPPINGS_IN_C if issubclass(type_, base)), None)
-        return _PLAIN_MAPPING if base is not None and _reads_as(type_, base) else _MAPPING
+        if base is not None and _reads_as(type_, base):
+            return _PLAIN_MAPPING
+        return _MAPPING_IN_PYTHON if _is_of_python(type_) else _MAPPING
     if dataclasses.is_dataclass(type_):
         return _dataclass_container(type_)
+    if issubclass(type_, PackedSequence):
+        return _PACKED
     # Subclasses may override reading, so what these hold is read by the methods of their base.
     if issubclass(type_, tuple):
         return Container(_indices, _of_tuple, _read_tuple, _tuple_with_parts)
     if issubclass(type_, list):
         return Container(_indices, list.copy, _read_list, _list_with_parts)
-    return None
+    return _OBJECT if _is_of_python(type_) else None
 
 
 # --- mappings ---
@@ -268,7 +272,7 @@ _PLAIN_MAPPING = Container(list, _of_values, _read_values, _mapping_with_parts)
 _MAPPING = Container(list, _of_mapping, _read_mapping, _mapping_with_parts, may_be_odd=True)
 
 
-# --- dataclasses, and objects whose attributes are parts ---
+# --- dataclasses, and objects of classes written in Python ---
 
 
 def _dataclass_container(type_: Any) -> Container:
@@ -301,27 +305,115 @@ def _dataclass_container(type_: Any) -> Container:
     )
 
 
-def _holding(value: Any) -> list[str]:
-    return [
-        name
-        for name, part in vars(value).items()
-        if issubclass(type(part), torch.Tensor) or container_of(part) is not None
-    ]
+# What is used for what it does, though it holds tensors.
+_NO_BATCHES = (torch.nn.Module, torch.optim.Optimizer)
+
+_HEAP_TYPE = 1 << 9  # of `__flags__`: not made in C
 
 
-def _of_holding(value: Any) -> list[Any]:
-    return [vars(value)[name] for name in _holding(value)]
+def _is_of_python(type_: type) -> bool:
+    """Return whether all that objects of a class are is in their `__dict__` and slots."""
+    if issubclass(type_, _NO_BATCHES) or hasattr(type_, "__del__"):
+        return False
+    if not type_.__flags__ & _HEAP_TYPE:
+        return type_ is SimpleNamespace
+    num_more = len(_slot_names(type_)) + (type_.__dictoffset__ > 0) + (type_.__weakrefoffset__ > 0)
+    return (
+        type_.__basicsize__ <= _maker_of(type_).__basicsize__ + num_more * _POINTER
+        and type_.__itemsize__ == 0
+    )
 
 
-def _read_holding(value: Any) -> tuple[list[str], list[Any]]:
-    names = _holding(value)
-    return names, [vars(value)[name] for name in names]
+_POINTER = sys.maxsize.bit_length() // 8 + 1
 
 
-def _with_holding(value: Any, parts: Sequence[Any]) -> Any:
-    twin = object.__new__(type(value))
-    vars(twin).update(vars(value) | dict(zip(_holding(value), parts, strict=True)))
+def _maker_of(type_: type) -> type:
+    return SimpleNamespace if issubclass(type_, SimpleNamespace) else object
+
+
+def _read_object(value: Any) -> tuple[list[str], list[Any]]:
+    held = dict(attributes_of(value))
+    return list(held), list(held.values())
+
+
+def _object_with_parts(value: Any, parts: Sequence[Any]) -> Any:
+    """Return a twin that was made past the constructor, and past what setting attributes does."""
+    type_ = type(value)
+    maker: Any = _maker_of(type_)
+    twin = maker.__new__(type_)
+    in_dict = getattr(value, "__dict__", {})
+    for (name, had), part in zip(attributes_of(value), parts, strict=True):
+        if name in in_dict:
+            twin.__dict__[name] = part
+        else:
+            object.__setattr__(twin, name, part)
+        if part is not had and isinstance(part, Mapping):
+            _lead_back(part, value, twin)
     return twin
+
+
+def _lead_back(part: Any, value: Any, twin: Any) -> None:
+    """Let a part refer to the twin, as PyG's stores refer to the data that they belong to."""
+    for name, attribute in list(getattr(part, "__dict__", {}).items()):
+        if type(attribute) is weakref.ref and attribute() is value:
+            part.__dict__[name] = weakref.ref(twin)
+
+
+def _read_mapping_or_object(value: Any) -> tuple[Sequence[Any], list[Any]]:
+    try:
+        return _read_mapping(value)
+    except RecursionError:
+        raise
+    except Exception:
+        # The iteration of a TensorDict gives rows, not names: its attributes are read from now on.
+        _known[type(value)] = _OBJECT
+        return _read_object(value)
+
+
+def _with_parts_of_either(value: Any, parts: Sequence[Any]) -> Any:
+    is_object = _known[type(value)] is _OBJECT
+    return (_object_with_parts if is_object else _mapping_with_parts)(value, parts)
+
+
+_OBJECT = Container(
+    lambda value: _read_object(value)[0],
+    lambda value: _read_object(value)[1],
+    _read_object,
+    _object_with_parts,
+    is_object=True,
+)
+_MAPPING_IN_PYTHON = Container(
+    lambda value: _read_mapping_or_object(value)[0],
+    lambda value: _read_mapping_or_object(value)[1],
+    _read_mapping_or_object,
+    _with_parts_of_either,
+    may_be_odd=True,
+)
+
+
+# --- packed sequences ---
+
+
+# Their `batch_sizes` stay on the host, where kernels read them.
+_OF_PACKED = ("data", "sorted_indices", "unsorted_indices")
+
+
+def _of_packed(value: Any) -> list[Any]:
+    return [getattr(value, name) for name in _OF_PACKED]
+
+
+def _packed_with_parts(value: Any, parts: Sequence[Any]) -> Any:
+    data, *orders = parts
+    return tuple.__new__(type(value), (data, value.batch_sizes, *orders))
+
+
+_PACKED = Container(
+    lambda value: _OF_PACKED,
+    _of_packed,
+    lambda value: (_OF_PACKED, _of_packed(value)),
+    _packed_with_parts,
+    fixed=lambda value: tuple(value.batch_sizes.tolist()),
+)
 
 
 # --- tuples and lists ---
@@ -434,7 +526,12 @@ def tensors_inside(value: Any) -> list[torch.Tensor]:
 
 
 def _inner_parts(value: Any) -> list[Any]:
-    return (_parts_of(value) or []) + [attribute for _, attribute in attributes_of(value)]
+    inside = (_parts_of(value) or []) + [attribute for _, attribute in attributes_of(value)]
+    if isinstance(value, deque | set | frozenset):
+        inside += value
+    elif type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
+        inside += value.ravel().tolist() if value.dtype.hasobject else []
+    return inside
 
 
 def _parts_of(value: Any) -> list[Any] | None:
@@ -451,9 +548,7 @@ def _parts_of(value: Any) -> list[Any] | None:
 def attributes_of(value: Any) -> list[tuple[str, Any]]:
     """Return the attributes that an object holds, in slots and in its `__dict__`."""
     type_ = type(value)
-    slots = _slots.get(type_)
-    if slots is None:
-        slots = _slots[type_] = tuple([name for one in type_.__mro__ for name in _slots_of(one)])
+    slots = _slot_names(type_)
     in_slots = [(name, getattr(value, name)) for name in slots if hasattr(value, name)]
     return in_slots + list(getattr(value, "__dict__", {}).items())
 
@@ -461,7 +556,23 @@ def attributes_of(value: Any) -> list[tuple[str, Any]]:
 _slots: dict[type, tuple[str, ...]] = {}
 
 
-def _slots_of(type_: type) -> tuple[str, ...]:
+def _slot_names(type_: type) -> tuple[str, ...]:
+    slots = _slots.get(type_)
+    if slots is None:
+        slots = _slots[type_] = tuple([name for one in type_.__mro__ for name in _slots_of(one)])
+    return slots
+
+
+def _slots_of(type_: type) -> list[str]:
     slots = type_.__dict__.get("__slots__", ())
     names = (slots,) if isinstance(slots, str) else tuple(slots)
-    return tuple([name for name in names if name not in ("__dict__", "__weakref__")])
+    return [
+        f"_{type_.__name__.lstrip('_')}{name}" if _is_private(name) else name
+        for name in names
+        if name not in ("__dict__", "__weakref__")
+    ]
+
+
+def _is_private(name: str) -> bool:
+    """Return whether Python puts the name of the class before a slot's."""
+    return name.startswith("__") and not name.endswith("__")

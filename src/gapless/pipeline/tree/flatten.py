@@ -275,7 +275,7 @@ class _SequenceNode:
 
 
 class _NamedNode:
-    """A mapping or a dataclass: parts by name, and plain attributes beside them."""
+    """A mapping, a dataclass or an object: parts by name, and plain attributes beside them."""
 
     __slots__ = ("container", "parts", "value")
 
@@ -292,13 +292,18 @@ class _NamedNode:
 
     def key(self) -> Hashable:
         parts = [(repr(name), part.key()) for name, part in self.parts.items()]
-        return (type(self.value), *_plain_attributes(self.value, self.parts), *parts)
+        fixed = self.container.fixed
+        own = _plain_attributes(self.value, self.parts) if fixed is None else [fixed(self.value)]
+        return (type(self.value), *own, *parts)
 
     def differences(self, other: _Node, where: str) -> Iterator[str]:
         if not isinstance(other, _NamedNode) or self.parts.keys() != other.parts.keys():
             yield f"what is in {where}"
             return
         yield from _differences_of_attributes(self.value, other.value, where, self.parts)
+        fixed = self.container.fixed
+        if fixed is not None and fixed(self.value) != fixed(other.value):
+            yield f"how {where} is packed"
         is_mapping = isinstance(self.value, Mapping)
         for name, part in self.parts.items():
             place = f"{where}[{name!r}]" if is_mapping else f"{where}.{name}"
@@ -362,6 +367,10 @@ def _node_of(value: Any, leaves: list[torch.Tensor], unknown: list[Any]) -> _Nod
         return _TENSOR
     if issubclass(type_, PLAIN):
         return _unknown(value, unknown) if has_attributes(value) else _PlainNode(value)
+    if issubclass(
+        type_, type
+    ):  # PyG's data hold some: a class is the same in each batch, or another one
+        return _UnknownNode(value)
     container = container_of_type(type_)
     if container is None:
         return _unknown(value, unknown)
@@ -375,7 +384,7 @@ def _node_of(value: Any, leaves: list[torch.Tensor], unknown: list[Any]) -> _Nod
         if tensor_beside(value, names) is not None:
             return _unknown(value, unknown)
     nodes = [_node_of(part, leaves, unknown) for part in parts]
-    if issubclass(type_, (tuple, list)):
+    if issubclass(type_, (tuple, list)) and container.fixed is None:
         return _SequenceNode(value, container, nodes)
     return _NamedNode(value, container, dict(zip(names, nodes, strict=True)))
 

@@ -15,6 +15,7 @@ from gapless.pipeline.tree.containers import (
     cannot_rebuild,
     container_of_type,
     taken_apart,
+    tensors_inside,
 )
 
 
@@ -33,15 +34,18 @@ class BatchWalk:
     Args:
         move_tensor: called with each tensor; returns what takes its place.
         move_object: called with each value that has a `to` of its own; likewise.
+        leave: called with each value that nobody can take apart, and that stays as it is.
     """
 
     def __init__(
         self,
         move_tensor: Callable[[torch.Tensor], Any],
         move_object: Callable[[Any], Any],
+        leave: Callable[[Any], None] = lambda value: None,
     ) -> None:
         self._move_tensor = move_tensor
         self._move_object = move_object
+        self._leave = leave
         self._handlers: dict[type, Callable[[Any], Any]] = {torch.Tensor: move_tensor}
 
     def move(self, value: Any) -> Any:
@@ -73,7 +77,19 @@ class BatchWalk:
         if kind is dict:
             return self._move_dict
         container = container_of_type(kind)
-        return _itself if container is None else partial(self._move_container, container)
+        if container is None:
+            return self._left
+        return partial(
+            self._move_parts if container.is_object else self._move_container, container
+        )
+
+    def _left(self, value: Any) -> Any:
+        self._leave(value)
+        return value
+
+    def _move_parts(self, container: Container, value: Any) -> Any:
+        # An object without tensors stays the very same.
+        return self._move_container(container, value) if tensors_inside(value) else value
 
     def _move_container(self, container: Container, value: Any) -> Any:
         try:
