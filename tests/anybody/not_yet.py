@@ -4,17 +4,8 @@ from __future__ import annotations
 
 
 NOT_YET: dict[str, str] = {
-    "objects-normal_on_self-in_place": "0 replays of the model: Actor is not captured: objects.py: self.distribution changes on the host, which a replay would skip; change it in `on_host`, o",
     "objects-normal_that_validates-step": "0 replays of the step: step is not captured: objects.py: self.distribution changes on the host, which a replay would skip; change it in `on_host`, or",
     "objects-normal_that_validates-in_place": "0 replays of the model: Actor is not captured: objects.py: self.distribution changes on the host, which a replay would skip; change it in `on_host`, o",
-    "objects-squashed_on_self-in_place": "0 replays of the model: Squashed is not captured: objects.py: self.distribution changes on the host, which a replay would skip; change it in `on_host`",
-    "objects-categorical_returned-in_place": "0 replays of the model: Returns is not captured: the step returns a torch.distributions.categorical.Categorical, which a replay cannot make anew; retu",
-    "objects-bernoulli_and_value-in_place": "0 replays of the model: Returns is not captured: the step returns a torch.distributions.bernoulli.Bernoulli, which a replay cannot make anew; return t",
-    "objects-object_left_on_self-in_place": "0 replays of the model: LeavesOnSelf is not captured: objects.py: self.last changes on the host, which a replay would skip; change it in `on_host`, or",
-    "objects-namespace_left_on_self-in_place": "0 replays of the model: LeavesOnSelf is not captured: objects.py: model.losses changes on the host, which a replay would skip; change it in `on_host`,",
-    "objects-attention_maps_on_self-in_place": "0 replays of the model: LeavesOnSelf is not captured: objects.py: the module keeps model.attentions from call to call; write into it with `copy_()`, o",
-    "objects-losses_in_a_dict_on_self-in_place": "0 replays of the model: LeavesOnSelf is not captured: objects.py: the module keeps model.losses from call to call; write into it with `copy_()`, or re",
-    "objects-dataclass_on_self-in_place": "0 replays of the model: LeavesOnSelf is not captured: objects.py: the module keeps self.last from call to call; write into it with `copy_()`, or retur",
     "objects-codes_are_rebound-step": "0 replays of the step: step is not captured: objects.py: self.ema_w changes on the host, which a replay would skip; keep it on the device, or change i",
     "objects-codes_are_rebound-in_place": "0 replays of the model: Codes is not captured: objects.py: self.ema_w changes on the host, which a replay would skip; keep it on the device, or change",
     "objects-old_weight_norm-step": "0 replays of the step: step is not captured: model.1.weight (conv.py) changed (changes so far: 4 times), and a graph keeps what it was captured with;",

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gapless.graphs.modules.forward_runs import Run
+    from gapless.graphs.modules.left_behind import Outputs
     from gapless.graphs.modules.module_graph import ModuleGraph
     from gapless.graphs.proof.proof_verdict import Verdict
     from gapless.graphs.proof.same_results import Comparison
-    from gapless.pipeline.tree.flatten import Tree
 
 
 @dataclass(eq=False)
@@ -57,8 +57,8 @@ class BackwardHalf:
     _num_outs: int = 0
     _num_left: int = 0
 
-    def watch(self, out: Tree, inputs: Sequence[torch.Tensor]) -> Any:
-        """Return what a call as written has returned, with its backward pass watched."""
+    def watch(self, out: Outputs, inputs: Sequence[torch.Tensor]) -> Any:
+        """Return what a call as written has returned and left, with its backward pass watched."""
         self._num_outs = len(out.leaves)
         leaves = [leaf for leaf in out.leaves if leaf.requires_grad]
         watch_uses(leaves, self.graph.paths.targets_of(inputs), self._take)
@@ -66,7 +66,7 @@ class BackwardHalf:
             _Audited.apply(partial(self.note_given, number), leaf) if leaf.requires_grad else leaf
             for number, leaf in enumerate(out.leaves)
         ]
-        return out.with_leaves(outs).value
+        return out.made_of(outs)
 
     def is_over(self) -> bool:
         """Return whether nothing more comes of it, as far as this thread can tell."""

@@ -24,7 +24,6 @@ from gapless.graphs.modules.run_again import RunAgain
 from gapless.graphs.modules.seen_calls import Layout
 from gapless.graphs.proof.device_state import RandomStates
 from gapless.graphs.reads.addresses import share_memory
-from gapless.graphs.replay.results import rebuilt
 from gapless.graphs.replay.step_graph import StaticInputs
 from gapless.graphs.replay.step_guards import StepGuards
 from gapless.graphs.replay.tensor_copies import TensorCopies
@@ -82,7 +81,8 @@ class ModuleGraph:
         repeats: bool,
     ) -> None:
         leaves = passes.out.leaves
-        outs = [leaf.detach() for leaf in leaves]
+        outputs = passes.out.detached()
+        outs = outputs.leaves
         weights, runs = rehearsal.weights, rehearsal.runs
         self.reads = reads
         self.guards = StepGuards(reads, memory)
@@ -107,7 +107,7 @@ class ModuleGraph:
         self._is_refused = False
         self._inputs = StaticInputs(passes.inputs, passes.inputs)
         self._outs = TensorCopies(outs, apart=True)
-        self._value = passes.out.with_leaves(outs).value
+        self._outputs, self.left = outputs, rehearsal.left
         self.again = RunAgain(
             call,
             runs,
@@ -120,6 +120,7 @@ class ModuleGraph:
             generators=generators,
             random=self._random,
             repeats=repeats,
+            left=self.left,
         )
 
     def can_take(self, leaves: Sequence[torch.Tensor]) -> bool:
@@ -166,7 +167,7 @@ class ModuleGraph:
             run.note_outs(outs)
         else:
             outs = self.launch_forward(run)
-        return rebuilt(self._value, iter(outs))
+        return self.left.put(self._outputs.made_of(outs))
 
     def rehearse(self, inputs: list[torch.Tensor], given: Sequence[torch.Tensor | None]) -> Any:
         """Launch both passes; return their results in the graph's memory."""
@@ -191,8 +192,8 @@ class ModuleGraph:
     # --- audits ---
 
     def audited_forward(self, run: Run) -> Any:
-        """Launch the forward pass; return what the call returns, without gradients."""
-        return rebuilt(self._value, iter(self.launch_forward(run)))
+        """Launch the forward pass; return what the call returns and leaves, without gradients."""
+        return self._outputs.made_of(self.launch_forward(run))
 
     def audited_backward(
         self, run: Run, given: Sequence[torch.Tensor | None]
@@ -216,7 +217,7 @@ class ModuleGraph:
 
     def names_of_outs(self) -> list[str]:
         """Return names of the outputs."""
-        return [f"output {number}" for number in range(1, len(self.paths.nodes) + 1)]
+        return self._outputs.names()
 
     # --- what autograd is told ---
 

@@ -95,7 +95,7 @@ def hooks_within(module: nn.Module) -> list[Refusal]:
 
 def objections_to_call(watched: Watched, watch: HostWatch) -> list[Refusal]:
     """Return what no graph of both passes could repeat of a watched call."""
-    found = [keeps_unknown(path.name, path.site) for path in watched.kept]
+    found = [keeps_unknown(path.name, path.site) for path in watched.kept if path.is_plain]
     if watched.touched is None:
         found.append(COMPILED)
     if watched.ran_backward:

@@ -8,12 +8,12 @@ itself runs as written.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gapless.graphs.modules.forward_runs import Run
 from gapless.graphs.modules.gradient_paths import number_of_next_node, uses_of
+from gapless.graphs.modules.left_behind import LeftBehind
 from gapless.graphs.modules.module_audit import BackwardHalf, VerdictOnCall
 from gapless.graphs.modules.module_graph import ModuleGraph
 from gapless.graphs.modules.module_refusals import (
@@ -37,7 +37,6 @@ from gapless.graphs.reads.touched import TouchWatch
 from gapless.graphs.reads.weight_guards import WeightsInPlace
 from gapless.graphs.refusal import Refused, read_elsewhere
 from gapless.graphs.replay.versions import VersionsBefore
-from gapless.pipeline.tree.flatten import flatten
 from gapless.pipeline.tree.tensor_layout import has_address
 
 
@@ -49,8 +48,9 @@ if TYPE_CHECKING:
     from gapless.device.base import Cut, Stream
     from gapless.graphs.graph_pool import GraphPool
     from gapless.graphs.modules.forward_runs import Runs
+    from gapless.graphs.modules.left_behind import Outputs
     from gapless.graphs.modules.rehearsal import Passes
-    from gapless.graphs.modules.seen_calls import Given
+    from gapless.graphs.modules.seen_calls import SeenCalls
     from gapless.graphs.proof.proof_verdict import Verdict
     from gapless.graphs.proof.trial import Exactness
     from gapless.graphs.reads.host_watch import HostWatch
@@ -99,6 +99,9 @@ class ModuleTrial:
         seen = self.seen.of(tree)
         if seen.is_stale:
             return Tried(self.seen.observed(tree))
+        if not seen.left.are(watched.kept):
+            seen.left, seen.given, seen.form = LeftBehind(tuple(watched.kept)), None, None
+            return Tried(self.seen.observed(tree))
         weights = [weight for ref in seen.weights if (weight := ref()) is not None]
         refusals = [*seen.objections, *objections_to_call(watched, self.watch)]
         refusals += objections_to_weights(self._module, weights, self._device)
@@ -112,8 +115,8 @@ class ModuleTrial:
             if refusals:
                 seen.watched = self.watch.num_runs
             return Tried(self.seen.observed(tree), refusals=refusals)
-        with ONE_AT_A_TIME, self.runs.side.use() as caller:
-            tried = self._rehearsed(tree, reads, watched, seen.given, weights, caller)
+        with ONE_AT_A_TIME, self.runs.side.use() as caller, seen.left.unchanged():
+            tried = self._rehearsed(tree, reads, watched, seen, weights, caller)
         seen.watched = self.watch.num_runs
         versions = VersionsBefore(reads.tensors)
         tried.out = self.seen.observed(tree)
@@ -141,13 +144,13 @@ class ModuleTrial:
         run = Run(tree.leaves, graph.paths.nodes, versions, random=None, written=[])
         look = TouchWatch(self._device, sees_reads=False) if watched.is_seen_in_audit() else None
         since = number_of_next_node()
-        out: Tree | None = None
+        out: Outputs | None = None
 
         def as_written() -> Any:
             nonlocal out
             with look or nullcontext():
-                out = flatten(self._plain(tree))
-            return out.with_leaves([leaf.detach() for leaf in out.leaves]).value
+                out = graph.left.outputs(self._plain(tree))
+            return out.made_of([leaf.detach() for leaf in out.leaves])
 
         start = self._device.now_ms()
         try:
@@ -170,7 +173,7 @@ class ModuleTrial:
         if look is not None and watched.touched is not None:
             known = watched.known | set(map(address_of, filter(has_address, graph.all_read(tree))))
             if used_anew(watched.touched, look, known):
-                return Tried(out.value, refusals=[REPLACED], proof_seconds=seconds)
+                return Tried(out.returned, refusals=[REPLACED], proof_seconds=seconds)
         leads_elsewhere = bool(out.unknown) or graph.paths.lead_elsewhere(
             out.leaves, tree.leaves, since=since
         )
@@ -188,7 +191,7 @@ class ModuleTrial:
             )
             half = BackwardHalf(graph, run, comparison, out_of_memory=self._note_no_room)
         audited = VerdictOnCall(verdict, leads_elsewhere=leads_elsewhere, backward=half)
-        value = out.value if half is None else half.watch(out, tree.leaves)
+        value = out.returned if half is None else graph.left.put(half.watch(out, tree.leaves))
         return Tried(value, graph, audited=audited, proof_seconds=seconds)
 
     def _compare(
@@ -249,7 +252,7 @@ class ModuleTrial:
         tree: Tree,
         reads: ReadGuards,
         watched: Watched,
-        given: Given,
+        seen: SeenCalls,
         weights: list[torch.Tensor],
         caller: Stream,
     ) -> Tried:
@@ -259,7 +262,10 @@ class ModuleTrial:
         before = self._state_of(written, touched.generators)
         before.save()
         try:
-            rehearsal = Rehearsal(self.runs, tree, given, weights, needs_grad=self.needs_grad)
+            assert seen.given is not None
+            rehearsal = Rehearsal(
+                self.runs, tree, seen.given, weights, needs_grad=self.needs_grad, left=seen.left
+            )
             graph, known = self._captured(tree, reads, watched, rehearsal, written)
             return self._proved(graph, tree, rehearsal, touched, known=known, caller=caller)
         except Exception as error:
@@ -295,6 +301,7 @@ class ModuleTrial:
         if not all(uses_of(passes.out.leaves, passes.targets)):
             raise Refused(OTHER_WEIGHTS)
         others = [tensor for tensor in [*reads.tensors, *weights] if has_address(tensor)]
+        passes.out.check_each_once()
         _check_outs(passes, others)
         memory = [weight for weight in weights if not reads.compares(weight)]
         anew = [one for one in touched.written if address_of(one) not in watched.known]
@@ -332,7 +339,11 @@ class ModuleTrial:
         nondeterministic = list(touched.nondeterministic)
 
         def as_written() -> Any:
-            with self.runs.side.leave(caller), looks.pop() if looks else nullcontext():
+            if not looks:
+                with self.runs.side.leave(caller):
+                    return rehearsal.run()
+            look = looks.pop()
+            with self.runs.side.leave(caller), rehearsal.left.unread(look), look:
                 found = rehearsal.run()
             seen = second_look.nondeterministic
             nondeterministic.extend(one for one in seen if one not in nondeterministic)

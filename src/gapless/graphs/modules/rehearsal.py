@@ -19,7 +19,6 @@ from gapless.graphs.reads.touched import span_of
 from gapless.graphs.refusal import Refused
 from gapless.graphs.replay.alignment import aligned_as, clone_of, memory_at
 from gapless.graphs.step_call import cannot_return, cannot_return_from_host, within_a_step
-from gapless.pipeline.tree.flatten import flatten
 from gapless.pipeline.tree.tensor_layout import has_address, misalignment
 
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gapless.graphs.modules.forward_runs import Runs
+    from gapless.graphs.modules.left_behind import LeftBehind, Outputs
     from gapless.graphs.modules.seen_calls import Given, Layout
     from gapless.pipeline.step import Call
     from gapless.pipeline.tree.flatten import Tree
@@ -44,7 +44,7 @@ class Passes:
     """
 
     inputs: list[torch.Tensor]
-    out: Tree
+    out: Outputs
     given: list[torch.Tensor | None]
     targets: list[torch.Tensor]
     gradients: list[list[torch.Tensor]]
@@ -80,8 +80,10 @@ class Rehearsal:
         weights: list[torch.Tensor],
         *,
         needs_grad: tuple[bool, ...],
+        left: LeftBehind,
     ) -> None:
         self.runs = runs
+        self.left = left
         self.expected = given.settings
         self._tree = tree.map(_copy)
         self.weights = weights
@@ -129,7 +131,7 @@ class Rehearsal:
         )
         with within_a_step(), standing as weights, torch.enable_grad():
             call: Call = static.with_leaves(inputs).value
-            out = flatten(self.runs.forward(*call.args, **call.kwargs))
+            out = self.left.outputs(self.runs.forward(*call.args, **call.kwargs))
             if out.unknown:
                 raise Refused(cannot_return(out.unknown[0]))
             if any(map(self.runs.device.needs_copy, out.leaves)):

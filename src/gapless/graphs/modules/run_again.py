@@ -17,7 +17,6 @@ from gapless.graphs.reads.addresses import address_of
 from gapless.graphs.replay.alignment import clone_of
 from gapless.graphs.replay.step_guards import failure_of_reads
 from gapless.graphs.step_call import within_a_step
-from gapless.pipeline.tree.flatten import flatten
 from gapless.pipeline.tree.tensor_layout import has_address
 
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from gapless.graphs.modules.forward_runs import Run, Runs
     from gapless.graphs.modules.gradient_paths import CapturedPaths
+    from gapless.graphs.modules.left_behind import LeftBehind
     from gapless.graphs.proof.device_state import RandomStates
     from gapless.graphs.reads.read_guards import ReadGuards
     from gapless.pipeline.step import Call
@@ -56,6 +56,7 @@ class RunAgain:
     generators: Sequence[torch.Generator]
     random: RandomStates | None
     repeats: bool
+    left: LeftBehind
 
     def __post_init__(self) -> None:
         self._forward, self._then = self.runs.forward, self.runs.settings.now()
@@ -118,6 +119,7 @@ class RunAgain:
             within_a_step(),
             torch.enable_grad(),
             self._as_then(run),
+            self.left.unchanged(),
             self.runs.settings.autocast_as(self._then),
         ):
             # Autograd leaves modes before it runs a node.
@@ -125,7 +127,7 @@ class RunAgain:
             if failure is not None:
                 raise _cannot_run_again(failure.text)
             call: Call = self.call.with_leaves(inputs).value
-            return flatten(self._forward(*call.args, **call.kwargs)).leaves
+            return self.left.outputs(self._forward(*call.args, **call.kwargs)).leaves
 
     def _check_outs(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
         """Check that a run as written returns what the replay has returned, as far as that is known."""

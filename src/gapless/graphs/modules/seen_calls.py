@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from gapless.graphs.modules.gradient_paths import GradientPaths, edges_behind, number_of_next_node
+from gapless.graphs.modules.left_behind import LeftBehind
 from gapless.graphs.modules.module_refusals import (
     BACKWARD_WITHIN,
     CHANGES_INPUT,
@@ -79,6 +80,7 @@ class SeenCalls:
         objections: why no graph can take such a call.
         given: the gradients of the outputs in the last backward pass, None before the first.
         form: of the outputs.
+        left: where the calls leave tensors, as far as that is known.
         watched: how many calls had been watched when there was nothing more to be seen.
         is_stale: whether calls have done something else since.
     """
@@ -87,6 +89,7 @@ class SeenCalls:
     objections: list[Refusal] = field(default_factory=list)
     given: Given | None = None
     form: Any = None
+    left: LeftBehind = field(default_factory=LeftBehind)
     watched: int = -1
     is_stale: bool = False
 
@@ -122,7 +125,7 @@ class CallsSeen:
         seen.is_stale = False
         since = number_of_next_node()
         out = self._runs.as_written(call.args, call.kwargs)
-        outs = flatten(out).leaves
+        outs = seen.left.outputs(out).leaves
         form = [(leaf.shape, leaf.dtype, leaf.requires_grad) for leaf in outs]
         if form != seen.form:
             seen.form, seen.given = form, None

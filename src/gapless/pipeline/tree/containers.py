@@ -530,7 +530,7 @@ def _inner_parts(value: Any) -> list[Any]:
     if isinstance(value, deque | set | frozenset):
         inside += value
     elif type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
-        inside += value.ravel().tolist() if value.dtype.hasobject else []
+        inside += list(value.flat) if value.dtype.hasobject else []
     return inside
 
 
