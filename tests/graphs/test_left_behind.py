@@ -38,6 +38,12 @@ def same_tensor(model, mean, std):
     return mean
 
 
+def detached(model, mean, std):
+    model.last = std
+    model.losses["aux"] = mean.detach()
+    return mean
+
+
 def entry(model, mean, std):
     model.losses["aux"] = std.square()
     return mean
@@ -102,7 +108,7 @@ def both(leave, **options):
 
 @pytest.mark.parametrize("audit_every", [None, 2])
 @pytest.mark.parametrize(
-    "leave", [distribution, same_tensor, entry], ids=lambda leave: leave.__name__
+    "leave", [distribution, same_tensor, detached, entry], ids=lambda leave: leave.__name__
 )
 def test_what_is_left_has_gradients_like_what_is_returned(leave, audit_every):
     """The loop makes a loss of it; an audited call leaves it as well."""

@@ -128,8 +128,8 @@ def _is_unknown(value: object) -> Refusal:
     return Refusal(
         "unknown_batch",
         f"a batch holds a {type(value).__module__}.{type(value).__qualname__}, whose values a "
-        "graph would keep; it may hold tensors, numbers, strings, tuples, lists, mappings and "
-        "dataclasses: convert it in the loader's collate_fn, or bind it to the step with "
+        "graph would keep; it may hold tensors, numbers, strings, tuples, lists, mappings, "
+        "dataclasses and objects of them: convert it in the loader's collate_fn, or bind it to the step with "
         "functools.partial",
         name=f"a {type(value).__qualname__} in a batch",
     )

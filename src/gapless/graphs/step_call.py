@@ -69,8 +69,8 @@ def cannot_return(value: object) -> Refusal:
     return Refusal(
         "result",
         f"the step returns a {type(value).__module__}.{type(value).__qualname__}, which a replay "
-        "cannot make anew; return tensors, plain values, or tuples, lists, mappings and "
-        "dataclasses of them",
+        "cannot make anew; return tensors, plain values, or tuples, lists, mappings, "
+        "dataclasses and objects of them",
         name=f"a {type(value).__qualname__} that is returned",
     )
 

@@ -319,9 +319,9 @@ def prefetch(
     Everything in a batch arrives as `to(device, non_blocking=True)` would have made it: strides,
     `requires_grad`, subclasses, sparse and nested tensors, and tensors that are there already.
     Large tensors are copied on a side stream, beside the work of the device. A batch may be any
-    nesting of tuples, named tuples, lists, mappings and dataclasses; an object that has a `to` of
-    its own moves itself, and whatever else there is, such as strings and numpy arrays, is handed
-    through.
+    nesting of tuples, named tuples, lists, mappings, dataclasses and objects of classes in Python; an
+    object that has a `to` of its own moves itself, and whatever else there is, such as strings and
+    numpy arrays, is handed through. A warning names what holds tensors and stays on the host.
 
     A loop that asks for a batch when it has launched the last step reads the loader ahead of the
     device as it is. `depth` reads ahead of the loop as well. That changes results if the loader

@@ -7,6 +7,7 @@ gradients go through the call. What the call itself reads of an earlier one is n
 from __future__ import annotations
 
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from gapless.graphs.replay.results import rebuilt
 from gapless.graphs.step_call import cannot_return
 from gapless.pipeline.tree.containers import containers_in, tensors_inside
 from gapless.pipeline.tree.flatten import flatten
+from gapless.pipeline.tree.tensor_layout import has_address
 
 
 if TYPE_CHECKING:
@@ -84,23 +86,41 @@ class Outputs:
 
     def __init__(self, out: Any, left: list[Any]) -> None:
         tree = flatten((out, left))
-        known: dict[int, int] = {}
         self.returned = out
         self._value = tree.value
-        self._numbers = [known.setdefault(id(leaf), len(known)) for leaf in tree.leaves]
-        self.leaves = list({id(leaf): leaf for leaf in tree.leaves}.values())
         self.unknown = tree.unknown
+        # Such as `self.last = out.detach()` beside the output itself.
+        wanted = {_memory_of(leaf): leaf for leaf in tree.leaves if leaf.requires_grad}
+        sources = [
+            leaf if leaf.requires_grad else wanted.get(_memory_of(leaf), leaf)
+            for leaf in tree.leaves
+        ]
+        self._are_detached = [
+            one is not leaf for one, leaf in zip(sources, tree.leaves, strict=True)
+        ]
+        self.leaves = list({id(leaf): leaf for leaf in sources}.values())
+        places = {id(leaf): number for number, leaf in enumerate(self.leaves)}
+        self._numbers = [places[id(leaf)] for leaf in sources]
+        self._are_shared = len(sources) > len(self.leaves)
 
     def made_of(self, leaves: Sequence[torch.Tensor]) -> tuple[Any, list[Any]]:
         """Return what was returned and what was left, with other tensors."""
-        values: tuple[Any, list[Any]] = rebuilt(
-            self._value, iter([leaves[number] for number in self._numbers])
-        )
+        found = leaves
+        if self._are_shared:
+            pairs = zip(self._numbers, self._are_detached, strict=True)
+            found = [
+                leaves[one].detach() if is_detached else leaves[one] for one, is_detached in pairs
+            ]
+        values: tuple[Any, list[Any]] = rebuilt(self._value, iter(found))
         return values
 
     def detached(self) -> Outputs:
         """Return the same without graphs of gradients."""
-        return Outputs(*self.made_of([leaf.detach() for leaf in self.leaves]))
+        twin = copy(self)
+        twin.leaves = [leaf.detach() for leaf in self.leaves]
+        twin._value = self.made_of(twin.leaves)
+        twin.returned = twin._value[0]
+        return twin
 
     def names(self) -> list[str]:
         """Return a name for each tensor in all of it."""
@@ -117,3 +137,11 @@ class Outputs:
             if id(container) in seen and not isinstance(container, tuple):
                 raise Refused(cannot_return(container))
             seen.add(id(container))
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what two tensors share that are the same elements of one memory."""
+    if not has_address(tensor):
+        return (id(tensor),)
+    layout = tensor.storage_offset(), tuple(tensor.size()), tensor.stride()
+    return address_of(tensor), tensor.dtype, *layout

@@ -165,7 +165,7 @@ TWICE = Refusal(
 )
 RETURNS_OTHERS = Refusal(
     "result",
-    "the module returns a tensor that shares memory with another one, or with what it is given; return a clone",
+    "the module returns or leaves a tensor that shares memory with another one, or with what it is given; make it a clone",
     name="shared memory",
 )
 COPIED = Refusal(
