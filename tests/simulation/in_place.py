@@ -255,6 +255,46 @@ def a_module_that_keeps_a_tensor(device):
     check_refused(device, Keeps, kind="keeps_unknown", words="self.last")
 
 
+class KeepsANumber(Scaled):
+    """Sets what the loop sets back."""
+
+    number = 0
+
+    def forward(self, x):
+        self.number = 3
+        return super().forward(x)
+
+
+class SetsItBack(Loop):
+    def call(self, x, number):
+        self.model.number = 0
+        return super().call(x, number)
+
+
+@scenario(only=ONE)
+def a_module_that_keeps_a_number(device):
+    check_refused(device, KeepsANumber, kind="keeps_unknown", words="number", loop=SetsItBack)
+
+
+class ReturnsOneListTwice(Scaled):
+    def forward(self, x):
+        out = [super().forward(x)]
+        return out, out
+
+
+class TakesTheFirstOfIt(Loop):
+    def call(self, x, number):
+        return super().call(x, number)[0][0]
+
+
+@scenario(only=ONE)
+def a_module_that_returns_one_list_twice(device):
+    """After a replay it would be two."""
+    check_refused(
+        device, ReturnsOneListTwice, kind="result", words="a builtins.list", loop=TakesTheFirstOfIt
+    )
+
+
 class ReturnsASet(Scaled):
     def forward(self, x):
         return super().forward(x), {1}

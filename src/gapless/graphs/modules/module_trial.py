@@ -344,7 +344,7 @@ class ModuleTrial:
                 with self.runs.side.leave(caller):
                     return rehearsal.run()
             look = looks.pop()
-            with self.runs.side.leave(caller), rehearsal.left.unread(look), look:
+            with rehearsal.left.unread(look), self.runs.side.leave(caller), look:
                 found = rehearsal.run()
             seen = second_look.nondeterministic
             nondeterministic.extend(one for one in seen if one not in nondeterministic)
