@@ -8,9 +8,10 @@ from __future__ import annotations
 
 # How a difference is settled.
 AUDITED = "an audit tells"
-REFUSED = "the step is refused for what it does on the host"
+REFUSED = "the step is refused"
 UNREAD = "no result follows from it"
 WHOLE = "it cannot be replaced; what it holds is compared"
+NAMED = "gapless compares it by another name"
 
 # Reads and writes that TorchDynamo alone names, by channel or footgun; names without their frame.
 ONLY_DYNAMO: dict[str, dict[str, str]] = {
@@ -19,10 +20,17 @@ ONLY_DYNAMO: dict[str, dict[str, str]] = {
     "partial_keywords": {"scaled.func": WHOLE, "scaled.args": WHOLE, "scaled.keywords": WHOLE},
     "cache_contents": {"read.__wrapped__": UNREAD},
     "local_of_a_generator": {
-        "held.gi_frame": AUDITED,
-        "held.gi_frame.f_locals": AUDITED,
-        "held.gi_frame.f_locals['k']": AUDITED,
+        "held.gi_frame": REFUSED,
+        "held.gi_frame.f_locals": REFUSED,
+        "held.gi_frame.f_locals['k']": REFUSED,
     },
+    "mapping_proxy": {"held['k']": REFUSED},
+    "import_in_the_step": {"__import_made_up_settings.k": NAMED},
+    "effect on the host alone": {"self.net.numbers": REFUSED},
+    **dict.fromkeys(
+        ["object given by a generator", "object given for an item"],
+        {"dict(type(L['self'].net.held_by_name._known['first']).__dict__)['k']": AUDITED},
+    ),
     "a line in a log": {"self.net.log[0]": REFUSED, "self.net.log[1]": REFUSED},
     "partial object": {"self.net.partial.args": WHOLE, "self.net.partial.keywords": WHOLE},
     "cache that is cleared": {"self.net.cached.__wrapped__": UNREAD},
@@ -41,11 +49,8 @@ MISSED_BY_DYNAMO = {
 
 # Those that guards of gapless do not see. With audits each is told.
 MISSED_BY_GAPLESS = {
-    "memory_map",
-    "position_of_a_list_iterator",
-    "count_that_has_gone_on",
-    "local_of_a_generator",
-    "weak_reference",
+    "base_classes",
+    "warnings_filters",
     "patched_math",
     "patched_builtin",
     "patched_torch_function",
@@ -57,14 +62,11 @@ MISSED_BY_GAPLESS = {
     "locale_of_the_process",
     "time_zone",
     "patched_clock",
-    "decimal_context",
     "recursion_limit",
     "thresholds_of_the_collector",
     "state_of_a_generator_of_random",
     "state_of_numpy_random",
     "numpy_error_state",
-    "number_of_threads",
-    "state_of_an_own_generator",
 }
 
 # TorchDynamo raises, or its graphs round in another way, from the first call on.
