@@ -13,6 +13,8 @@ UNREAD = "no result follows from it"
 WHOLE = "it cannot be replaced; what it holds is compared"
 NAMED = "gapless compares it by another name"
 
+_OF_A_METHOD = {"dict(type(L['self'].net.held_by_name._known['first']).__dict__)['k']": AUDITED}
+
 # Reads and writes that TorchDynamo alone names, by channel or footgun; names without their frame.
 ONLY_DYNAMO: dict[str, dict[str, str]] = {
     "named_tuple": {"held.k.k": WHOLE},
@@ -27,10 +29,8 @@ ONLY_DYNAMO: dict[str, dict[str, str]] = {
     "mapping_proxy": {"held['k']": REFUSED},
     "import_in_the_step": {"__import_made_up_settings.k": NAMED},
     "effect on the host alone": {"self.net.numbers": REFUSED},
-    **dict.fromkeys(
-        ["object given by a generator", "object given for an item"],
-        {"dict(type(L['self'].net.held_by_name._known['first']).__dict__)['k']": AUDITED},
-    ),
+    "object given by a generator": _OF_A_METHOD,
+    "object given for an item": _OF_A_METHOD,
     "a line in a log": {"self.net.log[0]": REFUSED, "self.net.log[1]": REFUSED},
     "partial object": {"self.net.partial.args": WHOLE, "self.net.partial.keywords": WHOLE},
     "cache that is cleared": {"self.net.cached.__wrapped__": UNREAD},
