@@ -4,17 +4,6 @@ from __future__ import annotations
 
 
 NOT_YET: dict[str, str] = {
-    "objects-normal_that_validates-step": "0 replays of the step: step is not captured: objects.py: self.distribution changes on the host, which a replay would skip; change it in `on_host`, or",
-    "objects-normal_that_validates-in_place": "0 replays of the model: Actor is not captured: objects.py: self.distribution changes on the host, which a replay would skip; change it in `on_host`, o",
-    "objects-codes_are_rebound-step": "0 replays of the step: step is not captured: objects.py: self.ema_w changes on the host, which a replay would skip; keep it on the device, or change i",
-    "objects-codes_are_rebound-in_place": "0 replays of the model: Codes is not captured: objects.py: self.ema_w changes on the host, which a replay would skip; keep it on the device, or change",
-    "objects-old_weight_norm-step": "0 replays of the step: step is not captured: model.1.weight (conv.py) changed (changes so far: 4 times), and a graph keeps what it was captured with;",
-    "objects-old_weight_norm-in_place": "0 replays of the model: Sequential is not captured: its part 1 (Conv1d) has a hook, which a replay would not call; set it on the captured module's out",
-    "objects-old_weight_norm_of_linear-step": "0 replays of the step: step is not captured: model.2.weight (linear.py) changed (changes so far: 4 times), and a graph keeps what it was captured with",
-    "objects-old_weight_norm_of_linear-in_place": "0 replays of the model: Sequential is not captured: its part 2 (Linear) has a hook, which a replay would not call; set it on the captured module's out",
-    "objects-old_spectral_norm-step": "0 replays of the step: step is not captured: model.1.weight (conv.py) changed (changes so far: 4 times), and a graph keeps what it was captured with;",
-    "objects-old_spectral_norm-in_place": "0 replays of the model: Sequential is not captured: its part 1 (Conv1d) has a hook, which a replay would not call; set it on the captured module's out",
-    "objects-average_within_the_step": "0 replays of the step: step is not captured: average.n_averaged changes on the host, which a replay would skip; change it in `on_host`, or outside the",
     "objects-entry_of_a_given_dict": "0 replays of the model: Pooled is not captured: the module changes a tensor that it is given; change a copy",
     "objects-number_is_an_argument": "no line says all of ('argument 'n'', 'int', 'new in each call'): captured 0 graphs in 0.0 s, 0 steps replayed, 10 ran as written",
     "methods-ppo_of_discrete_actions": "0 replays of the model: captured 0 graphs in 0.0 s, 0 steps replayed, 0 ran as written",

@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
 
 if TYPE_CHECKING:
     from gapless.graphs.reads.failed_look import FailedLook
@@ -221,10 +224,14 @@ def read_elsewhere(name: str) -> Refusal:
 def host_write(write: HostWrite) -> Refusal:
     """Refuse a step that does something on the host which a replay would skip."""
     where = f"{write.site}: " if write.site else ""
-    text = (
-        f"{where}{write.name} {_change_of(write)}; {write.advice}{or_the_model_alone(write.name)}"
-    )
+    text = f"{where}{write.name} {_change_of(write)}; {_advice(write)}{or_the_model_alone(write.name)}"
     return Refusal("host_write", text, site=write.site, name=write.name)
+
+
+def _advice(write: HostWrite) -> str:
+    if write.name.endswith(".n_averaged"):
+        return "call AveragedModel.update_parameters after the step"
+    return write.advice
 
 
 def or_the_model_alone(name: str) -> str:
@@ -271,6 +278,19 @@ def _change_of(write: HostWrite) -> str:
     values = f" from {write.before} to {write.after}," if write.before != write.after else ""
     return f"changes on the host,{values} which a replay would skip"
 
+
+_OLD_NORMS = {"weight_norm": WeightNorm.__call__, "spectral_norm": SpectralNorm.__call__}
+
+# Code of torch that no graph can repeat, and what to use instead.
+OF_TORCH = {
+    function.__code__: Refusal(
+        "replaced_tensor",
+        f"torch.nn.utils.{name} makes a weight that is another one in each call; use "
+        f"torch.nn.utils.parametrizations.{name}",
+        name=name,
+    )
+    for name, function in _OLD_NORMS.items()
+}
 
 # What this rank could capture and another could not: all do or none does.
 ON_ANOTHER_RANK = Refusal(

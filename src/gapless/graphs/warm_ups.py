@@ -14,6 +14,7 @@ from gapless.graphs.reads.batch_reads import ReadWatch
 from gapless.graphs.reads.host_run import HostRun
 from gapless.graphs.reads.touched import TouchWatch, plain_parts
 from gapless.graphs.refusal import (
+    OF_TORCH,
     Refusal,
     asks_of_its_call,
     forward_mode,
@@ -216,6 +217,7 @@ class WarmUps:
         refusals += [forward_mode(site) for site in host.forward_modes]
         asks = self.host_watch.site_of_name(_COUNTED) if is_last else None
         refusals += [] if asks is None else [asks_of_its_call(asks)]
+        refusals += [one for code, one in OF_TORCH.items() if self.host_watch.ran(code)]
         if touched is not None:
             refusals += [host_draw(site) for site in dict.fromkeys(touched.host_draws)]
         too_many = self._too_many_kinds()

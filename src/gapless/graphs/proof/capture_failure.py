@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,14 +46,22 @@ def _reads_for_a_scaler(error: Exception) -> bool:
     )
 
 
+def _checks_a_distribution(error: Exception) -> bool:
+    """Return whether a distribution made the host wait, to check its arguments."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(f"torch{os.sep}distributions{os.sep}" in frame.filename for frame in frames)
+
+
 def why_it_failed(error: Exception, host_reads: Sequence[str]) -> list[Refusal]:
     """Return the reasons why a capture failed, all lines that read on the host among them."""
     if isinstance(error, Refused):
         return [error.refusal]
-    advice = _UNFUSED if _reads_for_a_scaler(error) else ""
+    advice = _CHECKS if _checks_a_distribution(error) else ""
+    advice = _UNFUSED if _reads_for_a_scaler(error) else advice
     sites = () if isinstance(error, torch.OutOfMemoryError) else dict.fromkeys(host_reads)
     reads = [host_read(site, advice=advice) for site in sites]
     return reads or [capture_failed(error)]
 
 
+_CHECKS = "a distribution checks its arguments; give it validate_args=False"
 _UNFUSED = "GradScaler reads for an optimizer that is not fused; give it fused=True"

@@ -45,6 +45,7 @@ from gapless.pipeline.tree.containers import container_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator
+    from types import CodeType
 
     from gapless.graphs.reads.executed import Executed
     from gapless.graphs.reads.kept_reach import Reached
@@ -295,6 +296,10 @@ class HostWatch:
     def num_runs(self) -> int:
         """How many runs were watched."""
         return self._num_runs
+
+    def ran(self, code: CodeType) -> bool:
+        """Return whether code ran in a watched run, of torch as well."""
+        return id(code) in self._executed
 
     def site_of_name(self, names: Collection[str]) -> str | None:
         """Return `file:line` where the user's code that ran names one of these, None if it does not.

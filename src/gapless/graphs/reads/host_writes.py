@@ -160,7 +160,7 @@ def _text(value: Any) -> str:
 
 def _advice(difference: Difference) -> str:
     after = difference.after
-    if after is OTHER_MEMORY:
+    if after is OTHER_MEMORY or isinstance(after, torch.nn.Parameter):
         return "write into it with `copy_()`, or change it outside the step"
     if isinstance(after, torch.Tensor):
         return "keep it on the device, or change it in `on_host`"
