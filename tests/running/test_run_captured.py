@@ -21,6 +21,7 @@ from torch.optim import SGD
 import gapless
 from gapless.device.torch_private import RUN_BACKWARD
 from gapless.graphs.capture_report import CaptureReport
+from gapless.graphs.in_place.captor import captor_of
 from gapless.graphs.refusal import Refusal
 from gapless.running.captured_objects import CapturedObjects
 from gapless.running.capturing import Capturing
@@ -211,6 +212,38 @@ def test_a_traceback_has_no_frame_of_ours_between_those_of_the_script(tmp_path):
     assert f'"{SRC}' not in found[2]
 
 
+RECIPES = Path(__file__).parents[2] / "examples" / "recipes"
+BEFORE = (
+    *(
+        "accumulation",
+        "clipping",
+        "ema",
+        "evaluation",
+        "gan",
+        "in_place",
+        "lengths",
+        "mixed_precision",
+    ),
+    *("replay", "schedule", "tbptt"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BEFORE)
+def test_loops_of_all_kinds_print_what_they_print_under_python(tmp_path, name):
+    """Losses are printed to the bit, and most calls are graphs."""
+    script = str(RECIPES / f"{name}_before.py")
+    expected = python(tmp_path, script, "--device", "cpu:1")
+
+    found = python(tmp_path, "-c", SIMULATED, "--report", "r.json", script, "--device", "cpu:1")
+
+    assert found[:2] == expected[:2]
+    assert expected[0] == 0
+    captured = json.loads((tmp_path / "r.json").read_text())["objects"]
+    num_graphs = sum(one["num_replays"] + one["num_quick"] for one in captured)
+    assert num_graphs > 0.7 * (num_graphs + sum(one["num_eager"] for one in captured))
+
+
 # --- in this process ---
 
 
@@ -320,6 +353,21 @@ def test_accumulated_gradients_belong_to_an_optimizer(device, capturing):
         training.optimizer.step()
 
     assert names_of(capturing.end()) == ["Net", "SGD"]
+
+
+def test_what_is_refused_for_good_is_let_go_of(device, capturing):
+    """Then its calls take what they take without gapless; the paragraph still says why."""
+    training = Training(device)
+    training.model.inner.register_forward_hook(lambda *args: None)
+    training.optimizer = torch.optim.Adam(training.model.parameters())
+
+    training.run(500)
+
+    assert captor_of(training.model) is None
+    assert captor_of(training.optimizer) is not None
+    captured = capturing.end()
+    assert [report.num_steps < 490 for _, report in captured.reports] == [True, False]
+    assert "as written, Net: " in captured.text()
 
 
 def test_steps_of_another_thread_are_not_captured(device, capturing):

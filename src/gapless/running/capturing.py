@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,10 @@ _NUM_WATCHED = 8
 # Backward passes without a step of any optimizer, after which they count as steps.
 _NUM_WITHOUT_OPTIMIZER = 20
 
+# Calls after which an object that is refused for good is let go of: to ask whether it may be captured takes time
+# in each of them.
+_NUM_REFUSED = 300
+
 # Scripts that make an optimizer for each of many tasks have models that go as quickly.
 _MOST_WATCHES = 10
 
@@ -64,6 +69,9 @@ class Capturing:
         self._num_steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._done: WeakSet[Module | Optimizer] = WeakSet()
         self._reports: list[tuple[str, CaptureReport]] = []
+        # Only those that are captured now.
+        self._captured: dict[weakref.ref[Module | Optimizer], CaptureReport] = {}
+        self._num_as_written = 0
         self._called: CalledParts | None = None
         self._num_watches = self._num_watched = self._num_backward = 0
         self._of_backward = Patches()
@@ -128,7 +136,11 @@ class Capturing:
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._of_backward.are_in:
             self._of_backward.take_out()
-        if not (self._is_over or optimizer in self._done):
+        if optimizer in self._done:  # which runs as written: a graph calls no hooks
+            self._num_as_written += 1
+            if self._num_as_written % 100 == 0:
+                self._guarded(self._let_go_of_refused)
+        elif not self._is_over:
             self._guarded(partial(self._step_ended, optimizer))
 
     def _after_backward(self) -> None:
@@ -216,9 +228,24 @@ class Capturing:
                 account_of(device).charge(self._import_s)
                 self._import_s = 0.0
                 capture_untold(target, device)
-                self._reports.append((type(target).__name__, capture_report(target)))
+                report = capture_report(target)
+                self._reports.append((type(target).__name__, report))
+                self._captured[weakref.ref(target)] = report
         if not self._reports:
             self._why_nothing = "no weights of an optimizer are on the GPU"
+
+    def _let_go_of_refused(self) -> None:
+        """Undo captures that have come to nothing and never will."""
+        from gapless.graphs.in_place.capture_in_place import release
+
+        for reference, report in list(self._captured.items()):
+            target = reference()
+            has_graphs = report.num_graphs + report.num_quick > 0
+            is_refused = report.forbids_all_for_good and not has_graphs
+            if target is None or (is_refused and report.num_eager >= _NUM_REFUSED):
+                del self._captured[reference]
+                if target is not None:
+                    release(target)
 
     def _give_up(self, why: str = "", *, problem: str = "") -> None:
         """Leave the script alone from now on; what is captured stays captured."""
