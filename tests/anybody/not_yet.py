@@ -4,7 +4,6 @@ from __future__ import annotations
 
 
 NOT_YET: dict[str, str] = {
-    "objects-entry_of_a_given_dict": "0 replays of the model: Pooled is not captured: the module changes a tensor that it is given; change a copy",
     "objects-number_is_an_argument": "no line says all of ('argument 'n'', 'int', 'new in each call'): captured 0 graphs in 0.0 s, 0 steps replayed, 10 ran as written",
     "methods-ppo_of_discrete_actions": "0 replays of the model: captured 0 graphs in 0.0 s, 0 steps replayed, 0 ran as written",
     "methods-ppo_of_continuous_actions": "0 replays of the model: captured 0 graphs in 0.0 s, 0 steps replayed, 0 ran as written",

@@ -295,6 +295,25 @@ def a_module_that_returns_one_list_twice(device):
     )
 
 
+class PutsIntoItsDict(Scaled):
+    def forward(self, batch):
+        batch["feats"] = super().forward(batch["x"])
+        return batch["feats"]
+
+
+class GivesADict(Loop):
+    def call(self, x, number):
+        return super().call({"x": x}, number)
+
+
+@scenario(only=ONE)
+def a_module_that_puts_into_its_dict(device):
+    """A replay would put nothing there."""
+    check_refused(
+        device, PutsIntoItsDict, kind="changes_batch", words="puts 'feats'", loop=GivesADict
+    )
+
+
 class ReturnsASet(Scaled):
     def forward(self, x):
         return super().forward(x), {1}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -138,6 +138,18 @@ def objections_to_memory(
     if any(leaf.requires_grad and address_of(leaf) in places for leaf in tree.leaves):
         return [OWN_WEIGHT]
     return []
+
+
+def puts_into_input(name: Any, site: str) -> Refusal:
+    """Refuse a module that changes a container among its arguments."""
+    where = f"{site}: " if site else ""
+    what = "something" if name is None else repr(name)
+    return Refusal(
+        "changes_batch",
+        f"{where}the module puts {what} into a container that it is given; return it, or change a copy",
+        site=site or None,
+        name="an argument",
+    )
 
 
 CHANGES_INPUT = Refusal(

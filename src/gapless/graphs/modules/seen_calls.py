@@ -7,6 +7,7 @@ get one from the loop, and how it lies in memory.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,11 +23,13 @@ from gapless.graphs.modules.module_refusals import (
     SECOND_BACKWARD,
     gradient_outside,
     hooks_within,
+    puts_into_input,
 )
 from gapless.graphs.reads.module_parts import weights_within
 from gapless.graphs.reads.value_places import put_on
 from gapless.graphs.replay.batch_changes import layout_of
 from gapless.graphs.replay.versions import version_of
+from gapless.pipeline.tree.containers import containers_in
 from gapless.pipeline.tree.flatten import flatten
 from gapless.pipeline.tree.tensor_layout import has_address, misalignment
 
@@ -136,8 +139,11 @@ class CallsSeen:
         # Nor have the containers among the arguments other tensors.
         now = flatten(tree.value).leaves
         is_as_before = len(now) == len(tree.leaves) and all(map(is_, now, tree.leaves))
-        if before != _states_of(tree.leaves) or not is_as_before:
+        if before != _states_of(tree.leaves):
             seen.object([CHANGES_INPUT])
+        elif not is_as_before:
+            name = _new_name(tree.value, set(map(id, tree.leaves)))
+            seen.object([puts_into_input(name, self._watch.site_of_item(name))])
         if gradients != self._gradients():
             seen.object([BACKWARD_WITHIN])
         seen.weights = [weakref.ref(weight) for weight in paths.weights]
@@ -150,6 +156,20 @@ class CallsSeen:
     def _gradients(self) -> list[tuple[int, int] | None]:
         gradients = [weight.grad for weight in weights_within(self._module)]
         return [None if one is None else (id(one), one._version) for one in gradients]
+
+
+def _new_name(value: Any, known: set[int]) -> Any:
+    """Return the name of a tensor that is new in the mappings of a call, None if there is none."""
+    return next(
+        (
+            name
+            for container in containers_in(value)
+            if isinstance(container, Mapping)
+            for name, part in container.items()
+            if isinstance(part, torch.Tensor) and id(part) not in known
+        ),
+        None,
+    )
 
 
 def _states_of(leaves: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:

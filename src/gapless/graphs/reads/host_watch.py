@@ -317,6 +317,19 @@ class HostWatch:
                     return site_of(executed.code, line)
         return None
 
+    def site_of_item(self, key: Any) -> str:
+        """Return `file:line` where the user's code that ran sets an item of this key, "" if it does not."""
+        return next(
+            (
+                site_of(executed.code, store.line)
+                for executed in self._executed.values()
+                if executed.kind is CodeKind.USER
+                for store in executed.reads.stores
+                if store.kind == "item" and store.key == key
+            ),
+            "",
+        )
+
     def _reach(self, *, least_runs: int, skip: set[int]) -> Reach:
         return Reach(self._step, self._executed.values(), least_runs=least_runs, skip=skip)
 
