@@ -21,8 +21,6 @@ NOT_YET: dict[str, str] = {
     "methods-child_behind_a_mask": "no line says all of ('\\\\bbackbone\\\\b', 'capture'): ReadsBetween is not captured: methods.py makes the host wait for the device",
     "methods-child_behind_a_check": "no line says all of ('\\\\bbackbone\\\\b', 'capture'): ReadsBetween is not captured: methods.py makes the host wait for the device",
     "methods-child_beside_a_hook": "no line says all of ('\\\\bbackbone\\\\b', 'capture'): ReadsBetween is not captured: its part head (Linear) has a hook, which a replay would not call; set",
-    "order-thrown_away": "an iterator that is thrown away has drawn the loader's seed",
-    "order-lightning": "Lightning's look at the loader has drawn its seed: another order",
     "batches-pyg_batch-step": "PyG asks `is_cuda`, so on the simulated device it makes `batch` and `ptr` on the host",
     "batches-pyg_batch-in_place": "PyG asks `is_cuda`, so on the simulated device it makes `batch` and `ptr` on the host",
     "optimizers-adadelta_by_epochs-in_place": "11 launches an update, one more than ten",

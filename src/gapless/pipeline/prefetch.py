@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar
 
+import torch
+
 from gapless.device.find import find_device
 from gapless.errors import UserError, noted_on
 from gapless.pipeline.batch_mover import BatchMover
@@ -24,8 +26,6 @@ from gapless.pipeline.tree.flatten import flatten
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
     from types import TracebackType
-
-    import torch
 
     from gapless.device.base import Device
     from gapless.pipeline.in_flight import StagedBatch
@@ -253,7 +253,12 @@ class _Source:
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
+        self._was_asked = True
+        before = torch.get_rng_state()
         self.batches = iter(loader)
+        # A DataLoader draws a seed: the state of torch's generator before that, and after it.
+        self._states = before, torch.get_rng_state()
+        self._was_asked = False
         # What is an iterator itself was not started here, and its owner may go on with it.
         self._is_own = self.batches is not loader
         self._failure: Exception | None = None
@@ -262,6 +267,7 @@ class _Source:
 
     def take(self) -> list[Any]:
         """Return the next batch in a list, or an empty list at the end."""
+        self._was_asked = True
         try:
             return [next(self.batches)]
         except StopIteration:
@@ -269,6 +275,14 @@ class _Source:
         except Exception as failure:
             self.fail(failure)
         return []
+
+    def __del__(self) -> None:
+        """Put back what was drawn, if nobody asked for a batch: frameworks look so whether there is a pass."""
+        if self._was_asked:
+            return
+        before, after = self._states
+        if not torch.equal(before, after) and torch.equal(torch.get_rng_state(), after):
+            torch.set_rng_state(before)
 
     def fail(self, failure: Exception) -> None:
         """Stop here until the batches before it are used up and the failure was raised."""
