@@ -111,7 +111,7 @@ def test_one_pair_of_windows_is_enough_for_replays_that_pay(device):
     loop = Loop(device, model_on(device), on_device=(3.0, 2.0))
     loop.run(2 * ENOUGH)
     captor = vars(loop.model)["_gapless_captor"]
-    (step,) = captor._steps.values()
+    (step,) = captor._calls._steps.values()
 
     assert loop.num_written == call_windows.NUM_IN_WINDOW
     assert step.fast_path.call in [

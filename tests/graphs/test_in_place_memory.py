@@ -60,7 +60,9 @@ def held(device):
 
 
 def num_graphs_of(model):
-    return sum(step.entries.num_graphs for step in vars(model)["_gapless_captor"]._steps.values())
+    return sum(
+        step.entries.num_graphs for step in vars(model)["_gapless_captor"]._calls._steps.values()
+    )
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from statistics import median
 from types import MethodType
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -222,6 +222,11 @@ class TimeSpent:
             self.num_captures += 1
         elif what == "audit":
             self.auditing_s += more_s
+
+    def add_all(self, others: TimeSpent) -> None:
+        """Take in what another object has cost and saved."""
+        for one in fields(TimeSpent):
+            setattr(self, one.name, getattr(self, one.name) + getattr(others, one.name))
 
     def __str__(self) -> str:
         """Return one line."""

@@ -17,6 +17,7 @@ from gapless.graphs.in_place.capture_in_place import (
     capture_in_place,
     check_in_place,
     is_captured_in_place,
+    wait_for_calls,
 )
 from gapless.graphs.proof.snapshot import Snapshot
 from gapless.graphs.switch import is_switched_off
@@ -120,8 +121,8 @@ def capture(
 
     - `step = gapless.capture(step)` returns a function, which is launched as one graph: forward
       pass, backward pass and update. Nothing else needs as few launches.
-    - `gapless.capture(module)` returns the very module. In a loop that stays as it is, its forward
-      pass is a graph from then on, and the backward pass behind it another.
+    - `gapless.capture(module)` returns the very module. In a loop that stays as it is, what the loop calls of it
+      is a graph from then on, and the backward pass behind it another.
     - `gapless.capture(optimizer)` returns the very optimizer, whose `step()` is a graph from then on.
       `gapless.capture(model, optimizer)` captures both, each for itself.
 
@@ -142,7 +143,11 @@ def capture(
     step it is a part of that one.
 
     **A module** is captured in place: an attribute `forward` of its own stands before that of its
-    class. To autograd a call is one node, so gradients are summed and accumulated by autograd, and
+    class, and so do its public methods, but for those that a framework calls. The outermost call is
+    captured: `agent.get_value(x)` has graphs of its own. A method that trains, takes and returns no
+    tensors on the device, or is refused, runs as written, and what it calls is captured. If neither has been
+    called by the second update, children that the loop calls are captured; if nothing is, a
+    `CaptureWarning` says so after a hundred updates. To autograd a call is one node, so gradients are summed and accumulated by autograd, and
     hooks of the module and of what it returns are called. Where no backward pass follows, as in
     evaluation, call it under `torch.no_grad()`: calls with gradients enabled are captured only for
     shapes that have had a backward pass. As written run
@@ -256,6 +261,7 @@ def capture(
                 "steps; leave them out"
             )
         captured = tuple([capture_in_place(one, settings) for one in (step, *others)])
+        wait_for_calls(captured)
         return captured if others else step
 
     def made(step: _Step) -> CapturedFunction:

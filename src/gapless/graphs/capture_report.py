@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from gapless.graphs.account import TimeSpent
@@ -58,6 +58,14 @@ class AuditCounts:
     seed: int = 0
     differences: list[str] = field(default_factory=list)
     _num_told: int = field(default=0, compare=False, repr=False)
+
+    def add_all(self, others: AuditCounts) -> None:
+        """Take in what audits of another object have shown."""
+        self.num += others.num
+        self.num_equal += others.num_equal
+        self.num_halves += others.num_halves
+        self.block, self.seed = max(self.block, others.block), self.seed or others.seed
+        self.differences += others.differences
 
     def untold(self) -> Iterator[str]:
         """Yield the differences that were never yielded before."""
@@ -303,6 +311,28 @@ class CaptureReport:
             "padding": {str(of): share for of, share in self.padding.items()},
             "note": self.note,
         }
+
+
+def summed(reports: Iterable[CaptureReport]) -> CaptureReport:
+    """Return one report that says what several say."""
+    found = CaptureReport()
+    for report in reports:
+        for one in fields(CaptureReport):
+            value = getattr(report, one.name)
+            if not one.name.startswith("_") and type(value) in (int, float):
+                setattr(found, one.name, getattr(found, one.name) + value)
+        for refusal in report.refusals:
+            found.refuse(refusal)
+        for change in report.changes:
+            found.note_change(change)
+        found.note_batch_reads(report.batch_reads)
+        found.note_updates_as_written(report.updates_as_written)
+        found.spent.add_all(report.spent)
+        found.audits.add_all(report.audits)
+        found.kinds.counts.update(report.kinds.counts)
+        found.rates = report.rates
+        found.note = report.note or found.note
+    return found
 
 
 def _count(number: int, noun: str) -> str:

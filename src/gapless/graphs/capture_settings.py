@@ -18,6 +18,8 @@ from gapless.pipeline.host_waits import HostWaits
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.side_stream import SideStream
@@ -137,8 +139,19 @@ class CaptureSettings:
         report.refuse(refusal)
         self.tell(report, name)
 
-    def tell(self, report: CaptureReport, name: str) -> None:
+    def tell(
+        self,
+        report: CaptureReport,
+        name: str,
+        *,
+        advice: Callable[[Sequence[Refusal]], str] | None = None,
+    ) -> None:
         """Say once of each reason why not all is captured, at the line of the user's call.
+
+        Args:
+            report: with the reasons.
+            name: of what is not captured.
+            advice: returns what to add where nothing of it is captured.
 
         Raises:
             CaptureRefused: `on_refusal` is "raise", and there is a reason.
@@ -150,7 +163,7 @@ class CaptureSettings:
             text = "; ".join([refusal.text for refusal in found])
             raise CaptureRefused(f"<captured {name}> is not captured: {text}", kind=found[0].kind)
         for text in report.audits.untold():
-            warnings.warn(CaptureWarning(f"{name}: {text}"), stacklevel=_level_of_user())
+            warn(f"{name}: {text}")
         for text in report.untold():
             is_left_out = report.forbids_all or not report.num_graphs
             what = (
@@ -158,8 +171,13 @@ class CaptureSettings:
                 if is_left_out
                 else f"some calls of {name} run as written"
             )
-            told = CaptureWarning(f"{what}: {text}")
-            warnings.warn(told, stacklevel=_level_of_user())
+            more = advice(found) if advice is not None and is_left_out else ""
+            warn(f"{what}: {text}{more}")
+
+
+def warn(text: str) -> None:
+    """Give a `CaptureWarning` at the line of the user's call."""
+    warnings.warn(CaptureWarning(text), stacklevel=_level_of_user())
 
 
 def _level_of_user() -> int:

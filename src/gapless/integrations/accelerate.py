@@ -21,6 +21,7 @@ import gapless
 from gapless.device.find import find_device
 from gapless.errors import CaptureWarning
 from gapless.graphs.in_place.captor import captor_of
+from gapless.graphs.in_place.first_calls import FIRST_CALLS
 from gapless.graphs.modules.module_refusals import CHECKPOINT
 from gapless.integrations.announcement import announce
 from gapless.integrations.attention_masks import answer_before_calls, whether_full
@@ -126,6 +127,7 @@ def capture_model(model: torch.nn.Module, device: Device) -> None:
         gapless.release(model)  # it was prepared again, and stands in another block of autocast
     gapless.capture(model, device=device)
     captor = captor_of(model)
+    FIRST_CALLS.wait_no_more(captor)
     captor.kind_of_call = whether_full
     captor.autocast.may_be_captured = False
     if any(getattr(part, "gradient_checkpointing", False) for part in model.modules()):

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from dataclasses import fields
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -28,9 +27,10 @@ from torch import nn
 from gapless.device.find import find_device
 from gapless.errors import CaptureWarning, DeviceError
 from gapless.graphs.capture import capture
-from gapless.graphs.capture_report import CaptureReport
+from gapless.graphs.capture_report import CaptureReport, summed
 from gapless.graphs.in_place.captor import captor_of, left_out, set_captor
 from gapless.graphs.in_place.capture_in_place import release
+from gapless.graphs.in_place.first_calls import FIRST_CALLS
 from gapless.graphs.refusal import Refusal
 from gapless.graphs.switch import is_switched_off
 from gapless.integrations.announcement import announce
@@ -384,6 +384,8 @@ class _Fit:
         ]
         for part in self._parts:
             capture(part, device=self._device)
+            if isinstance(part, nn.Module):
+                FIRST_CALLS.wait_no_more(captor_of(part))
 
 
 def _children_with_weights(module: nn.Module) -> Iterator[nn.Module]:
@@ -453,20 +455,7 @@ class FitReport:
     @property
     def report(self) -> CaptureReport:
         """One report that says what all say."""
-        found = CaptureReport()
-        for report in self.parts:
-            for field in fields(CaptureReport):
-                value = getattr(report, field.name)
-                if not field.name.startswith("_") and type(value) in (int, float):
-                    setattr(found, field.name, getattr(found, field.name) + value)
-            for refusal in report.refusals:
-                found.refuse(refusal)
-            for change in report.changes:
-                found.note_change(change)
-            found.note_batch_reads(report.batch_reads)
-            found.note_updates_as_written(report.updates_as_written)
-            found.note = report.note or found.note
-        return found
+        return summed(self.parts)
 
     def attach(self) -> None:
         """Do nothing: calls of the object go where they went."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from gapless.device.torch_private import global_post_hooks
 from gapless.graphs.in_place.captor import captor_of
 from gapless.graphs.in_place.capture_in_place import capture_report, capture_untold, release
+from gapless.graphs.in_place.method_in_place import methods_of
 from gapless.graphs.updates.step_replaced import method_in_place_of
 from gapless.trials.called_parts import CalledParts, compiles
 from gapless.unnoticed import Patches
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from torch import nn
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
@@ -158,7 +158,8 @@ class _Part:
         self, target: nn.Module | Optimizer, device: Device, *, step_ended: Callable[[Any], None]
     ) -> None:
         self._target = target
-        self._of_eager = _own_attributes(target)
+        names = (*_ATTRIBUTES, *(methods_of(target) if isinstance(target, nn.Module) else ()))
+        self._of_eager = _own_attributes(target, names)
         # The trial shows refusals itself: a warning would appear among the script's own output.
         capture_untold(target, device)
         self._is_in = True
@@ -170,7 +171,7 @@ class _Part:
                 target.step, self._notifying(target.step, step_ended), target
             )
             self._of_notices.put(target, "step", notifying)
-        self._captured = _own_attributes(target)
+        self._captured = _own_attributes(target, names)
 
     @property
     def report(self) -> CaptureReport:
@@ -243,8 +244,8 @@ class _Part:
         return notifying_step
 
 
-def _own_attributes(target: Any) -> dict[str, Any]:
-    return {name: vars(target).get(name, _MISSING) for name in _ATTRIBUTES}
+def _own_attributes(target: Any, names: Iterable[str]) -> dict[str, Any]:
+    return {name: vars(target).get(name, _MISSING) for name in names}
 
 
 @contextmanager

@@ -7,11 +7,56 @@ the object are ordinary objects: a captor becomes None there.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from torch import nn
+
+    from gapless.graphs.capture_settings import CaptureSettings
+    from gapless.graphs.graph_limits import GraphLimits
+    from gapless.graphs.in_place.shared_casts import AutocastBlocks
+    from gapless.graphs.side_stream import SideStream
 
 
 # Where an object keeps what captures it.
 ATTRIBUTE = "_gapless_captor"
+
+
+class CaptorOfModule(Protocol):
+    """What captures a module, for the calls of its methods; see `ModuleInPlace`."""
+
+    target: nn.Module
+    settings: CaptureSettings
+    side: SideStream
+    limits: GraphLimits
+    kind_of_call: Callable[[], Hashable]
+    is_awaited: bool
+    is_listener: bool
+    was_called: bool
+    num_steps_before: int
+
+    @property
+    def parts(self) -> Sequence[Any]:
+        """Children that the loop calls."""
+
+    @property
+    def autocast(self) -> AutocastBlocks:
+        """What knows of blocks of autocast."""
+
+    def tell_not_called(self, text: str) -> None:
+        """Warn the user that nothing of the module is called."""
+
+    def listen(self) -> None:
+        """Hear of the calls of parts."""
+
+    def capture_called_parts(self) -> None:
+        """Capture the parts that were called."""
+
+    def listen_no_more(self) -> None:
+        """Leave parts alone."""
 
 
 def captor_of(target: Any) -> Any:

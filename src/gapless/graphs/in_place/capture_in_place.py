@@ -18,12 +18,15 @@ from torch.optim import Optimizer
 from gapless.errors import UserError
 from gapless.graphs.capture_settings import CaptureSettings
 from gapless.graphs.in_place.captor import captor_of, set_captor
+from gapless.graphs.in_place.first_calls import FIRST_CALLS
 from gapless.graphs.in_place.module_in_place import ModuleInPlace
 from gapless.graphs.in_place.optimizer_in_place import OptimizerInPlace
 from gapless.graphs.switch import is_switched_off
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
 
@@ -65,6 +68,19 @@ def capture_untold(target: _T, device: Device) -> _T:
     """
     settings = CaptureSettings(device=device, is_off=is_switched_off(), is_told=False)
     return capture_in_place(target, settings)
+
+
+def wait_for_calls(targets: Sequence[Any]) -> None:
+    """Let modules be called in what follows, or the user be told that they are not.
+
+    Args:
+        targets: captured together; steps of the optimizers among them count.
+
+    Sync: Does not block the host.
+    """
+    captors = [captor_of(target) for target in targets]
+    modules = [one for one in captors if isinstance(one, ModuleInPlace) and one.is_capturing]
+    FIRST_CALLS.wait_for(modules, has_optimizer=len(modules) < len(captors))
 
 
 def release(target: _T) -> _T:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.graphs.in_place.captor import captor_of, left_out
+from gapless.graphs.in_place.first_calls import FIRST_CALLS
 from gapless.graphs.in_place.quick_audits import QuickAudits
 from gapless.graphs.modules.module_refusals import COMPILED_AROUND
 from gapless.graphs.quick_call import NOT_ALIKE
@@ -154,6 +155,8 @@ class OptimizerInPlace:
         if self._is_never_captured or is_within_a_step():
             self.report.num_eager += 1
             return as_written(*args, **kwargs)
+        if FIRST_CALLS.is_waiting:
+            FIRST_CALLS.note_step()
         objection = self._objection_to_call(args, kwargs)
         if objection is None and self._quick is not None and self._quick.are_due():
             return self._after_closure(partial(self._update_quickly, self._quick), args, kwargs)

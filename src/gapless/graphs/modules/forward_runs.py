@@ -34,10 +34,11 @@ class Runs:
 
     Attributes:
         host_waits: the door for the waits of captures, and of calls that run again.
-        forward: the module's own, bound to it.
+        forward: the module's own, or another method of it, bound to it.
     """
 
     module: nn.Module
+    forward: Callable[..., Any]
     device: Device
     host_waits: HostWaits
     side: SideStream
@@ -45,7 +46,6 @@ class Runs:
     _newest: weakref.ref[Run] | None = None
 
     def __post_init__(self) -> None:
-        self.forward: Callable[..., Any] = self.module.forward
         self.settings = Settings(self.device.torch_device.type)
 
     def as_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

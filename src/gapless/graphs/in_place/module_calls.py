@@ -1,0 +1,249 @@
+"""The calls of a module's forward pass, or of another of its methods, as graphs.
+
+With gradients, a call is a forward pass by a graph, and a node of autograd whose backward pass is a
+graph as well. Without gradients it is a captured step. Everything else is a captured step's: runs as
+written at first, guards on what the code reads, proof, report.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from threading import local
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from gapless.graphs.capture_report import CaptureReport
+from gapless.graphs.in_place.create_graph import SecondOrder
+from gapless.graphs.in_place.first_calls import FIRST_CALLS
+from gapless.graphs.in_place.parts_to_capture import part_to_capture
+from gapless.graphs.in_place.shared_casts import AutocastBlocks
+from gapless.graphs.modules.forward_runs import Runs
+from gapless.graphs.modules.gradient_paths import number_of_next_node
+from gapless.graphs.modules.module_refusals import COMPILED_AROUND
+from gapless.graphs.modules.module_trial import ModuleTrial
+from gapless.graphs.objections import (
+    objection_to_modes,
+    objection_to_tensors,
+    objection_to_transforms,
+)
+from gapless.graphs.quick_call import NOT_ALIKE
+from gapless.graphs.refusal import Refusal
+from gapless.graphs.step_call import is_within_a_step, work_of
+from gapless.pipeline.tree.call_tree import CallTrees
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from gapless.graphs.captured_step import CapturedStep
+    from gapless.graphs.fast_path import FastPath
+    from gapless.graphs.in_place.captor import CaptorOfModule
+    from gapless.pipeline.tree.flatten import Tree
+
+    _Kind: TypeAlias = tuple[Hashable, tuple[bool, ...] | None]
+
+
+class ModuleCalls:
+    """Runs the calls of one method as graphs.
+
+    Args:
+        captor: of the module; all methods share what it has.
+        function: the method, bound to the module.
+        name: of it, for people.
+
+    Attributes:
+        is_never_captured: whether all calls run as written.
+        is_refused: whether calls were refused for good, and there are no graphs.
+        autocast: knows which calls within a block of autocast run as written.
+    """
+
+    def __init__(self, captor: CaptorOfModule, function: Callable[..., Any], name: str) -> None:
+        self.captor, self.name = captor, name
+        self.settings = captor.settings
+        self.is_traced = self.is_never_captured = self.is_refused = False
+        self._report = CaptureReport(rates=captor.settings.rates)
+        self._trees = CallTrees()
+        self.runs = Runs(
+            captor.target,
+            function,
+            device=captor.settings.device,
+            host_waits=captor.settings.new_host_waits(),
+            side=captor.side,
+            report=self._report,
+        )
+        kind = captor.settings.device.torch_device.type
+        self.autocast = AutocastBlocks(kind, refuse=self.refuse)
+        # By kind, and by which tensors among the arguments need gradients; None: no gradients at all.
+        self._steps: dict[_Kind, CapturedStep] = {}
+        # By kind of call.
+        self._newest: dict[Hashable, FastPath] = {}
+        # The call of now, in each thread.
+        self._now = local()
+        self._second_order = SecondOrder(captor.target, self._report)
+
+    @property
+    def report(self) -> CaptureReport:
+        """What is captured, and what is not."""
+        if self.is_traced:
+            self._report.refuse(COMPILED_AROUND)
+        return self._report
+
+    def take(self, function: Callable[..., Any]) -> None:
+        """Let calls be those of another function: no graph is of it."""
+        self.runs.forward = function
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of all graphs."""
+        for step in self._steps.values():
+            step.forget()
+        self._steps, self._newest = {}, {}
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Add a reason why not all is captured, and tell the user."""
+        self._report.refuse(refusal)
+        self._tell()
+
+    def _tell(self) -> None:
+        of_parts = partial(part_to_capture, self.captor.target)
+        self.settings.tell(self.report, self.name, advice=of_parts)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the module, by a graph if there is or can be one; return what it returns.
+
+        Sync: Does not block the host, except where a graph is captured ("capture"), and where
+            the module does so itself.
+        """
+        if self._must_run_as_written():
+            self.report.num_eager += 1
+            since = number_of_next_node()
+            out = self.runs.as_written(args, kwargs)
+            self.autocast.end_as_written(out, since=since)
+            return out
+        kind = self.captor.kind_of_call()
+        newest = self._newest.get(kind)
+        quick_call = None if newest is None else newest.call
+        if quick_call is not None:
+            out = quick_call(args, kwargs)
+            if out is not NOT_ALIKE:
+                return out
+        tree = self._trees.of(args, kwargs)
+        if torch.is_grad_enabled():
+            if self._second_order.is_asked and self._second_order.is_due():
+                self.report.num_eager += 1
+                out = self.runs.as_written(args, kwargs)
+                self._tell()
+                return out
+            step = self._step_for(kind, tuple([leaf.requires_grad for leaf in tree.leaves]))
+            if not self.runs.is_free():
+                self.report.refuse(_SECOND_FORWARD)
+        else:
+            step = self._step_for(kind, None)
+        self._newest[kind], self._now.tree = step.fast_path, tree
+        has_grad = torch.is_grad_enabled()
+        try:
+            done = step.run(tree)
+        finally:
+            del self._now.tree
+        if done.way != "replay":
+            if torch.is_grad_enabled() is not has_grad:
+                self.is_never_captured = True
+                self.report.refuse(_SETS_GRAD_MODE)
+            self.report.kinds.add(tree)
+            self.is_refused = all(step.is_refused for step in self._steps.values())
+            self._tell()
+        return done.out
+
+    def _must_run_as_written(self) -> bool:
+        if self.is_never_captured or (self.captor.is_awaited and self._is_heard()):
+            return True
+        if is_within_a_step():
+            return True
+        objection = objection_to_transforms()
+        if objection is not None:
+            self.refuse(objection)
+            return True
+        return self.autocast.begin_call()
+
+    def _is_heard(self) -> bool:
+        """Take note of the first call; return whether that is all that is wanted of it."""
+        captor = self.captor
+        if not captor.is_listener:
+            FIRST_CALLS.wait_no_more(captor)
+        elif not is_within_a_step():
+            captor.was_called = True
+        return captor.is_listener
+
+    def _step_for(self, kind: Hashable, needs_grad: tuple[bool, ...] | None) -> CapturedStep:
+        """Return what captures calls of a kind.
+
+        Args:
+            kind: of the calls.
+            needs_grad: which tensors among the arguments need gradients; None: there are none at all.
+        """
+        step = self._steps.get((kind, needs_grad))
+        if step is not None:
+            return step
+        forward = self.runs.forward
+        options: dict[str, Any] = {"work": work_of(forward)}
+        if needs_grad is not None:
+            trial = partial(
+                ModuleTrial,
+                self.runs,
+                needs_grad=needs_grad,
+                may_be_differentiated=self._second_order.is_due,
+            )
+            options = {
+                "work": lambda _: made.learning.trial.seen.observed(self._now.tree),
+                "plain_work": lambda call: self.runs.as_written(call.args, call.kwargs),
+                "make_trial": trial,
+                "objection": self._objection,
+                "chooses_stream": True,
+            }
+        made: Any = self.settings.wrap(
+            forward,
+            self.captor.side,
+            limits=self.captor.limits,
+            report=self.report,
+            compares_replays=self.settings.compares_replays,
+            **options,
+        )
+        self._steps[kind, needs_grad] = made
+        return self._steps[kind, needs_grad]
+
+    def _objection(self, tree: Tree) -> Refusal | None:
+        """Return why no graph can take a call with gradients, None if one can."""
+        return (
+            objection_to_tensors(tree, needs_copy=self.settings.device.needs_copy)
+            or objection_to_modes()
+            or _objection_to_hooks()
+        )
+
+
+def _objection_to_hooks() -> Refusal | None:
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    if top is None or top(True) is None:
+        return None
+    return Refusal(
+        "hook",
+        "the module is called inside saved-tensor hooks, such as those of torch.utils.checkpoint, "
+        "which see tensors that a replay does not save; leave them before the call",
+        name="saved-tensor hooks",
+        is_of_call=True,
+    )
+
+
+_SECOND_FORWARD = Refusal(
+    "second_forward",
+    "a forward pass came before the backward pass of the one before (or its loss is still held "
+    "with its graph), whose activations a replay would overwrite: it runs as written; capture the "
+    "whole step, or let go of the loss",
+    name="a second forward pass",
+)
+_SETS_GRAD_MODE = Refusal(
+    "host_write",
+    "the module leaves torch.set_grad_enabled otherwise than it finds it, which a replay would not "
+    "do; use it as a context",
+    name="torch.set_grad_enabled",
+)
