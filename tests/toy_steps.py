@@ -485,10 +485,13 @@ class ReadsGradientsOfItsBatch(Training):
 
 
 class Wrapped:
-    """A batch of a kind that cannot be taken apart."""
+    """A batch of a kind that cannot be taken apart: it does something when it is gone."""
 
     def __init__(self, rows):
         self.rows = rows
+
+    def __del__(self):
+        self.rows = None
 
 
 class WrapsItsBatch(Training):
