@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import gapless
 
 
 pytestmark = pytest.mark.gpu
@@ -46,6 +50,7 @@ def run(folder, *words):
     done = subprocess.run(
         [sys.executable, *words, "train.py"],
         cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(gapless.__file__).parents[1])},
         capture_output=True,
         text=True,
         check=False,
