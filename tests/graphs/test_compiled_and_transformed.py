@@ -69,6 +69,7 @@ def test_a_captured_module_is_compiled_in_one_piece():
     plain, captured = model_of(), gapless.capture(model_of(), device=Accelerator())
     compiled = torch.compile(captured, backend="eager", fullgraph=True)
     assert torch.equal(compiled(batch()[0]), plain(batch()[0]))
+    gapless.release(captured)
 
 
 @pytest.mark.filterwarnings("default")

@@ -9,11 +9,18 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 import gapless
 from gapless.testing import SimulatedDevice
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled():
+    """Children are not listened to in a process that has compiled something, as other tests have."""
+    counters.clear()
 
 
 @pytest.fixture

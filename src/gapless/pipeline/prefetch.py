@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar
+from weakref import finalize
 
 import torch
 
@@ -241,6 +242,12 @@ class Pass(Generic[BatchT]):
         self._source.close()
 
 
+def _put_back(before: torch.Tensor, after: torch.Tensor) -> None:
+    """Undo a draw of torch's generator, if it was the last one."""
+    if torch.equal(torch.get_rng_state(), after):
+        torch.set_rng_state(before)
+
+
 class _Source:
     """A loader's iterator that keeps a failure until the batches before it are used up.
 
@@ -253,12 +260,14 @@ class _Source:
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
-        self._was_asked = True
         before = torch.get_rng_state()
         self.batches = iter(loader)
-        # A DataLoader draws a seed: the state of torch's generator before that, and after it.
-        self._states = before, torch.get_rng_state()
-        self._was_asked = False
+        after = torch.get_rng_state()
+        # A DataLoader draws a seed. Frameworks look whether there is a pass, and ask for no batch of it.
+        self._unasked: finalize[..., Any] | None = None
+        if not torch.equal(before, after):
+            self._unasked = finalize(self, _put_back, before, after)
+            self._unasked.atexit = False
         # What is an iterator itself was not started here, and its owner may go on with it.
         self._is_own = self.batches is not loader
         self._failure: Exception | None = None
@@ -267,7 +276,9 @@ class _Source:
 
     def take(self) -> list[Any]:
         """Return the next batch in a list, or an empty list at the end."""
-        self._was_asked = True
+        if self._unasked is not None:
+            self._unasked.detach()
+            self._unasked = None
         try:
             return [next(self.batches)]
         except StopIteration:
@@ -275,14 +286,6 @@ class _Source:
         except Exception as failure:
             self.fail(failure)
         return []
-
-    def __del__(self) -> None:
-        """Put back what was drawn, if nobody asked for a batch: frameworks look so whether there is a pass."""
-        if self._was_asked:
-            return
-        before, after = self._states
-        if not torch.equal(before, after) and torch.equal(torch.get_rng_state(), after):
-            torch.set_rng_state(before)
 
     def fail(self, failure: Exception) -> None:
         """Stop here until the batches before it are used up and the failure was raised."""

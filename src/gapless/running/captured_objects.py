@@ -56,7 +56,7 @@ class CapturedObjects:
         told = list(dict.fromkeys(self._told()))
         lines += [f"  {line}" for line in told[:_MOST_LINES]]
         if len(told) > _MOST_LINES:
-            lines.append(f"  and {len(told) - _MOST_LINES} more, which --report FILE has")
+            lines.append(f"  and {len(told) - _MOST_LINES} more")
         if self.problem:
             lines.append(f"  gapless itself failed, the script did not: {self.problem}")
         return "".join(f"{line}\n" for line in lines)

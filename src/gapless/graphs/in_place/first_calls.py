@@ -102,6 +102,10 @@ class FirstCalls:
                 self._note(captor)
 
     def _note(self, captor: CaptorOfModule) -> None:
+        # By compiled code, which tells nobody.
+        if captor.was_called:
+            self._leave(captor)
+            return
         captor.num_steps_before += 1
         if captor.num_steps_before == _LISTENS and not compiler_counters()["frames"]["total"]:
             captor.listen()

@@ -114,7 +114,7 @@ class ModuleInPlace:
                 self._take_other_forward()
             # The compiler cannot follow what comes after.
             if torch.compiler.is_compiling():
-                self._calls.is_traced = True
+                self._calls.is_traced = self.was_called = True
                 return self._calls.runs.forward(*args, **kwargs)
             called = _called_module()
             # A copy of all attributes, and not just this `forward` as its own.
