@@ -25,6 +25,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -41,9 +42,6 @@ MASKED = re.compile(
     r"\d+\.\d+ ?(ms|s|sec)\b|ms/batch +[\d.]+|time:? +[\d.]+ ?(ms|s)?|took [\d.]+ms|SPS: \d+|"
     r"mfu [\d.-]+%|\d{9,}"
 )
-
-# Files of weights, compared by their bytes unless they are archives, which hold names of their own.
-_WEIGHTS = (".pt", ".pth", ".ckpt", ".cleanrl_model")
 
 _NUM_TRAIN, _NUM_TEST = 12_800, 2_000
 
@@ -128,34 +126,19 @@ def one_run(name, way, options):
 
 
 def sum_of(path):
-    """Return what is compared of a file: its bytes, or of weights what they are."""
-    if path.suffix not in _WEIGHTS:
-        # Those of events and logs have times in them.
-        is_timed = "events" in path.name or path.suffix in (".log", ".json")
-        return "" if is_timed else hashlib.sha256(path.read_bytes()).hexdigest()
-    import torch
-
-    found = torch.load(path, map_location="cpu", weights_only=False)
+    """Return what is compared of a file: its bytes, or of an archive of torch what it holds."""
+    # Those of events and logs have times in them.
+    if "events" in path.name or path.suffix in (".log", ".json"):
+        return ""
+    if not zipfile.is_zipfile(path):
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     sums = hashlib.sha256()
-    for tensor in tensors_in(found):
-        sums.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    with zipfile.ZipFile(path) as archive:
+        # Each begins with the name of the archive.
+        for name in sorted(archive.namelist()):
+            if name.endswith("data.pkl") or "/data/" in name:
+                sums.update(archive.read(name))
     return sums.hexdigest()
-
-
-def tensors_in(value):
-    """Yield the tensors of what was saved, in order."""
-    import torch
-
-    if isinstance(value, torch.nn.Module):
-        value = value.state_dict()
-    if isinstance(value, torch.Tensor):
-        yield value.detach()
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from tensors_in(one)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from tensors_in(one)
 
 
 def compare(name, options):
