@@ -11,9 +11,4 @@ NOT_YET: dict[str, str] = {
     "optimizers-adadelta_by_epochs-step": "14 launches a step, 11 of them of the update",
     "optimizers-adadelta_each_step-in_place": "11 launches an update, one more than ten",
     "run-rank_of_two": "rank 1 says nothing: the first of the ranks speaks for all",
-    "average-.to(device)": "no finding: what the method returns is not known",
-    "average-.cuda()": "no finding: what the method returns is not known",
-    "average-.eval()": "no finding: what the method returns is not known",
-    "average-.to(device).eval()": "no finding: what the method returns is not known",
-    "average-.requires_grad_(False)": "no finding: what the method returns is not known",
 }

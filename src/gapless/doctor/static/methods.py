@@ -234,8 +234,11 @@ def _of_object(flow: Walker, done: Call, base: Value) -> Value:
         elif given.kind in ON_DEVICE:
             flow.read(done.line, "optimizer", called, given)
         return TENSOR
-    if str(what).endswith("AveragedModel") and name == "update_parameters":
-        flow.report(done.line, "validation", "AveragedModel.update_parameters", sure=False)
+    if str(what).endswith("AveragedModel"):
+        if name in torch_names.SAME_MODULE:
+            return base
+        if name == "update_parameters":
+            flow.report(done.line, "validation", "AveragedModel.update_parameters", sure=False)
     return HOST if str(what).startswith("torch.") else _of_unknown(flow, done, UNKNOWN)
 
 

@@ -54,6 +54,8 @@ def _moved_module(module: Value, place: str | None) -> Value:
         of = DEVICE if module.form == "torch" else OUTPUT
     else:
         of = TENSOR if place == "cpu" else module.of or TENSOR
+    if str(module.what).endswith("AveragedModel"):
+        return module
     return Value("module", module.form, of, module.what if module.kind == "module" else None)
 
 
