@@ -235,11 +235,14 @@ def _of_object(flow: Walker, done: Call, base: Value) -> Value:
             flow.read(done.line, "optimizer", called, given)
         return TENSOR
     if str(what).endswith("AveragedModel"):
-        if name in torch_names.SAME_MODULE:
-            return base
-        if name == "update_parameters":
-            flow.report(done.line, "validation", "AveragedModel.update_parameters", sure=False)
+        return _of_average(flow, done, base)
     return HOST if str(what).startswith("torch.") else _of_unknown(flow, done, UNKNOWN)
+
+
+def _of_average(flow: Walker, done: Call, base: Value) -> Value:
+    if done.name == "update_parameters":
+        flow.report(done.line, "validation", "AveragedModel.update_parameters", sure=False)
+    return base if done.name in torch_names.SAME_MODULE else HOST
 
 
 def _of_scaler(flow: Walker, done: Call) -> Value:
