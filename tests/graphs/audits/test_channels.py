@@ -81,13 +81,15 @@ def test_nothing_is_told_where_nothing_changes(channel, tmp_path):
 @needs_audits
 @pytest.mark.slow
 @each_channel
-def test_a_late_change_is_told_within_the_bound(channel, tmp_path):
+def test_a_late_change_is_told_within_the_bound(channel, tmp_path, same_places):
     """Audits at random tell within twice the calls of which one is audited."""
+    same_places()
     before = run(channel, tmp_path, calls=LATE, at=None, options={})
     bound = 2 * block_of(before.reports[-1]) if before.replays[-1] else 0
     calls = LATE + bound + 2 * UNTIL_THE_VERDICT
     plain = plainly(channel, tmp_path, calls=calls, at=LATE)
 
+    same_places()
     audited = run(channel, tmp_path, calls=calls, at=LATE, options={})
     stale = audited.differs_from(plain)
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import gapless
-from gapless.graphs import audit
 from gapless.graphs.interludes import note_interlude
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from graphs.audits.footgun_classes import FOOTGUNS
@@ -83,16 +82,6 @@ IN_TURN = [
     if row.when == "once"
 ]
 IN_EACH = [(row, form, name) for row in UNSEEN[:2] for form in FORMS for name in INTERLUDES]
-
-
-@pytest.fixture
-def same_places(monkeypatch):
-    """Let audits come at the same places in each run."""
-
-    def begin():
-        monkeypatch.setattr(audit._Process, "num_objects", 0)
-
-    return begin
 
 
 @needs_audits
