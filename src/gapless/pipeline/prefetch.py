@@ -340,6 +340,9 @@ def prefetch(
     object that has a `to` of its own moves itself, and whatever else there is, such as strings and
     numpy arrays, is handed through. A warning names what holds tensors and stays on the host.
 
+    Each `iter()` starts the loader, which draws a seed from torch's generator. An iterator that nobody
+    asks for a batch gives that draw back at its end: Lightning looks so whether there are batches.
+
     A loop that asks for a batch when it has launched the last step reads the loader ahead of the
     device as it is. `depth` reads ahead of the loop as well. That changes results if the loader
     and the loop share anything: a random generator, data that training changes, or what the loader
