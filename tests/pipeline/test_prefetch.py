@@ -718,3 +718,23 @@ def test_a_mapping_whose_copy_shares_its_items_is_refused_and_left_as_it_was():
         list(gapless.prefetch([Delegating(top, {})], device))
 
     assert top["x"] is on_host
+
+
+@pytest.mark.parametrize("num_batches", [1, 3])
+def test_a_pass_that_was_asked_keeps_the_draw_of_its_loader(num_batches):
+    """Random numbers go on as without prefetch, whether the pass came to its end or not."""
+
+    def orders(wrapped):
+        torch.manual_seed(0)
+        loader = DataLoader(TensorDataset(torch.arange(12)), batch_size=4)
+        found = []
+        for _ in range(2):
+            batches = wrapped(loader)
+            found.append(
+                [batch[0].tolist() for batch, _ in zip(batches, range(num_batches), strict=False)]
+            )
+            del batches
+            gc.collect()
+        return found, torch.get_rng_state().tolist()
+
+    assert orders(lambda loader: gapless.prefetch(loader, "cpu")) == orders(iter)
