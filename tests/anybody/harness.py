@@ -1,8 +1,8 @@
 """What these cases are written in: a loop runs as written and captured, and both must have the same bits.
 
-A case is a loop of a user, which gets a `Place` and captures what it trains: a step by `place.capture(step)`,
-or objects in place by `place.capture(model, optimizer)`. It runs twice on the simulated device, from the
-same seeds. What the loop returns, prints, warns of and raises, and the random generators after it, must be
+A case is a loop of a user, which gets a place and captures what it trains: a step by `place.capture(step)`,
+or objects in place by `place.capture(model, optimizer)`. It runs twice on the simulated device, or on a GPU,
+from the same seeds. What the loop returns, prints, warns of and raises, and the random generators after it, must be
 equal bit for bit; then the verdict is compared with what the reports and warnings say.
 
 The cases were written from what is promised, before the code that they judge. Those that fail are in
@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 import gapless
 from anybody.not_yet import NOT_YET
 from gapless.testing import SimulatedDevice
 from hazards import captured_harness
-from hazards.captured_harness import differences, freeze, refusals_of
+from hazards.captured_harness import GPU, SIMULATED, differences, freeze, refusals_of
 
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class AnybodyCase:
 
     name: str
     sentence: str
-    loop: Callable[[Place], Any]
+    loop: Callable[[Any], Any]
     expect: Expect
 
     def __str__(self):
@@ -119,12 +120,11 @@ def params(cases):
 # ----------------------------------------------------------------------------------- places
 
 
-class Place(captured_harness.SimulatedPlace):
-    """The simulated device, where steps are captured, or objects in place; its clock counts launches."""
+class _InPlace:
+    """What a place of `captured_harness.py` gets for objects that are captured where they stand."""
 
-    def __init__(self, *, is_plain, **options):
-        super().__init__(is_plain=is_plain, **options)
-        self._context = SimulatedDevice(scheduler=self.scheduler, durations={"launch": 1.0})
+    def __init__(self, **options):
+        super().__init__(**options)
         self.objects = []
 
     def capture(self, *captured, **options):
@@ -145,6 +145,38 @@ class Place(captured_harness.SimulatedPlace):
         return [report for _, report in self.named_reports()]
 
 
+class Place(_InPlace, captured_harness.SimulatedPlace):
+    """The simulated device, whose clock counts launches."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self._context = SimulatedDevice(scheduler=self.scheduler, durations={"launch": 1.0})
+
+    def launched(self, work):
+        """Return what a function returns, and how much it has launched."""
+        before = self.device.now_ms()
+        return work(), self.device.now_ms() - before
+
+
+class GpuPlace(_InPlace, captured_harness.GpuPlace):
+    """The first GPU, whose launches a profile counts."""
+
+    def launched(self, work):
+        torch.cuda.synchronize()
+        with torch.profiler.profile() as profile:
+            out = work()
+            torch.cuda.synchronize()
+        return out, sum(event.name.startswith(_LAUNCHES) for event in profile.events())
+
+    def races(self):
+        return []
+
+
+_LAUNCHES = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
+
+PLACES = {SIMULATED: Place, GPU: GpuPlace}
+
+
 def _kind_of(captured):
     return "optimizer" if isinstance(captured, torch.optim.Optimizer) else "model"
 
@@ -163,9 +195,11 @@ class Ran:
     lines: list[str]
 
 
-def ran(case, *, is_plain, scheduler="asap"):
+def ran(case, kind=SIMULATED, *, is_plain):
     """Run the loop of the case once, from the same seeds as every time."""
-    printed, place = io.StringIO(), Place(is_plain=is_plain, scheduler=scheduler)
+    # Children are not listened to in a process that has compiled something, as other tests have.
+    counters.clear()
+    printed, place = io.StringIO(), PLACES[kind](is_plain=is_plain)
     with (
         captured_harness._process_restored(),
         warnings.catch_warnings(record=True) as warned,
@@ -190,12 +224,12 @@ def ran(case, *, is_plain, scheduler="asap"):
     return Ran(result, error, [str(race) for race in place.races()], reports, lines)
 
 
-def judge(case):
+def judge(case, kind=SIMULATED):
     """Return what is wrong with the product in this case, in words; nothing if it is right."""
-    expected = ran(case, is_plain=True)
+    expected = ran(case, kind, is_plain=True)
     if expected.error:
         return [f"the loop as written raises: {expected.error}"]
-    found = ran(case, is_plain=False)
+    found = ran(case, kind, is_plain=False)
     wrong = [f"race: {race}" for race in found.races[:3]]
     wrong += differences(expected.result, found.result)
     wrong += [found.error] if found.error else []

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
-import weakref
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import gapless
-from anybody.batches import HIDDEN, KINDS, batch_of, case as CASES
+from anybody import arrivals
+from anybody.batches import HIDDEN, KINDS, case as CASES
 from anybody.harness import judge, marked, params
 from gapless.testing import SimulatedDevice
-
-
-NUM = 5
 
 
 @pytest.mark.quick_cases(16)
@@ -24,23 +20,6 @@ NUM = 5
 def test_batches(case):
     """The same bits as written, captured or told the way that works."""
     assert judge(case) == []
-
-
-def prefetched(kind, device, **options):
-    """Return a loader's batches, those that arrive, and all that was warned of."""
-    own = [batch_of(kind, number) for number in range(NUM)]
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        arrived = list(gapless.prefetch(own, device, **options))
-    return own, arrived, [str(one.message) for one in warned]
-
-
-def places_of(kind, device):
-    """Return where tensors must be: where the batch's own `to` brings them, if there is one."""
-    batch = batch_of(kind, 0)
-    if not hasattr(batch, "to"):
-        return {device.torch_device}
-    return {one.device for one in kind.tensors(batch.to(device.torch_device))}
 
 
 def named(kinds, test):
@@ -51,24 +30,8 @@ def named(kinds, test):
 @pytest.mark.parametrize("kind", named(KINDS, "prefetch"))
 def test_every_tensor_arrives(kind, depth):
     """On the device, in the loader's order, bit for bit; what is no tensor is the very same."""
-    expected = [kind.tensors(batch_of(kind, number)) for number in range(NUM)]
     with SimulatedDevice(scheduler="random", seed=3) as device:
-        own, arrived, said = prefetched(kind, device, depth=depth)
-        found = [kind.tensors(batch) for batch in arrived]
-
-        assert said == []
-        assert {one.device for row in found for one in row} == places_of(kind, device)
-        assert [
-            [torch.equal(one.cpu(), two) for one, two in zip(*pair, strict=True)]
-            for pair in zip(found, expected, strict=True)
-        ] == [[True] * len(row) for row in expected]
-        assert [type(batch) for batch in arrived] == [type(batch) for batch in own]
-        for before, after in zip(own, arrived, strict=True):
-            pairs = zip(kind.others(before), kind.others(after), strict=True)
-            assert all(one is two for one, two in pairs)
-        if not kind.in_one:
-            left = {str(one.device) for batch in own for one in kind.tensors(batch)}
-            assert left == {"cpu"}, "the loader's own batch was changed"
+        arrivals.every_tensor(kind, device, device.torch_device, depth=depth)
     assert device.report.races == []
 
 
@@ -76,28 +39,14 @@ def test_every_tensor_arrives(kind, depth):
 def test_nothing_is_kept(kind):
     """A batch and its tensors are gone when the loop has let them go."""
     with SimulatedDevice(scheduler="asap") as device:
-        _, arrived, _ = prefetched(kind, device)
-        held = [weakref.ref(one) for batch in arrived for one in kind.tensors(batch)]
-        arrived.clear()
-        _ = None
-        gc.collect()
-
-        assert [one for one in held if one() is not None] == []
+        assert arrivals.kept(kind, device) == []
 
 
 @pytest.mark.parametrize("kind", named(HIDDEN, "hidden"))
 def test_no_tensor_stays_on_the_host_in_silence(kind):
     """It arrives on the device, or a warning or an error names what it is in."""
-    name = type(batch_of(kind, 0)).__name__
     with SimulatedDevice(scheduler="asap") as device:
-        try:
-            _, arrived, said = prefetched(kind, device)
-        except gapless.BatchError as error:
-            arrived, said = [], [str(error)]
-        places = {one.device for batch in arrived for one in kind.tensors(batch)}
-
-        if places != {device.torch_device}:
-            assert any(name in line for line in said), said
+        arrivals.none_in_silence(kind, device, device.torch_device)
 
 
 # -------------------------------------------------------------------------- the loader's order

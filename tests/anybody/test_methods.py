@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from torch._dynamo.utils import counters
 
 from anybody.harness import judge, params
 from anybody.methods import case as CASES
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_compiled():
-    """Children are not listened to in a process that has compiled something, as other tests have."""
-    counters.clear()
 
 
 @pytest.mark.quick_cases(12)
