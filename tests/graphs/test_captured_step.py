@@ -180,6 +180,19 @@ def run_with_weights(device, weights):
     return step.report
 
 
+def test_a_few_calls_with_new_numbers_are_told_in_the_report_alone(device, recwarn):
+    """Until one comes again: whoever tries ten steps reads why none is captured."""
+    told = "argument 'weight' (float) was new in each call"
+
+    assert run_with_weights(device, [n / 100 for n in range(5)]).note is None
+    assert run_with_weights(device, [n / 100 for n in range(10)]).note == told
+    assert run_with_weights(device, [*[n / 100 for n in range(10)], 0.05]).note is None
+    assert run_with_weights(device, [*[n / 100 for n in range(10)], 0.09]).note is None
+    # Then a refusal says it.
+    assert run_with_weights(device, [n / 100 for n in range(40)]).note is None
+    assert [one for one in recwarn if "was new" in str(one.message)] == []
+
+
 @pytest.mark.parametrize("num_calls", [1, 2, 3, 4])
 def test_a_number_that_stays_for_a_few_calls_ends_watching_and_is_named(device, num_calls):
     """As a weight on a schedule: each number would be a graph that is not used again."""

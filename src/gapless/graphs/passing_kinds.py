@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 # are watched.
 _NUM_WATCHED, _CALLS_OF_WATCHED = 32, 6
 
+# Of so many the report says what was new in each call: who tries ten steps reads it.
+_NUM_TOLD = 6
+
 # Calls of each of the kinds that differ in the shapes of tensors alone.
 _CALLS_OF_SHAPES = 2
 
@@ -51,9 +54,12 @@ class PassingKinds:
         self._row, self._num_in_row = 1, 0
         self._first_step = self._first_graph = 0
         self._former: Tree | None = None
+        self._told = ""
 
     def note(self, entry: Entry, tree: Tree) -> None:
         """Capture nothing for a while if none of the last kinds of calls came again."""
+        if self._told and (entry is self._now or entry.row):
+            self._tell("")
         if entry is self._now:
             return
         self._now = entry
@@ -64,12 +70,21 @@ class PassingKinds:
             return
         if former is not None:
             difference = former.difference(tree)
-            if difference != OF_SHAPE or self._hardly_repeat():
+            if self._num_in_row == _NUM_TOLD and not self._are_passing():
+                self._tell(f"{_with_names(difference, self._step)} was new in each call")
+            elif difference != OF_SHAPE or self._hardly_repeat():
+                self._tell("")
                 self._report.rest(_unlike_calls(difference, self._step))
-        elif self._are_passing():
+        elif self._are_passing() or (self._num_in_row == _NUM_TOLD - 1 and self._hardly_repeat()):
             # To be compared with the next; its tensors are not held.
             with suppress(BatchError):  # a container that cannot be made anew
                 self._former = tree.map(lambda _: torch.empty(0))
+
+    def _tell(self, text: str) -> None:
+        """Say in the report, and nowhere else, why nothing is captured yet."""
+        if self._report.note in (None, self._told):
+            self._report.note = text or None
+        self._told = text
 
     def _is_new(self, entry: Entry) -> bool:
         """Return whether a kind was not seen before."""
