@@ -159,6 +159,7 @@ class Kind:
         others: returns what must be the very same object.
         captures: what is expected of captures; None if no step takes such a batch.
         in_one: whether `to` changes the loader's own object.
+        needs_gpu: whether captures can be seen on a GPU alone.
     """
 
     name: str
@@ -168,6 +169,7 @@ class Kind:
     others: Callable[[Any], list[Any]] = lambda batch: []
     captures: Any = REPLAYED
     in_one: bool = False
+    needs_gpu: bool = False
 
     def __str__(self):
         return self.name
@@ -331,6 +333,15 @@ KINDS = [
         "pyg_batch",
         "PyG's Batch of three graphs.",
         batch_of_graphs,
+        of_names("x", "y", "edge_index", "batch", "ptr"),
+        in_one=True,
+        # Of tensors elsewhere it asks `is_cuda`, or makes `batch` and `ptr` on the host.
+        needs_gpu=True,
+    ),
+    Kind(
+        "pyg_batch_moved",
+        "PyG's Batch, made on the host and moved by its own `to`.",
+        lambda x, y, note: batch_of_graphs(x.cpu(), y.cpu(), note).to(x.device),
         of_names("x", "y", "edge_index", "batch", "ptr"),
         in_one=True,
     ),
@@ -510,6 +521,7 @@ for _kind in KINDS:
             _kind.sentence,
             lambda place, kind=_kind, train=_train: train(place, kind),
             _kind.captures,
+            needs_gpu=_kind.needs_gpu,
         )
 case.register(
     "arrays-step",

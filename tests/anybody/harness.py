@@ -76,12 +76,13 @@ def told(*words):
 
 @dataclass(frozen=True)
 class AnybodyCase:
-    """One loop of a user, and what is expected of it."""
+    """One loop of a user, and what is expected of it; `needs_gpu` if a library in it asks for CUDA."""
 
     name: str
     sentence: str
     loop: Callable[[Any], Any]
     expect: Expect
+    needs_gpu: bool = False
 
     def __str__(self):
         return self.name
@@ -101,10 +102,10 @@ class Cases(list):
 
         return register
 
-    def register(self, name, sentence, loop, expect):
+    def register(self, name, sentence, loop, expect, **options):
         name = f"{self.theme}-{name}"
         assert name not in {known.name for known in self}, name
-        self.append(AnybodyCase(name, sentence, loop, expect))
+        self.append(AnybodyCase(name, sentence, loop, expect, **options))
 
 
 def marked(name):
@@ -113,8 +114,12 @@ def marked(name):
 
 
 def params(cases):
-    """Return cases as pytest's parameters, those that fail today marked so."""
-    return [pytest.param(case, id=str(case), marks=marked(str(case))) for case in cases]
+    """Return the cases of the simulated device as pytest's parameters, those that fail today marked so."""
+    return [
+        pytest.param(case, id=str(case), marks=marked(str(case)))
+        for case in cases
+        if not case.needs_gpu
+    ]
 
 
 # ----------------------------------------------------------------------------------- places

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 
 NOT_YET: dict[str, str] = {
-    "batches-pyg_batch-step": "PyG asks `is_cuda`, so on the simulated device it makes `batch` and `ptr` on the host",
-    "batches-pyg_batch-in_place": "PyG asks `is_cuda`, so on the simulated device it makes `batch` and `ptr` on the host",
     "optimizers-adadelta_by_epochs-in_place": "11 launches an update, one more than ten",
     "optimizers-adadelta_by_epochs-step": "14 launches a step, 11 of them of the update",
     "optimizers-adadelta_each_step-in_place": "11 launches an update, one more than ten",
