@@ -21,6 +21,8 @@ from gapless.pipeline.host_waits import HostWaits
 class Regression:
     """A linear model with dropout that trains itself, in few operations."""
 
+    changes_no_other_objects = True
+
     def __init__(self):
         torch.manual_seed(0)
         self.weight = torch.nn.Parameter(torch.randn(3, 1))
@@ -66,6 +68,7 @@ class Training:
     """A model, its optimizer, and a step that makes gradients and updates."""
 
     data = batches(*[4] * 12)
+    changes_no_other_objects = True
 
     def __init__(self, device):
         torch.manual_seed(0)

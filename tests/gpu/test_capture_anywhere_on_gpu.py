@@ -82,21 +82,6 @@ def test_a_captured_step_gives_the_same_bits(kind):
     assert step.report.refusal is None
 
 
-@pytest.mark.parametrize("kind", ["sgd", "capturable"])
-def test_examples_are_captured_ahead_without_training(kind):
-    """Two of three shapes; weights, optimizer state and random numbers start as they were."""
-    losses, weights = plainly(kind=kind, rows=(16, 8, 12))
-    data, step, model, optimizer = make_training(kind=kind, rows=(16, 8, 12))
-
-    step = gapless.capture(step, example_inputs=data[:2], model=model, optimizer=optimizer)
-    found = in_three_lines(data, step)
-
-    assert losses == found
-    assert all(map(torch.equal, weights, weights_of(model)))
-    assert (step.report.num_graphs, step.report.num_eager) == (2, 13), step.report
-    assert step.report.refusal.kind == "not_ahead"
-
-
 def test_after_a_backward_pass_on_the_default_stream():
     """Training that began without us goes on captured, to the same bits."""
     losses, _ = plainly()

@@ -217,27 +217,6 @@ def test_a_step_that_talks_to_all_and_to_some_is_refused_by_all(device, users, m
     assert "talks to some of the ranks" in str(step.report)
 
 
-@pytest.mark.parametrize("can", [True, False])
-def test_examples_are_captured_by_all_or_by_none(device, users, monkeypatch, can):
-    """Whether the step talks is seen in a run before."""
-    monkeypatch.setattr(calls_of_ranks, "is_distributed", lambda: True)
-    ranks = users()
-    if not can:
-        ranks.agree = lambda value: [value, NEVER if isinstance(value, Readiness) else value]
-    training = Training(device)
-    step = gapless.capture(
-        training.step,
-        device=device,
-        example_inputs=batches(4),
-        model=training.model,
-        optimizer=training.optimizer,
-    )
-    for batch in gapless.prefetch(MANY[:20], device):
-        step(batch)
-
-    assert step.report.num_replays == (20 if can else 0)
-
-
 # --- the end of a process group ---
 
 

@@ -53,16 +53,14 @@ def device():
 # --- on a CPU ---
 
 
-@pytest.mark.parametrize("with_examples", [False, True])
-def test_on_a_cpu_it_is_the_step_itself(with_examples):
+def test_on_a_cpu_it_is_the_step_itself():
     """On a CPU losses and weights are the step's own, and the report says why."""
     data, step, model, _ = make_training()
     expected = in_three_lines(data, step)
     weights = [weight.detach().clone() for weight in model.parameters()]
-    data, step, model, optimizer = make_training()
-    examples = {"example_inputs": data[:1], "model": model, "optimizer": optimizer}
+    data, step, model, _ = make_training()
 
-    step = gapless.capture(step, device="cpu", **(examples if with_examples else {}))
+    step = gapless.capture(step, device="cpu")
     found = in_three_lines(data, step)
 
     assert expected == found
@@ -72,16 +70,6 @@ def test_on_a_cpu_it_is_the_step_itself(with_examples):
         "captured 0 graphs in 0.0 s, 0 steps replayed, 20 ran as written; no further graph: a CPU "
         "runs its work itself, there is nothing to launch"
     )
-
-
-def test_on_a_cpu_examples_touch_nothing():
-    """Gradients that are there before stay as they are."""
-    data, step, model, optimizer = make_training()
-    model[0].weight.grad = torch.ones_like(model[0].weight)
-
-    gapless.capture(step, example_inputs=data[:1], model=model, optimizer=optimizer, device="cpu")
-
-    assert model[0].weight.grad.eq(1.0).all()
 
 
 def test_on_a_cpu_nothing_is_raised_for_a_refusal():
@@ -445,17 +433,6 @@ def test_a_captured_step_within_another_is_a_part_of_it(device):
 # --- settings ---
 
 
-@pytest.mark.parametrize("missing", ["model", "optimizer"])
-def test_examples_need_what_has_to_be_put_back(missing):
-    """The missing part is named, also on a CPU."""
-    data, step, model, optimizer = make_training()
-    parts = {"model": model, "optimizer": optimizer}
-    del parts[missing]
-
-    with pytest.raises(gapless.UserError, match=f"`example_inputs` got no `{missing}`"):
-        gapless.capture(step, example_inputs=data[:1], device="cpu", **parts)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -519,28 +496,6 @@ def test_the_memory_fraction_is_one_of_the_devices_memory(device):
     assert "over its budget of 300,000" in reports[0].refusal.text
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [("Adam", {}), ("NAdam", {}), ("SGD", {"momentum": 0.9, "dampening": 0.5})],
-)
-def test_examples_are_captured_whatever_the_optimizer_is(device, kind, settings):
-    """All of them are put back."""
-    weight = torch.nn.Parameter(torch.ones(2))
-    model = torch.nn.Module()
-    model.weight = weight
-    optimizer = getattr(torch.optim, kind)([weight], lr=0.1, **settings)
-    step = gapless.capture(
-        lambda batch: (weight * batch).sum().detach(),
-        example_inputs=[torch.ones(2)],
-        model=model,
-        optimizer=optimizer,
-        device=device,
-        on_refusal="raise",
-    )
-
-    assert (step.report.num_graphs, step.report.note) == (1, None)
-
-
 # --- refusals ---
 
 
@@ -569,21 +524,6 @@ def test_a_refusal_can_be_an_exception(device):
     assert caught.value.kind == "host_read"
     assert isinstance(caught.value, gapless.GaplessError)
     assert step.report.num_eager == 4
-
-
-def test_a_refused_example_is_an_exception_at_once(device):
-    """`capture` itself raises where an example cannot be captured."""
-    training = Reading(device)
-
-    with pytest.raises(gapless.CaptureRefused, match="wait"):
-        gapless.capture(
-            training.step,
-            example_inputs=training.data[:1],
-            model=training.model,
-            optimizer=training.optimizer,
-            device=device,
-            on_refusal="raise",
-        )
 
 
 def test_batches_that_a_graph_takes_raise_nothing_after_a_refusal(device):
@@ -676,21 +616,6 @@ def test_a_warning_that_is_an_error_stops_the_loop_once(device):
     assert (num_raised, step.report.num_eager) == (1, 6)
 
 
-def test_a_refused_example_is_warned_of_where_it_is_given(device):
-    """`capture` itself warns there."""
-    training = Reading(device)
-    lines = []
-
-    def capture():
-        parts = {"model": training.model, "optimizer": training.optimizer}
-        lines.append(line_after(sys._getframe()))
-        gapless.capture(training.step, example_inputs=training.data[:1], device=device, **parts)
-
-    found = told(capture)
-
-    assert [line for _, line in found] == lines
-
-
 def test_an_exception_takes_the_place_of_warnings(device):
     """It says all that they would."""
     step = gapless.capture(ReadsTwice(device).step, device=device, on_refusal="raise")
@@ -712,9 +637,6 @@ def test_capturing_can_be_switched_off(device, monkeypatch):
     training = Reading(device)
     step = gapless.capture(
         training.step,
-        example_inputs=training.data[:1],
-        model=training.model,
-        optimizer=training.optimizer,
         device=device,
         on_refusal="raise",
     )

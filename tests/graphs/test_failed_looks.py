@@ -345,45 +345,6 @@ def test_an_error_without_a_text_is_named_by_its_type():
     _, report = train(lambda: ListWithoutLength([1.0]), "step")
 
     assert "uses raised TextlessError in ListWithoutLength.__len__" in report.refusals[0].text
-
-
-def ahead(work, held=None):
-    """Return the report of a step that was captured ahead, and whether it left a layer's weights alone."""
-    with warnings.catch_warnings(), SimulatedDevice() as device, device.allow_waits():
-        warnings.simplefilter("ignore")
-        layer = torch.nn.Linear(3, 1).to(device.torch_device)
-        before = layer.weight.tolist()
-        step = gapless.capture(
-            lambda x: work(layer(x).sum(), held),
-            example_inputs=[torch.ones(2, 3).to(device.torch_device)],
-            model=layer,
-            optimizer=torch.optim.SGD(layer.parameters(), lr=0.1),
-            device=device,
-        )
-        return step.report, layer.weight.tolist() == before
-
-
-@pytest.mark.parametrize("make", [NamesNoClass, lambda: ListWithoutLength([1.0])])
-def test_captures_ahead_of_a_run_end_where_a_look_fails(make):
-    """The step is left as it was, and graphs are captured as batches come."""
-    Switch.is_on = False
-    held = make()
-    Switch.is_on = True
-    report, is_left_alone = ahead(lambda x, held: x * held.weight, held)
-
-    assert (report.num_graphs, is_left_alone) == (0, True)
-    assert "raised OddError: it is odd in" in str(report)
-
-
-def test_captures_ahead_of_a_run_end_where_a_kind_is_refused():
-    """A step that makes new code in each run is never seen whole."""
-
-    def work(x, _):
-        return eval(f"lambda x: x + {torch.rand(()).item()}")(x)
-
-    report, is_left_alone = ahead(work)
-
-    assert (report.num_graphs, is_left_alone) == (0, True)
     assert report.refusals
 
 

@@ -251,27 +251,6 @@ def test_an_exception_in_a_group_is_the_users(device):
     assert [loss.item() for loss in step([3, 4])] == [3.0, 4.0]
 
 
-def test_examples_are_captured_for_groups_and_for_the_remainder(device):
-    """Nothing is captured later, and the loop trains as without examples."""
-    data = batches(*[4] * 11)
-    torch.manual_seed(0)
-    training = DropsOut(device)
-    step = gapless.capture(
-        training.step,
-        device=device,
-        steps_per_launch=2,
-        example_inputs=data[:1],
-        model=training.model,
-        optimizer=training.optimizer,
-    )
-    assert step.report.num_graphs == 2
-
-    losses = [loss for group in groups(gapless.prefetch(data, device), 2) for loss in step(group)]
-
-    assert [read_back(device, loss).item() for loss in losses] == plainly(device, data)[0]
-    assert (step.report.num_graphs, step.report.num_replays) == (2, 11)
-
-
 def test_clear_drops_the_graphs_of_groups(device):
     """They are captured again, without another warm-up."""
     step = gapless.capture(lambda batch: batch * 2.0, device=device, steps_per_launch=2)

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 import gapless
+import toy_steps
 from gapless.graphs.consent import Readiness
 from gapless.graphs.ranks import calls_of_ranks
 from gapless.loop.train_loop import TrainLoop
@@ -199,6 +200,46 @@ def gradients_that_graphs_add_to(device):
     assert (loop.capture_report.num_graphs, loop.capture_report.num_eager) == (2, 0)
 
 
+def captured_ahead(device, training):
+    """Return the report of a step of `toy_steps` that was to run ahead."""
+    with TrainLoop(plan="captured", device=device) as loop:
+        return loop.capture_ahead(
+            training.data[:1], training.step, model=training.model, optimizer=training.optimizer
+        )
+
+
+@scenario(only="asap")
+def a_step_that_may_change_other_objects_is_captured_as_batches_come(device):
+    """What it does not say cannot be put back."""
+    training = toy_steps.Training(device)
+    training.changes_no_other_objects = False
+    report = captured_ahead(device, training)
+    assert report.num_graphs == 0
+    assert "changes_no_other_objects" in report.note
+
+
+@scenario(only="asap")
+def a_step_of_sharded_weights_does_not_run_ahead(device):
+    """No graph could take them, and what gathers them keeps more than Python shows."""
+    training = toy_steps.Training(device)
+    training.part = torch.nn.Linear(2, 2)
+    named = {"__module__": "torch.distributed.fsdp"}
+    training.part.__class__ = type("FSDPModule", (torch.nn.Linear,), named)
+    report = captured_ahead(device, training)
+    assert report.num_graphs == 0
+    assert "fully_shard" in report.note
+
+
+@scenario(only="asap")
+def momentum_that_begins_as_a_gradient(device):
+    """What the first step makes is put back, so that graphs of it are captured when it is there."""
+    training = toy_steps.Training(device)
+    training.group["dampening"] = 0.5
+    report = captured_ahead(device, training)
+    assert "which was put back" in report.note
+    assert training.optimizer.state == {}
+
+
 # --- in a loop that is not ours ---
 
 
@@ -232,23 +273,6 @@ def a_captured_step_in_a_loop_of_ones_own(device):
     assert torch.equal(weight, read_back(device, model.weight))
     check_counts(step.report, num_graphs=3, num_steps=22, most_replays=13)
     assert step.report.refusal is None
-
-
-@scenario(num_seeds=2 * VERY_FEW)
-def examples_captured_ahead_of_a_loop_of_ones_own(device):
-    """Only their shapes are captured, training starts where it would have, the rest runs."""
-    losses, weight = train_plainly(mixed_shapes())
-    model = Regression()
-    module, optimizer = on_device(device, model)
-    step = gapless.capture(
-        model, example_inputs=mixed_shapes()[:2], model=module, optimizer=optimizer, device=device
-    )
-    assert (step.report.num_graphs, step.report.num_eager) == (2, 0)
-    found = a_loop_of_three_lines(device, step)
-    assert losses == found
-    assert torch.equal(weight, read_back(device, model.weight))
-    assert (step.report.num_graphs, step.report.num_eager, step.report.num_replays) == (2, 7, 15)
-    assert step.report.refusal.kind == "not_ahead"
 
 
 @scenario(num_seeds=2 * VERY_FEW)
@@ -469,31 +493,6 @@ def a_refused_batch_runs_on_the_stream_of_all_eager_runs(device):
     assert step.report.refusal.kind == "batch_on_host"
     assert len(seen) == 4
     assert set(seen) == {device.shared_stream("gapless.capture")}
-
-
-@scenario(num_seeds=VERY_FEW)
-def captures_ahead_on_another_stream(device):
-    """Calls from the stream before come after them: weights are moved and put back."""
-    losses, weight = train_plainly(regression_data())
-    model = Regression()
-    module, optimizer = on_device(device, model)
-    step = gapless.capture(model, device=device)
-    streams, kept = two_streams(device), []
-    for number, batch in enumerate(regression_data()):
-        with device.use_stream(streams[0]):
-            kept.append(step(put(device, batch)).loss)
-        if number == 5:
-            with device.use_stream(streams[1]):
-                gapless.capture(
-                    model,
-                    example_inputs=mixed_shapes()[1:2],
-                    model=module,
-                    optimizer=optimizer,
-                    device=device,
-                )
-    device.wait_stream(device.current_stream(), streams[0])
-    assert losses == [read_back(device, loss).item() for loss in kept]
-    assert torch.equal(weight, read_back(device, model.weight))
 
 
 # --- limits ---

@@ -7,7 +7,6 @@ are those of the plain loop, and a change leads to other graphs, to new ones or 
 from __future__ import annotations
 
 import re
-import warnings
 from dataclasses import dataclass
 from functools import partial
 
@@ -123,139 +122,6 @@ def a_module_that_is_given_what_it_reads_elsewhere_is_not_captured(device):
     assert gradient == [6.0, 6.0]
     assert report.num_graphs == 0
     assert report.refusal.kind == "batch_is_read"
-
-
-class TrainsByNadam(toy_steps.Training):
-    """The state of its optimizer begins at one. It is not called: its counts are on the host."""
-
-    def step(self, batch):
-        return self.loss_of(batch).detach()
-
-    def __init__(self, device):
-        super().__init__(device)
-        self.optimizer = torch.optim.NAdam(self.model.parameters(), lr=0.05)
-
-
-class TrainsByDampenedMomentum(toy_steps.Training):
-    """The state of its optimizer begins as a gradient."""
-
-    def __init__(self, device):
-        super().__init__(device)
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(), lr=0.05, momentum=0.9, dampening=0.5
-        )
-
-
-def check_examples(device, kind, *, num_graphs, note):
-    """Give an example ahead of a loop, which trains as a plain one."""
-    plain = toy_steps.train(kind, None, captured=False)
-    with device.allow_waits():
-        training = kind(device)
-        step = gapless.capture(
-            training.step,
-            example_inputs=training.data[:1],
-            model=training.model,
-            optimizer=training.optimizer,
-            device=device,
-        )
-        assert step.report.num_graphs == num_graphs
-        losses = [step(batch) for batch in gapless.prefetch(training.data, device)]
-        losses = [toy_steps.read_back(device, loss).item() for loss in losses]
-    assert plain.seen == losses
-    assert step.report.num_graphs == 1 or step.report.num_replays > 0
-    assert step.report.refusal is None
-    assert note in (step.report.note or "")
-
-
-class TrainsByAnIterator(toy_steps.Training):
-    """Takes a number from an iterator in each step."""
-
-    def __init__(self, device):
-        super().__init__(device)
-        self.numbers = iter([1.0] * 100)
-
-    def step(self, batch):
-        return self.loss_of(batch).detach() * next(self.numbers)
-
-
-@scenario(only=ONE)
-def examples_are_left_out_where_a_step_takes_from_an_iterator(device):
-    """A step that cannot be put back does not run ahead."""
-    with device.allow_waits():
-        training = TrainsByAnIterator(device)
-        step = gapless.capture(
-            training.step,
-            example_inputs=training.data[:1],
-            model=training.model,
-            optimizer=training.optimizer,
-            device=device,
-        )
-    assert len(list(training.numbers)) == 100
-    assert "cannot be put back" in step.report.note
-
-
-@scenario(only=ONE)
-def examples_are_left_out_where_weights_are_sharded(device):
-    """No graph could take them, and what gathers them keeps more than Python shows."""
-    with device.allow_waits():
-        training = toy_steps.Training(device)
-        training.part = torch.nn.Linear(2, 2)
-        named = {"__module__": "torch.distributed.fsdp"}
-        training.part.__class__ = type("FSDPModule", (torch.nn.Linear,), named)
-        step = gapless.capture(
-            training.step,
-            example_inputs=training.data[:1],
-            model=training.model,
-            optimizer=training.optimizer,
-            device=device,
-        )
-    assert step.report.num_graphs == 0
-    assert "fully_shard" in step.report.note
-
-
-class WritesAround(toy_steps.Training):
-    """Writes beside its weights, into memory and into containers."""
-
-    def __init__(self, device):
-        super().__init__(device)
-        self.seen = toy_steps.on(device, torch.zeros(4))
-        self.names, self.table = {"a"}, {}
-
-    def step(self, batch):
-        loss = super().step(batch)
-        self.seen += loss
-        self.names.add("b")
-        self.table["last"] = "b"
-        return loss
-
-
-@scenario(only=ONE)
-def examples_of_a_step_that_writes_around(device):
-    """All of it is put back, in its place."""
-    with device.allow_waits(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        training = WritesAround(device)
-        gapless.capture(
-            training.step,
-            example_inputs=training.data[:1],
-            model=training.model,
-            optimizer=training.optimizer,
-            device=device,
-        )
-        assert toy_steps.read_back(device, training.seen).tolist() == [0.0] * 4
-    assert (training.names, training.table) == ({"a"}, {})
-
-
-@scenario(only=ONE)
-def examples_where_state_does_not_begin_at_zero(device):
-    """An optimizer is put back whatever it begins with."""
-    check_examples(device, TrainsByNadam, num_graphs=1, note="")
-
-
-@scenario(only=ONE)
-def examples_where_momentum_begins_as_a_gradient(device):
-    """What the first step makes is put back, so that graphs of it are captured when it is there."""
-    check_examples(device, TrainsByDampenedMomentum, num_graphs=1, note="which was put back")
 
 
 class TrainsByAdam(toy_steps.Training):
@@ -594,23 +460,6 @@ def a_step_whose_object_raises_when_guards_are_made(device):
     """It has run by then, and its result is the loop's."""
     held = raising(dict, "__iter__")
     assert refusal_of(device, lambda batch: batch * [held][0].rate).kind == "unreadable"
-
-
-@scenario(only=ONE)
-def examples_are_left_out_where_an_object_raises_when_it_is_looked_at(device):
-    """What the step reaches cannot be put back."""
-    with device.allow_waits():
-        training = toy_steps.Training(device)
-        training.part = raising(object, "__class__")
-        step = gapless.capture(
-            training.step,
-            example_inputs=training.data[:1],
-            model=training.model,
-            optimizer=training.optimizer,
-            device=device,
-        )
-    assert step.report.num_graphs == 0
-    assert "raised RuntimeError: not known in" in step.report.note
 
 
 def doubled_by_new_code(batch):

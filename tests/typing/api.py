@@ -76,7 +76,7 @@ class Trainer:
 
 
 def captures(loader: list[Pair], model: torch.nn.Module, sgd: torch.optim.Optimizer) -> None:
-    step = gapless.capture(TwoParts(), example_inputs=loader[:2], model=model, optimizer=sgd)
+    step = gapless.capture(TwoParts())
     for batch in loader:
         step(batch)
         captured_step(batch)

@@ -152,6 +152,7 @@ class TimedPlan:
                 self.workload.step,
                 model=self.workload.model,
                 optimizer=self.workload.optimizer,
+                is_measured_alone=True,
                 on_batch=lambda done: on_work(),
             )
         else:

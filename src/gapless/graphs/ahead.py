@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gapless.graphs.proof.trial import Proved
+from gapless.graphs.ranks.consent_of_ranks import ConsentOfRanks
 from gapless.graphs.refusal import ON_ANOTHER_RANK
 from gapless.graphs.replay.step_graph import StepGraph
 from gapless.graphs.sharded import refusal_of_step
@@ -17,11 +18,8 @@ if TYPE_CHECKING:
 
     from gapless.graphs.entry import Entry
     from gapless.graphs.proof.snapshot import Snapshot
-    from gapless.graphs.ranks.calls_of_ranks import CallsOfRanks
-    from gapless.graphs.ranks.consent_of_ranks import ConsentOfRanks
     from gapless.graphs.ranks.runs_alone import RunsAlone
     from gapless.graphs.reads.weight_guards import Gradients
-    from gapless.graphs.refusal import Refusal
     from gapless.pipeline.tree.flatten import Tree
 
 
@@ -30,31 +28,29 @@ class AheadOfRun:
 
     Args:
         snapshot: of what it changes, which is put back afterwards.
-        ranks: that capture it together; None: it is captured alone.
     """
 
-    def __init__(
-        self, step: RunsAlone, snapshot: Snapshot, ranks: ConsentOfRanks | CallsOfRanks | None
-    ) -> None:
+    def __init__(self, step: RunsAlone, snapshot: Snapshot) -> None:
         self._callee, self._report = step.callee, step.callee.report
         self._snapshot = snapshot
         self._entries = step.entries
         self._learning = step.learning
-        self._ranks = ranks
+        consent = step.callee.consent
+        self._ranks = consent if isinstance(consent, ConsentOfRanks) else None
         # Of the first kind, whose proof is a whole one, and what was compared with one run of the step.
         self._like: Proved | None = None
         self._compared: list[tuple[Entry, Tree]] = []
 
-    def capture(self, batches: Iterable[Tree], on_batch: Callable[[int], None] | None) -> bool:
-        """Capture the step for these batches; return whether it can be captured ahead.
+    def capture(self, batches: Iterable[Tree], on_batch: Callable[[int], None] | None) -> None:
+        """Capture the step for these batches, if it can be captured ahead.
 
         Sync: Blocks the host ("capture").
         """
         try:
             objection = self._objection()
             if objection is not None:
-                self._report.note = f"{objection.text}; graphs are captured as batches come"
-                return False
+                self._report.note = f"{objection}; graphs are captured as batches come"
+                return
             for number, tree in enumerate(batches, start=1):
                 self._capture_one(tree)
                 if on_batch is not None:
@@ -62,30 +58,22 @@ class AheadOfRun:
             if self._compared:
                 self._prove_anew_what_differs()
         except torch.OutOfMemoryError:
-            if self._asks:  # the other ranks would wait for this one
+            if self._ranks is not None:  # the other ranks would wait for this one
                 raise
             self._report.note = _NO_MEMORY
         finally:
             self._snapshot.restore(self._gradients_added_to())
         self._take_verdicts()
-        if not self._asks:
-            self._forget_what_was_put_back()
-        return True
-
-    @property
-    def _asks(self) -> bool:
-        return self._ranks is not None and self._ranks.asks
-
-    def _objection(self) -> Refusal | None:
-        """Return why the step cannot run ahead, here or on another rank; None if it can."""
-        step = self._callee.step
-        objection = refusal_of_step(step)
-        objection = objection or self._snapshot.keep_reached_by(step, self._callee.device)
         if self._ranks is None:
+            self._forget_what_was_put_back()
+
+    def _objection(self) -> str | None:
+        """Return why the step cannot run ahead, here or on another rank; None if it can."""
+        refusal = refusal_of_step(self._callee.step)
+        objection = self._snapshot.keep(self._callee) if refusal is None else refusal.text
+        if self._ranks is None or self._ranks.may_run_ahead(is_own=objection is None):
             return objection
-        if self._ranks.may_run_ahead(is_own=objection is None):
-            return None
-        return objection or ON_ANOTHER_RANK
+        return objection or ON_ANOTHER_RANK.text
 
     def _gradients_added_to(self) -> Gradients:
         """Return weights with the gradients that graphs add to, and so have to find."""
@@ -120,11 +108,7 @@ class AheadOfRun:
     def _capture_one(self, tree: Tree) -> None:
         tree = tree.map(torch.clone)
         entry = self._entries.of_call(tree)
-        if self._ranks is not None and self._ranks.is_unknown:
-            # Does it talk to other ranks?
-            with self._ranks.watch(), self._snapshot.watching():
-                self._callee.work(tree.value)
-        if self._ranks is not None and self._ranks.asks:
+        if self._ranks is not None:
             self._ranks.together.capture_ahead(entry, tree, self._snapshot.watching)
             return
         if entry.variants or self._report.forbids_all:

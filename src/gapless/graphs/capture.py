@@ -19,21 +19,18 @@ from gapless.graphs.in_place.capture_in_place import (
     is_captured_in_place,
     wait_for_calls,
 )
-from gapless.graphs.proof.snapshot import Snapshot
 from gapless.graphs.switch import is_switched_off
 from gapless.pipeline.step import SplitStep
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     import torch
 
     from gapless.device.base import Device
     from gapless.records.wait_stats import WaitStats
 
-
-_PartT = TypeVar("_PartT")
 
 _InPlaceT = TypeVar("_InPlaceT", bound="torch.nn.Module | torch.optim.Optimizer")
 
@@ -62,10 +59,6 @@ class _OptionsInPlace(_Options, total=False):
 class _OptionsOfStep(_Options, total=False):
     """Options of the capture of a step."""
 
-    example_inputs: Iterable[Any] | None
-    model: torch.nn.Module | None
-    optimizer: torch.optim.Optimizer | None
-    scaler: torch.amp.GradScaler | None
     steps_per_launch: int | None
 
 
@@ -101,10 +94,6 @@ def capture(
     /,
     *others: Any,
     device: str | torch.device | Device = "auto",
-    example_inputs: Iterable[Any] | None = None,
-    model: torch.nn.Module | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    scaler: torch.amp.GradScaler | None = None,
     num_warmup: int = 2,
     max_graphs: int = 100,
     memory_fraction: float = 0.8,
@@ -180,15 +169,7 @@ def capture(
             a step in two parts. Or a module; or an optimizer.
         others: further modules and optimizers, captured as the first is.
         device: a device or its name.
-        example_inputs: batches, one of each kind, for a step of one argument: captured now in this order, as far as the
-            limits go, without training on them, and no other kinds later. All that the step writes is put
-            back: memory of the device, objects and containers that its code reaches, random numbers. A
-            step that takes from an iterator is captured as batches come. Needs `model` and `optimizer`.
-        model: that the step trains.
-        optimizer: that it calls. State that begins as zeros stays as zeros, where the graphs look for it.
-        scaler: of gradients, if there is one.
-        num_warmup: watched eager runs of each kind before its capture, behind two plain ones; at least 2. Of
-            examples behind the first, one, if it runs no other code than those before.
+        num_warmup: watched eager runs of each kind before its capture, behind two plain ones; at least 2.
         max_graphs: graphs at one time, of all kinds of calls together.
         memory_fraction: share of the device's memory that the process may hold for a further
             graph to be captured, above 0 and up to 1.
@@ -213,12 +194,9 @@ def capture(
         `report` says what is captured. Of a module or an optimizer itself; of several their tuple.
 
     Raises:
-        UserError: a setting is out of range, there are examples without a model or optimizer, a
-            module or an optimizer gets `example_inputs` or `steps_per_launch`, or one of several
-            is neither.
+        UserError: a setting is out of range, a module or an optimizer gets `steps_per_launch`, or
+            one of several is neither.
         DeviceError: the device is unknown or absent.
-        BatchError: an example holds something that cannot be moved.
-        CaptureRefused: `on_refusal` is "raise", and an example cannot be captured.
 
     Example:
         step = gapless.capture(train_step)
@@ -235,8 +213,8 @@ def capture(
             optimizer.zero_grad()
         print(gapless.capture_report(model), gapless.capture_report(optimizer))
 
-    Sync: Blocks the host if there are examples ("capture"); otherwise does not. Later calls block it
-        where a graph is captured ("capture"), and where the step does so itself.
+    Sync: Does not block the host. Later calls block it where a graph is captured ("capture"), and
+        where the step does so itself.
     """
     settings = CaptureSettings(
         device=find_device(device),
@@ -255,36 +233,19 @@ def capture(
     for one in (step, *others) if others else ():
         check_in_place(one)
     if is_captured_in_place(step):
-        if example_inputs is not None or steps_per_launch is not None:
+        if steps_per_launch is not None:
             raise UserError(
-                "capture of a module or an optimizer got `example_inputs` or `steps_per_launch`, which are for "
-                "steps; leave them out"
+                "capture of a module or an optimizer got `steps_per_launch`, which is for steps; leave it out"
             )
         captured = tuple([capture_in_place(one, settings) for one in (step, *others)])
         wait_for_calls(captured)
         return captured if others else step
 
-    def made(step: _Step) -> CapturedFunction:
-        captured = CapturedFunction(step, settings)
-        if example_inputs is not None:
-            parts = _needed(model, "model"), _needed(optimizer, "optimizer")
-            captured.capture_ahead(example_inputs, lambda: Snapshot(*parts, scaler=scaler))
-        return captured
-
     if step is None:
-        return made
+        return lambda step: CapturedFunction(step, settings)
     if not (callable(step) or isinstance(step, SplitStep) or hasattr(step, "__get__")):
         raise UserError(
             f"capture got a {type(step).__qualname__}, expected a step, which can be called, or an "
             "optimizer"
         )
-    return made(step)
-
-
-def _needed(part: _PartT | None, name: str) -> _PartT:
-    if part is None:
-        raise UserError(
-            f"capture with `example_inputs` got no `{name}`, expected the model and the optimizer "
-            "that the step trains, to put them back after the captures; give both, or no examples"
-        )
-    return part
+    return CapturedFunction(step, settings)

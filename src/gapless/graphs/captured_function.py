@@ -17,18 +17,16 @@ from gapless.graphs.reads.stand_in import StandIn
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.step_call import DEPTH, is_within_a_step, work_of
 from gapless.graphs.step_group import checked_group, is_of_one_shape, work_of_group
-from gapless.pipeline.prefetch import prefetch
 from gapless.pipeline.step import call_host_part, do_work, host_part_of
 from gapless.pipeline.tree.call_tree import CallTrees
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
     from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.capture_settings import CaptureSettings
     from gapless.graphs.captured_step import CapturedStep
-    from gapless.graphs.proof.snapshot import Snapshot
     from gapless.pipeline.tree.flatten import Tree
 
 
@@ -148,7 +146,7 @@ class CapturedFunction(StandIn):
 
         Sync: Does not block the host.
         """
-        for captured in self._all_captured():
+        for captured in filter(None, (self._captured, self._group)):
             captured.drop_graphs()
             captured.lift_refusal()
 
@@ -209,31 +207,6 @@ class CapturedFunction(StandIn):
                 self.report.kinds.add(call)
             self._settings.tell(self.report, self._name)
         return done.out
-
-    def capture_ahead(self, batches: Iterable[Any], snapshot: Callable[[], Snapshot]) -> None:
-        """Capture the step for these batches, and from here on for no others.
-
-        Args:
-            batches: one of each kind.
-            snapshot: takes one of what the step changes, on the side stream.
-
-        Raises:
-            CaptureRefused: `on_refusal` is "raise", and not all of them are captured.
-
-        Sync: Blocks the host ("capture"); on a CPU nothing is done.
-        """
-        if self._must_run_as_written():
-            return
-        with self._side.use():
-            moved = list(prefetch(batches, self._device).trees())
-            for captured in self._all_captured():
-                size = self._settings.steps_per_launch if captured is self._group else None
-                calls = [self._trees.of(_alike(tree, size or 1), {}) for tree in moved]
-                captured.capture_ahead(calls, snapshot=snapshot(), only_these=True)
-        self._settings.tell(self.report, self._name)
-
-    def _all_captured(self) -> list[CapturedStep]:
-        return [self._captured] if self._group is None else [self._captured, self._group]
 
     # --- as a method ---
 
@@ -323,8 +296,3 @@ class _CapturedMethods:
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         """Leave graphs out of copies and files of the object."""
         return type(self), ()
-
-
-def _alike(tree: Tree, count: int) -> tuple[Any, ...]:
-    """Return so many batches like one; no two of them share a tensor."""
-    return (tree.value, *[tree.map(torch.clone).value for _ in range(count - 1)])

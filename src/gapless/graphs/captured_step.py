@@ -229,7 +229,6 @@ class CapturedStep:
         batches: Iterable[Tree],
         *,
         snapshot: Snapshot,
-        only_these: bool = False,
         on_batch: Callable[[int], None] | None = None,
     ) -> None:
         """Capture the step for the keys of these batches, and train on none of them.
@@ -240,13 +239,11 @@ class CapturedStep:
             batches: on the device, one of each kind; the first are captured first, the last are
                 what the limits leave out.
             snapshot: of what the step changes, which is put back afterwards.
-            only_these: capture no other kinds later.
             on_batch: called with the number of batches done so far.
 
         Sync: Blocks the host ("capture").
         """
-        if AheadOfRun(self, snapshot, self._ranks).capture(batches, on_batch):
-            self.learning.takes_only_expected = only_these
+        AheadOfRun(self, snapshot).capture(batches, on_batch)
 
     def begin_epoch(self) -> None:
         """Let graphs be audited, and ranks ask each other again about what one of them cannot replay.

@@ -16,7 +16,7 @@ from gapless.graphs.reads.host_watch import HostWatch
 from gapless.graphs.reads.known_optimizers import KnownOptimizers
 from gapless.graphs.reads.observation import Observer
 from gapless.graphs.reads.weight_guards import KnownWeights
-from gapless.graphs.refusal import Refusal, proved_wrong, skipped_read, unreadable
+from gapless.graphs.refusal import proved_wrong, skipped_read, unreadable
 from gapless.graphs.replay.batch_changes import BatchWatch, returns_part_of
 from gapless.graphs.replay.gradient_graph import is_used_up, used_up
 from gapless.graphs.sharded import refusal_of_step, refusal_of_weights
@@ -58,7 +58,6 @@ class Learning:
         rates: what becomes of rates that change: see `gapless.capture`.
 
     Attributes:
-        takes_only_expected: whether no other kinds are captured than those of examples.
         windows: are told of graphs that were proved to give the same bits; None: nobody is.
     """
 
@@ -72,7 +71,6 @@ class Learning:
         num_warmup: int,
         rates: Literal["exact", "tensor"],
     ) -> None:
-        self.takes_only_expected = False
         self.windows: CallWindows | None = None
         self._callee = callee
         self._entries = entries
@@ -247,15 +245,10 @@ class Learning:
         # A verdict that has just arrived may have refused it.
         if entry.is_refused or self._report.forbids_all or not self.has_seen(entry):
             return False
-        limit = self._is_not_expected(entry) or self._limits.reached()
+        limit = self._limits.reached()
         if limit is not None:
             self._report.refuse(limit)
         return limit is None
-
-    def _is_not_expected(self, entry: Entry) -> Refusal | None:
-        if entry.is_expected or not self.takes_only_expected:
-            return None
-        return Refusal("not_ahead", "a batch is of the kind of no example input")
 
     def capture(
         self, entry: Entry, variant: Variant, tree: Tree, *, like: Proved | None = None

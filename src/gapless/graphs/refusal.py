@@ -41,7 +41,6 @@ KINDS: Final[dict[str, Mending]] = {
     "too_many_keys": "the code",  # hardly any two batches are of one kind
     "unlike_calls": "a rest",  # no two of the first calls are of one kind
     "too_many_changes": "a rest",  # what graphs bake in changes too often
-    "not_ahead": "room",  # the batch is of the kind of no example
     "graph_limit": "room",  # there are as many graphs as may be
     "memory_budget": "room",  # the next graph would need more memory than it may
     "capture_failed": "the code",  # the step does something that cannot be captured
@@ -66,7 +65,6 @@ KINDS: Final[dict[str, Mending]] = {
     "framework": "the code",  # a framework's loop does what its integration does not capture
     "off": "nothing",  # GAPLESS_CAPTURE=off
     "result": "the code",  # the step returns something that a replay cannot return
-    "cannot_restore": "the code",  # what it changes cannot be put back ahead of a run
     "ranks": "another rank",  # another rank cannot capture the step
 }
 

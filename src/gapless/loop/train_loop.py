@@ -168,6 +168,7 @@ class TrainLoop:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler | None = None,
+        is_measured_alone: bool = False,
         on_batch: Callable[[int], None] | None = None,
     ) -> CaptureReport | None:
         """Capture the step for the signatures of these batches, before a run; train on none of them.
@@ -175,10 +176,13 @@ class TrainLoop:
         Args:
             batches: on the CPU, one of each signature. The first are captured first; what a memory
                 budget leaves out are the last.
-            step: that `run_epoch` will be given.
+            step: that `run_epoch` will be given. What it writes on the device is put back, and gradients,
+                optimizer and scaler are. If it is to run ahead, it, or the object whose method it is, says
+                `changes_no_other_objects = True`; others are captured as batches come.
             model: that the step trains.
             optimizer: that the step calls.
-            scaler: of gradients, if there is one. All that the step writes is put back.
+            scaler: of gradients, if there is one.
+            is_measured_alone: whether nobody minds what else the step changes in Python: it runs ahead whatever it says.
             on_batch: called with the number of batches done.
 
         Returns:
@@ -194,7 +198,9 @@ class TrainLoop:
         with self.on_compute_stream():
             captured.capture_ahead(
                 engine.prefetch(batches).trees(),
-                snapshot=Snapshot(model, optimizer, scaler=scaler),
+                snapshot=Snapshot(
+                    model, optimizer, scaler=scaler, puts_back_all=not is_measured_alone
+                ),
                 on_batch=on_batch,
             )
         return captured.report

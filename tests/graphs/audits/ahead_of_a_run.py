@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import random
 
-import numpy as np
 import torch
 
-import gapless
+from gapless.loop.train_loop import TrainLoop
 from graphs.audits.harness import Place, batch, values
 
 
@@ -16,13 +15,16 @@ CALLS = 8
 
 
 class Training:
-    """A step that may write beside weights and optimizer state."""
+    """A step that may write beside weights and optimizer state, on the device."""
+
+    changes_no_other_objects = True
 
     def __init__(self, place, writes):
         self.model = torch.nn.Sequential(place.linear(), torch.nn.Dropout(0.5))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.average = copy.deepcopy(self.model)
-        self.seen, self.last, self.held = place.on([0.0]), place.on([0.0]), {}
+        self.norm = torch.nn.BatchNorm1d(1).to(place.device.torch_device)
+        self.seen, self.queue = place.on([0.0]), place.on([0.0] * 8)
         self.writes = writes
 
     def step(self, x):
@@ -35,10 +37,11 @@ class Training:
 
     def written(self):
         """Return all that the step writes beside the optimizer's state; gradients may be zeros, or none."""
-        tensors = [*self.model.parameters(), *self.average.parameters(), self.seen, self.last]
+        tensors = [*self.model.parameters(), *self.average.parameters(), *self.norm.buffers()]
+        tensors += [self.seen, self.queue]
         for weight in self.model.parameters():
             tensors.append(torch.zeros_like(weight) if weight.grad is None else weight.grad)
-        return values([*tensors, *self.held.values()])
+        return values(tensors)
 
 
 def nothing(training, x, loss):
@@ -59,14 +62,14 @@ def count(training, x, loss):
     training.seen.add_(1.0)
 
 
-def new_tensor(training, x, loss):
-    """An attribute that is a new tensor in each call."""
-    training.last = training.last * 0.9 + loss
+def statistics(training, x, loss):
+    """Running averages of a module that nobody gave to `capture_ahead`."""
+    training.norm(x.unsqueeze(1))
 
 
-def entry(training, x, loss):
-    """An entry that the first call makes."""
-    training.held["loss"] = training.held["loss"] + loss if training.held else loss.clone()
+def buffer(training, x, loss):
+    """A part of a buffer, by a view."""
+    training.queue[2:4].copy_(x[:2])
 
 
 def its_batch(training, x, loss):
@@ -85,16 +88,13 @@ def noise(training, x, loss):
     training.seen.add_(torch.rand_like(training.seen))
 
 
-WRITES = [nothing, average, count, new_tensor, entry, its_batch, gradients_kept, noise]
+WRITES = [nothing, average, count, statistics, buffer, its_batch, gradients_kept, noise]
 
 
-def ahead(training, place, examples):
-    return gapless.capture(
-        training.step,
-        device=place.device,
-        example_inputs=examples,
-        model=training.model,
-        optimizer=training.optimizer,
+def ahead(loop, training, examples):
+    """Capture ahead of a run; return the report."""
+    return loop.capture_ahead(
+        examples, training.step, model=training.model, optimizer=training.optimizer
     )
 
 
@@ -106,26 +106,27 @@ def wrong_ahead(writes, folder):
     """
 
     def state():
-        drawn = np.random.get_state()[2]  # noqa: NPY002
         return (
             training.written(),
             values(examples),
             random.getstate(),
-            drawn,
             values(torch.get_rng_state()),
         )
 
     wrong, found = [], []
-    with Place(folder) as place:
+    with Place(folder) as place, TrainLoop(plan="captured", device=place.device) as loop:
         training, examples = Training(place, writes), [batch(place, 1)]
         before = state()
-        ahead(training, place, examples)
+        if not ahead(loop, training, examples).num_graphs:
+            wrong.append("nothing is captured")
         if state() != before:
             wrong.append("something is written")
-    for is_ahead in (False, True):
-        with Place(folder) as place:
+    for plan in ("gapless", "captured"):
+        with Place(folder) as place, TrainLoop(plan=plan, device=place.device) as loop:
             training = Training(place, writes)
-            step = ahead(training, place, [batch(place, 1)]) if is_ahead else training.step
-            losses = [values(step(batch(place, number))) for number in range(CALLS)]
+            if plan == "captured":
+                ahead(loop, training, [batch(place, 1)])
+            batches = [batch(place, number) for number in range(CALLS)]
+            losses = loop.run_epoch(batches, training.step).losses
             found.append((losses, training.written()))
     return wrong + ["a run behind it differs"] * (found[0] != found[1])

@@ -329,19 +329,7 @@ AHEAD = [
         "self._random.write(self._states)",
         "noise",
     ),
-    ahead("Python before a run", "Snapshot.restore", "self._python.restore()", "new_tensor"),
-    ahead(
-        "entries of dictionaries before a run",
-        "PythonState._keep_table",
-        "kind.clear(table)",
-        "entry",
-    ),
-    ahead(
-        "gradients before a run",
-        "PythonState._keep_tensor",
-        "tensor.grad = gradient",
-        "gradients_kept",
-    ),
+    ahead("Python before a run", "Snapshot.restore", "self._python.restore()", "gradients_kept"),
     ahead("new state of optimizers", "_keep_new_state", "value.zero_()", "nothing"),
 ]
 

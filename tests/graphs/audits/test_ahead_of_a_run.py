@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gapless.loop.train_loop import TrainLoop
 from graphs.audits.ahead_of_a_run import WRITES, Training, ahead, nothing, wrong_ahead
 from graphs.audits.harness import Place, batch
 
@@ -17,8 +18,8 @@ def test_capturing_ahead_changes_nothing(writes, tmp_path):
 
 def test_there_are_no_gradients_after_it_if_there_were_none(tmp_path):
     """Zeros are not the same: an optimizer leaves weights without gradients alone."""
-    with Place(tmp_path) as place:
+    with Place(tmp_path) as place, TrainLoop(plan="captured", device=place.device) as loop:
         training = Training(place, nothing)
-        ahead(training, place, [batch(place, 1)])
+        ahead(loop, training, [batch(place, 1)])
 
         assert [weight.grad for weight in training.model.parameters()] == [None]

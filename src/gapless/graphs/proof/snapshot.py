@@ -1,7 +1,8 @@
 """All that a step changes, as it is before the step has run, and put back in its place.
 
-Graphs that are captured ahead of a run train on nothing, whatever the step writes. What a run is about to write
-is seen: the bytes of a storage are copied before its first write. What Python holds is kept beforehand.
+Graphs that are captured ahead of a run train on nothing. What a run is about to write on the device is seen: the
+bytes of a storage are copied before its first write. In Python a step that runs ahead changes the gradients of its
+model, its optimizer and its scaler, and nothing else: it says so by `changes_no_other_objects`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ import torch
 
 from gapless.device.torch_private import identity_of, is_storage_held_once
 from gapless.graphs.proof.device_state import RandomStates, set_state_of
-from gapless.graphs.proof.python_state import PythonState
-from gapless.graphs.reads.failed_look import Look
+from gapless.graphs.proof.python_side import PythonSide
 from gapless.graphs.reads.touched import TouchWatch, plain_parts
-from gapless.graphs.refusal import Refusal, unreadable
+from gapless.graphs.replay.kept_tensors import KeptTensors
 
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from gapless.device.base import Device
+    from gapless.graphs.callee import Callee
     from gapless.graphs.reads.touched import FirstUses
     from gapless.graphs.reads.weight_guards import Gradients
 
@@ -40,6 +41,7 @@ class Snapshot:
 
     Args:
         model: whose parameters and buffers are kept, in compiled code too, which shows nothing of its writes.
+        puts_back_all: whether a step is left out that may change other objects in Python.
     """
 
     def __init__(
@@ -48,39 +50,44 @@ class Snapshot:
         optimizer: torch.optim.Optimizer,
         *,
         scaler: torch.amp.GradScaler | None = None,
+        puts_back_all: bool = True,
     ) -> None:
+        self._puts_back_all = puts_back_all
         self._model = model
         self._optimizer = optimizer
-        self._scalers = {} if scaler is None else {id(scaler): scaler}
+        self._scaler = scaler
+        self._scaler_state: dict[str, Any] = {}
         self._memory = _Memory()
-        self._python: PythonState | None = None
+        self._python: PythonSide | None = None
         self._random: RandomStates | None = None
         self._device: Device | None = None
         self._states: dict[str, Any] = {}
 
-    def keep_reached_by(self, step: object, device: Device) -> Refusal | None:
-        """Keep what the step reaches in Python; return why that cannot be put back, None if it can.
+    def keep(self, callee: Callee) -> str | None:
+        """Keep what the step changes; return why that cannot be put back, None if it can.
 
         Raises:
             torch.OutOfMemoryError: the device has no memory for copies.
 
         Sync: Blocks the host if a scaler is in use.
         """
-        with Look(step) as look:
-            python = PythonState(step, [self._model, self._optimizer, *self._scalers.values()])
-        if look.failure is not None:
-            return unreadable(look.failure)
-        if python.objection:
-            return Refusal("cannot_restore", python.objection)
+        owner = getattr(callee.step, "__self__", callee.step)
+        if self._puts_back_all and not getattr(owner, "changes_no_other_objects", False):
+            return _MAY_CHANGE_OTHERS
         for tensor in self._tensors():
             for part in plain_parts(tensor):
                 self._memory.writes(part.untyped_storage())
-        self._python = python
-        self._scalers |= {id(scaler): scaler for scaler in python.scalers}
-        self._scaler_states = [scaler.state_dict() for scaler in self._scalers.values()]
-        self._random = RandomStates(device, python.generators)
+        self._python = PythonSide(
+            [(weight, weight.grad) for weight in self._model.parameters()],
+            [self._optimizer],
+            KeptTensors([], on_device=callee.is_on_device),
+            on_device=callee.is_on_device,
+        )
+        if self._scaler is not None:
+            self._scaler_state = self._scaler.state_dict()
+        self._random = RandomStates(callee.device, [])
         self._states = self._random.read()
-        self._device = device
+        self._device = callee.device
         return None
 
     def watching(self) -> AbstractContextManager[object]:
@@ -110,23 +117,28 @@ class Snapshot:
         """
         if self._python is None or self._random is None:
             return
-        made = [(one, dict(one.state)) for one in self._python.optimizers if _begins_at_zero(one)]
+        made = dict(self._optimizer.state) if _begins_at_zero(self._optimizer) else {}
         self._python.restore()
-        for optimizer, states in made:
-            _keep_new_state(optimizer, states)
+        _keep_new_state(self._optimizer, made)
         for weight, gradient in added_to:
             if weight.grad is None and gradient is not None:
                 weight.grad = gradient.zero_()
         self._memory.restore()
         self._random.write(self._states)
-        for scaler, state in zip(self._scalers.values(), self._scaler_states, strict=True):
-            scaler.load_state_dict(state)
+        if self._scaler is not None:
+            self._scaler.load_state_dict(self._scaler_state)
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         yield from self._model.parameters()
         yield from self._model.buffers()
         for state in self._optimizer.state.values():
             yield from (value for value in _values(state) if isinstance(value, torch.Tensor))
+
+
+_MAY_CHANGE_OTHERS = (
+    "the step may change objects in Python beside its model and its optimizer, which cannot be put back; set "
+    "`changes_no_other_objects = True` on it if it changes none"
+)
 
 
 class _Memory:

@@ -23,7 +23,7 @@ from gapless.graphs.ranks.audits_of_ranks import AuditsOfRanks
 from gapless.graphs.ranks.together import Together
 from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal
 from gapless.graphs.step_run import StepRun
-from gapless.ranks import collectives_so_far, is_distributed, user_ranks
+from gapless.ranks import collectives_so_far, user_ranks
 
 
 if TYPE_CHECKING:
@@ -123,11 +123,6 @@ class CallsOfRanks:
         self._calls = 0
         self._open_until = _CALLS_OPEN
         self._numbers: dict[int, int] = {}
-
-    @property
-    def is_unknown(self) -> bool:
-        """Whether the step may talk to other ranks, and was not seen to."""
-        return not self.asks and is_distributed()
 
     def join(self, step: RunsAlone, *, num_warmup: int) -> None:
         """Run the calls of a captured step from now on."""
@@ -268,12 +263,6 @@ class CallsOfRanks:
 
     def begin_epoch(self) -> None:
         """Do nothing: the epochs of a user's loop are not known."""
-
-    # --- ahead of a run ---
-
-    def may_run_ahead(self, *, is_own: bool) -> bool:
-        """Return the same: ranks tell each other at each capture."""
-        return is_own
 
     def counted(self, kind: Hashable, replay: QuickCall) -> QuickCall:
         """Return a quick call that counts its replays, and takes none where ranks tell each other."""

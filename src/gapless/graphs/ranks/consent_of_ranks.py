@@ -36,7 +36,6 @@ class ConsentOfRanks:
     """
 
     asks = True
-    is_unknown = False
     watch = staticmethod(nullcontext[None])
 
     def __init__(self, ranks: Ranks, host_waits: HostWaits) -> None:

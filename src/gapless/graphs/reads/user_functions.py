@@ -52,11 +52,6 @@ class Place:
     frame: FrameType | None = None
     owner: type | None = None
 
-    @property
-    def variables(self) -> dict[str, Any]:
-        """The variables of its file."""
-        return self.scopes[-1]
-
 
 @dataclass
 class UserFunctions:
@@ -136,12 +131,6 @@ class UserFunctions:
         """End the cycle that would hold all that was found, such as the loop's batches, until a collection."""
         self._waiting = {}
 
-    def variables(self) -> Iterator[tuple[dict[str, Any], str]]:
-        """Yield the variables of files that may be named, each with the table that it stands in."""
-        for code, place in self.places.items():
-            for name in code.co_names:
-                yield place.variables, name
-
     def names_in(self, code: CodeType) -> Names:
         """Return what names in a function stand for: of a method that is not on the stack, its object too."""
         place = self.places[code]
@@ -152,14 +141,6 @@ class UserFunctions:
             if len(objects) == 1:
                 return Names({code.co_varnames[0]: objects[0]}, place.scopes)
         return Names({}, place.scopes)
-
-    def add(self, value: Any) -> None:
-        """Add a function, or what an object holds that can be called."""
-        self._add(value, _DEPTH)
-
-    def has(self, function: FunctionType) -> bool:
-        """Return whether a function is one of them."""
-        return function.__code__ in self.places
 
     def are_given(self, name: str) -> bool:
         """Return whether variables on the stack hold a function of this name by another one."""

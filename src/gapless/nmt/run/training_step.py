@@ -56,7 +56,10 @@ class TranslationStep:
         optimizer: fused Adam, which skips fp16 overflows on the device.
         scaler: of gradients, in use with fp16 only.
         num_updates: updates made so far.
+        changes_no_other_objects: so that it may run ahead of a run.
     """
+
+    changes_no_other_objects = True
 
     def __init__(
         self,
