@@ -24,10 +24,10 @@ from time import perf_counter
 import torch
 
 from benchmarks.facts import place_and_time
+from benchmarks.launch_bound.args import Args
+from benchmarks.launch_bound.bits import Captured
+from benchmarks.launch_bound.variants import IN_PLACE, NAMES, WHOLE_STEP, load
 from benchmarks.processes import replace_text
-from benchmarks.scripts.args import Args
-from benchmarks.scripts.bits import Captured
-from benchmarks.scripts.variants import IN_PLACE, NAMES, WHOLE_STEP, load
 from gapless.device.find import find_device
 from gapless.device.numerics import seed_generators
 from gapless.errors import CaptureWarning

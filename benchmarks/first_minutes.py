@@ -25,8 +25,8 @@ from time import perf_counter
 
 import torch
 
-from benchmarks.scripts.args import Args
-from benchmarks.scripts.variants import AS_WRITTEN, IN_PLACE, NAMES, WHOLE_STEP, load
+from benchmarks.launch_bound.args import Args
+from benchmarks.launch_bound.variants import AS_WRITTEN, IN_PLACE, NAMES, WHOLE_STEP, load
 
 
 MARKS = (50, 100, 200, 400, 800, 1_600, 3_200, 6_400)

@@ -273,13 +273,13 @@ _VARIANTS = (
 
 
 def scripts(folder: Path) -> Lines:
-    """Scripts of `benchmarks.scripts`, the newest call of each."""
+    """Scripts of `benchmarks.launch_bound`, the newest call of each."""
     newest = {call["script"]: call for call in read(folder, "scripts.json")}
     facts = next(iter(newest.values()))
     commits = sorted({call["commit"] for call in newest.values()})
     yield (
         f"{facts['hardware']}, {facts['versions'].partition(',')[0]}, {', '.join(commits)}, "
-        f"{facts['date']}: `python -m benchmarks.scripts --rounds {facts['rounds']}`."
+        f"{facts['date']}: `python -m benchmarks.launch_bound --rounds {facts['rounds']}`."
     )
     yield ""
     found = {name: _speeds(call["variants"]) for name, call in newest.items()}

@@ -8,9 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.doctor.commands import LOOPS, run_doctor
 from benchmarks.doctor.verdicts import step_ms
-from benchmarks.scripts import worker
-from benchmarks.scripts.race import FIRST_EPOCHS, Entrant, Options as RaceOptions, VariantError
-from benchmarks.scripts.variants import AS_WRITTEN, IN_PLACE, NAMES, PREFETCH, WHOLE_STEP, load
+from benchmarks.launch_bound import worker
+from benchmarks.launch_bound.race import (
+    FIRST_EPOCHS,
+    Entrant,
+    Options as RaceOptions,
+    VariantError,
+)
+from benchmarks.launch_bound.variants import (
+    AS_WRITTEN,
+    IN_PLACE,
+    NAMES,
+    PREFETCH,
+    WHOLE_STEP,
+    load,
+)
 
 
 if TYPE_CHECKING:
@@ -105,7 +117,6 @@ def _times(variants: dict[str, list[str]], options: Options) -> dict[str, dict[s
     """Return the seconds of the timed epochs of each script and variant."""
     race = RaceOptions(
         device=options.device,
-        rounds=options.rounds,
         is_small=options.is_small,
         setup_limit=240.0,
         folder=options.folder,

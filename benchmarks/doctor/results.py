@@ -181,7 +181,7 @@ PARTS = {
     "scripts": Part(
         module="published",
         title="Published scripts",
-        about="The first finding on each of `benchmarks/scripts`, how many times as fast it says the step gets, and "
+        about="The first finding on each of `benchmarks/launch_bound`, how many times as fast it says the step gets, and "
         "how many times as fast a whole epoch got with the variant that mends it. No variant: none of those "
         "at hand mends this finding.",
         head=(

@@ -5,8 +5,8 @@ import importlib.util
 
 import torch
 
-from benchmarks.scripts.args import Args, FixedTurns
-from benchmarks.scripts.variants import FOLDER
+from benchmarks.launch_bound.args import Args, FixedTurns
+from benchmarks.launch_bound.variants import FOLDER
 
 
 parser = argparse.ArgumentParser()

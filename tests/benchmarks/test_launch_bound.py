@@ -1,0 +1,504 @@
+"""Launch-bound scripts and their variants: edits that fit, same bits, and figures of what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import types
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.launch_bound import __main__ as runner, bits, checks, race, table, variants
+from benchmarks.launch_bound.race import first_fast
+from benchmarks.launch_bound.variants import EditError, changed_lines, edited, sections, source_of
+
+import gapless
+from gapless.device.find import find_device
+from gapless.testing import SimulatedDevice
+
+
+ROOT = Path(__file__).parents[2]
+
+CPU = find_device("cpu")
+
+NEW = ("sac", "pinn", "act", "molecules", "nbeats")
+
+OPTIONS = race.Options(device="cpu", is_small=True, setup_limit=60.0, folder=Path("unused"))
+
+# Variants with edits of their own; the rest are the whole step with another decorator.
+WITH_A_SECTION = set(variants.VARIANTS) - {variants.AS_WRITTEN, *variants.DECORATORS}
+
+
+# ------------------------------------------------------------------------------------ variants
+
+
+@pytest.mark.parametrize("name", variants.NAMES)
+def test_every_variant_fits_its_script(name):
+    """Every script has all of them, each a program; capture in place adds four lines at most."""
+    for variant in variants.VARIANTS:
+        compile(source_of(name, variant), f"{name}.py", "exec")
+
+    added = changed_lines(name, variants.IN_PLACE)["added"]
+    assert 2 <= added <= 4
+    assert "gapless" not in source_of(name, variants.AS_WRITTEN)
+    found = set(sections((variants.FOLDER / f"{name}.diff").read_text()))
+    assert found == {*WITH_A_SECTION, variants.PEERS}
+
+
+@pytest.mark.parametrize("name", variants.NAMES)
+def test_peers_have_the_edits_of_the_whole_step(name):
+    """They differ from the same edits without a capture in decorators and an import alone."""
+    alone = source_of(name, variants.EQUAL_EDITS)
+    assert "@gapless.capture" not in alone
+    for variant, decorator in variants.DECORATORS.items():
+        if decorator:
+            lines = source_of(name, variant).splitlines()
+            assert decorator in map(str.strip, lines)
+            kept = [line for line in lines if line.strip() != decorator]
+            kept = [line for line in kept if not line.startswith("from tensordict")]
+            assert kept == alone.splitlines()
+
+
+def test_a_hunk_stands_behind_the_one_before_it():
+    """Lines that occur twice are found in the rest of the script."""
+    hunks = sections("+++ one\n@@\n a\n-b\n+c\n@@\n a\n+d\n")["one"]
+
+    assert edited("a\nb\na\n", hunks) == "a\nc\na\nd\n"
+
+
+@pytest.mark.parametrize(("text", "times"), [("x\n", 0), ("a\na\n", 2)])
+def test_a_hunk_that_does_not_fit_is_an_error(text, times):
+    """Whether its lines are missing, or might be meant twice."""
+    with pytest.raises(EditError, match=f"found {times} times, expected once:\na"):
+        edited(text, sections("+++ one\n@@\n a\n+b\n")["one"])
+
+
+def test_a_line_of_a_diff_that_means_nothing_is_an_error():
+    """Such as one without a sign."""
+    with pytest.raises(EditError, match="'a' is neither a hunk nor a line of one"):
+        sections("+++ one\n@@\na\n")
+
+
+def test_a_variant_that_is_not_there_is_named(capsys):
+    """With those that are."""
+    assert runner.main(["--show", "mnist", "faster"]) == 2
+    assert "mnist, faster: no such variant; there are as-written" in capsys.readouterr().err
+
+
+def test_lines_are_counted_without_empty_ones(monkeypatch):
+    """A line that is changed is removed and added."""
+    texts = {variants.AS_WRITTEN: "a\nb\nc\n", "other": "a\n\nB\nc\nd\n"}
+    monkeypatch.setattr(variants, "source_of", lambda name, variant: texts[variant])
+
+    assert changed_lines("any", "other") == {"added": 2, "removed": 1}
+
+
+def test_a_variant_is_shown_as_a_diff(capsys):
+    """Between the script as written and the variant."""
+    assert runner.main(["--show", "mnist", "in-place"]) == 0
+    shown = capsys.readouterr().out
+    assert "--- mnist.py as-written\n+++ mnist.py in-place\n" in shown
+    assert "+    gapless.capture(model, optimizer)\n" in shown
+
+
+# ---------------------------------------------------------------------------------------- bits
+
+
+def trained(name, variant, *, device=CPU, steps=4):
+    """Return all that a variant gives; skip it where its package is missing."""
+    try:
+        variants.load(name, variant)
+    except ImportError as error:
+        pytest.skip(str(error))
+    with warnings.catch_warnings():
+        # What torch says of its own schedulers and containers is none of this.
+        warnings.simplefilter("ignore")
+        return bits.trained(name, variant, device=device, steps=steps, is_small=True)
+
+
+def difference(ours, theirs):
+    return bits.first_difference(ours, theirs)
+
+
+@pytest.fixture
+def few_threads(numerics):
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", variants.NAMES)
+def test_variants_have_the_bits_of_the_script(name, few_threads):
+    """With prefetch and deferred loss; as a step and in place, as each edit without captures."""
+    written = trained(name, variants.AS_WRITTEN)
+    found = {one: trained(name, one) for one in (variants.WHOLE_STEP, variants.IN_PLACE)}
+    with bits.capture_off():
+        edited_alone = {one: trained(name, one) for one in found}
+
+    assert difference(written, trained(name, variants.PREFETCH)) is None
+    for variant, its in found.items():
+        assert difference(edited_alone[variant], its) is None
+    # What it logged, and its weights.
+    assert any(" of model 0" in title for title in written)
+    assert any(title.endswith(" 1") for title in written)
+    assert not any("nan" in value for value in written.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gcn", "word_lm", "vit", "nanogpt", *NEW])
+def test_steps_are_replayed_on_the_simulated_device(name, few_threads, monkeypatch):
+    """With the bits of the same steps run as written, where device work is late."""
+    found, reports = on_simulated_device(name, variants.WHOLE_STEP, monkeypatch)
+    with bits.capture_off():
+        edited_alone, _ = on_simulated_device(name, variants.WHOLE_STEP, monkeypatch)
+
+    assert difference(edited_alone, found) is None
+    assert all(report["num_replays"] > report["num_eager"] for report in reports), reports
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gcn", "word_lm", "vit", "speech", "dcgan", *NEW])
+def test_parts_are_replayed_in_place_on_the_simulated_device(name, few_threads, monkeypatch):
+    """With the bits of the same loop run as written."""
+    found, reports = on_simulated_device(name, variants.IN_PLACE, monkeypatch)
+    with bits.capture_off():
+        edited_alone, _ = on_simulated_device(name, variants.IN_PLACE, monkeypatch)
+
+    assert difference(edited_alone, found) is None
+    assert any(report["num_replays"] for report in reports), reports
+
+
+def on_simulated_device(name, variant, monkeypatch):
+    """Return what a variant gives there, and the reports of what was captured."""
+    device = SimulatedDevice(scheduler="asap")
+    capture, prefetch, losses = gapless.capture, gapless.prefetch, gapless.DeferredLoss
+    with monkeypatch.context() as patched, device:
+        patched.setattr(gapless, "capture", lambda *given: capture(*given, device=device))
+        patched.setattr(gapless, "prefetch", lambda loader, _: prefetch(loader, device))
+        patched.setattr(gapless, "DeferredLoss", lambda _, **options: losses(device, **options))
+        with bits.Captured() as captured:
+            found = trained(name, variant, device=device, steps=6)
+            return found, captured.reports()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", variants.NAMES)
+def test_variants_for_a_gpu_run_with_stand_ins(name, few_threads, monkeypatch):
+    """Graphs that call the module, and compilers that change nothing: the loop logs what it did."""
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", graphed)
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: None)
+    package, part = types.ModuleType("tensordict"), types.ModuleType("tensordict.nn")
+    part.CudaGraphModule = package.nn = compiled
+    monkeypatch.setitem(sys.modules, "tensordict", package)
+    monkeypatch.setitem(sys.modules, "tensordict.nn", part)
+
+    written = trained(name, variants.AS_WRITTEN)
+
+    for variant in (*variants.GPU_ONLY, variants.EQUAL_EDITS):
+        assert written.keys() == trained(name, variant).keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", variants.CHANGING)
+def test_batches_of_changing_shapes_have_the_bits_of_the_script(name, few_threads):
+    """As a step and in place, as each edit without captures."""
+    try:
+        variants.load(name, variants.AS_WRITTEN)
+    except ImportError as error:
+        pytest.skip(str(error))
+    settings = {"device": CPU, "steps": 4, "is_small": True, "is_changing": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for variant in (variants.IN_PLACE, variants.WHOLE_STEP):
+            found = bits.trained(name, variant, **settings)
+            with bits.capture_off():
+                assert difference(bits.trained(name, variant, **settings), found) is None
+
+
+def compiled(given=None, *, mode=None):
+    """Return a function or module as it is; as a decorator, too."""
+    return given if given is not None else lambda step: step
+
+
+def graphed(callables, samples, *, allow_unused_input=False):
+    """Return the modules, each of which takes its samples."""
+    several = isinstance(callables, tuple)
+    pairs = zip(callables, samples, strict=True) if several else [(callables, samples)]
+    for module, sample in pairs:
+        with torch.random.fork_rng(), torch.no_grad():
+            module(*sample)
+    return callables
+
+
+def test_the_first_difference_is_named():
+    """Or that there are not as many numbers."""
+    assert difference({"a": "1", "b": "2"}, {"a": "1", "b": "2"}) is None
+    assert difference({"a": "1", "b": "2"}, {"a": "1", "b": "3"}) == "b"
+    assert difference({"a": "1"}, {"a": "1", "b": "2"}) == "1 against 2 numbers and tensors"
+
+
+def test_digests_tell_bits_types_and_shapes_apart():
+    """Zero and minus zero are equal numbers with other bits."""
+    zero = torch.zeros(2)
+    others = [-zero, zero.double(), zero.reshape(1, 2)]
+
+    assert bits.digest(zero) == bits.digest(zero.clone())
+    assert len({bits.digest(value) for value in [zero, *others]}) == 4
+
+
+# ------------------------------------------------------------------------------------- figures
+
+
+def epoch(marks, end):
+    return {"marks": marks, "end": end}
+
+
+def test_the_first_fast_step_ends_the_slow_ones():
+    """Steps of 3, 2, 0.1, 0.1 ... seconds: fast from the third on, which ends after 5.1 s."""
+    marks = [0.0, 3.0, 5.0, *(5.0 + 0.1 * number for number in range(1, 9))]
+
+    assert first_fast([epoch(marks, 9.0)], 0.1) == pytest.approx(5.1)
+
+
+def test_a_fast_step_between_slow_ones_is_not_the_first():
+    """Nor are those of an epoch that is slow; the one before it has passed by then."""
+    slow = epoch([1.0, 1.1, 2.1, 3.1, 4.1], 6.0)
+    fast = epoch([0.5, 0.6, 0.7, 0.8], 1.0)
+
+    assert first_fast([slow, fast], 0.1) == pytest.approx(6.6)
+    assert first_fast([slow], 0.1) is None
+
+
+def entry(name, **speeds):
+    """Return an entry as the runner writes it, of speeds by variant."""
+    found = {
+        variant.replace("_", "-"): {
+            "problem": None,
+            "lines": {"added": 3, "removed": 1},
+            "bits": "same",
+            "steps_per_s": speed,
+            "first": {"steps": 0, "seconds": 30.0},
+        }
+        for variant, speed in speeds.items()
+    }
+    facts = dict.fromkeys(("hardware", "versions", "commit", "date", "command"), "x")
+    return {**facts, "script": name, "variants": found}
+
+
+def test_ratios_are_taken_within_one_call():
+    """The newest call that timed both counts; the mean is geometric, and changing shapes are not in it."""
+    first = entry("one", as_written=1.0, compile=3.0, whole_step=6.0)
+    again = entry("one", as_written=4.0, in_place=8.0, whole_step=32.0)
+    second = entry("two", as_written=10.0, in_place=80.0)
+    changing = {**entry("two", as_written=1.0, in_place=1.0), "is_changing": True}
+
+    text = table.table([first, second, again, changing])
+
+    assert "| one | 4.0 | 2.00 | 8.00 | 2.00 | 8.00 | 3.00 |" in text
+    assert "| two | 10.0 | 8.00 |  | 8.00 |  |  |" in text
+    assert "| two, changing shapes | 1.0 | 1.00 |  | 1.00 |  |  |" in text
+    assert "shapes | | 4.00x (2) | 8.00x (1) | 4.00x (2) | 8.00x (1) | 3.00x (1) |" in text
+    # Of one call too: 6 over 3, not 32.
+    assert "| one |  | 2.00 (compile) |" in text
+
+
+def test_the_first_minute_is_the_first_epochs_and_the_rest_at_the_later_speed():
+    """10 steps in 30 s, then 30 s at 2 a second: 70 steps, where the script as written does 60."""
+    made = entry("one", as_written=1.0, in_place=2.0)
+    made["variants"]["in-place"]["first"] = {"steps": 10, "seconds": 30.0}
+    made["variants"]["as-written"]["first"] = {"steps": 90, "seconds": 90.0}
+
+    assert table.first_minute([made], "in-place") == pytest.approx(70 / 60)
+
+
+def test_the_rows_of_readme_are_means_of_fixed_shapes():
+    """And how often the whole step is ahead of the fastest with equal edits."""
+    one = entry("one", as_written=1.0, whole_step=4.0, cudagraph_module=2.0, compile_step=1.0)
+    two = entry("two", as_written=1.0, whole_step=4.0, cudagraph_module=8.0)
+
+    text = "\n".join(table.readme_rows([one, two]))
+
+    assert "2 launch-bound scripts, whole step" in text
+    assert "with the same edits | x | 1.00x, ahead in 1 of 2 |" in text
+
+
+def test_what_failed_or_was_left_out_is_told_below_the_table():
+    """With the reason; what is silently wrong is an error where it is ours."""
+    made = entry("one", as_written=4.0, whole_step=8.0, cudagraph_module=5.0)
+    found = {"bits": "different: loss 3", "weight": "right", "rate": "silent", "attribute": "-"}
+    made["variants"]["cudagraph-module"] |= found
+    made["variants"]["whole-step"] |= found | {"bits": "same", "rate": "told: KeyError: no"}
+    made["variants"]["in-place"] = {"left_out": "no GPU"}
+
+    text = table.table([made])
+
+    assert "* one, cudagraph-module: different: loss 3" in text
+    assert "* one, whole-step: rate: told: KeyError: no" in text
+    assert "* one, in-place: no GPU" in text
+    assert "| one | cudagraph-module | different |  | right | silent | - |" in text
+    assert not runner.is_wrong(made)
+    made["variants"]["whole-step"]["rate"] = "silent"
+    assert runner.is_wrong(made)
+
+
+# --------------------------------------------------------------------------------------- checks
+
+
+def training(numbers, problem=None, warned=()):
+    return checks.Training({"loss 0": numbers}, problem, set(warned), 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (training("new"), "right"),
+        (training("old"), "silent"),
+        (training("between"), "silent"),
+        (training("old", warned=["it is stale"]), "told: it is stale"),
+        (training("", problem="ValueError: no"), "told: ValueError: no"),
+    ],
+)
+def test_a_change_is_taken_told_or_passed_over(changed, expected):
+    """Beside the same training without captures, with the change and without."""
+    old, new = training("old"), training("new")
+
+    assert checks.verdict(old, old, new, changed) == expected
+
+
+def test_nothing_is_said_of_a_change_without_effect():
+    """Nor of a variant that fails without it; one with other bits anyway takes what changes its own."""
+    old, new, other = training("old"), training("new"), training("other")
+
+    assert checks.verdict(old, old, old, old) == "-"
+    assert checks.verdict(old, training("", problem="no"), new, new) == "-"
+    assert checks.verdict(old, other, new, training("yet another")) == "right"
+    assert checks.verdict(old, other, new, other) == "silent"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nbeats", "gcn", "ppo"])
+def test_every_change_has_its_effect_without_captures(name, few_threads):
+    """A weight, a rate unless the script sets it itself, and an attribute; what is frozen is silent."""
+    settings = {"device": CPU, "steps": 4, "is_small": True}
+
+    found = {}
+    for one in checks.checked(name, variants.WHOLE_STEP, settings):
+        found |= one
+
+    assert found["bits"] == "same"
+    assert found["weight"] == found["attribute"] == "right"
+    assert found["rate"] == ("-" if name == "ppo" else "right")
+
+
+@pytest.mark.slow
+def test_a_rate_that_is_a_number_in_a_graph_is_silent(few_threads, monkeypatch):
+    """A stand-in that goes on with the attribute of its first call, as a bare graph does."""
+    frozen = checks.Change.__call__
+    monkeypatch.setattr(
+        checks.Change, "__call__",
+        lambda self, step: None if self._variant == "in-place" else frozen(self, step),
+    )  # fmt: skip
+    monkeypatch.setattr(checks, "uncaptured", lambda variant: ("whole-step", True))
+    settings = {"device": CPU, "steps": 4, "is_small": True}
+
+    found = list(checks.checked("nbeats", "in-place", settings))
+
+    assert {key: value for one in found[1:] for key, value in one.items()} == dict.fromkeys(
+        checks.CHANGES, "silent"
+    )
+
+
+def test_every_script_has_an_attribute_to_change():
+    """It is there: in the script, or of a class that it uses."""
+    assert set(checks.ATTRIBUTES) == set(variants.NAMES)
+
+
+@pytest.mark.parametrize("variant", variants.GPU_ONLY)
+def test_variants_for_a_gpu_are_left_out_on_a_cpu(variant):
+    """And the reason is told."""
+    assert race.reason_to_leave_out(variant, OPTIONS) == "it needs a GPU"
+    assert race.reason_to_leave_out(variants.AS_WRITTEN, OPTIONS) is None
+
+
+def test_a_script_whose_package_is_missing_is_skipped(monkeypatch, capsys):
+    """With a word."""
+
+    def load(name, variant):
+        raise ImportError("No module named 'transformers'")
+
+    monkeypatch.setattr(runner, "load", load)
+
+    assert runner.main(["--tiny", "--only", "bert"]) == 0
+    assert "bert: skipped, No module named 'transformers'" in capsys.readouterr().out
+
+
+def run(tmp_path, *options):
+    """Run the benchmark on a small script; return the process and what is in its file."""
+    file = tmp_path / "found.json"
+    command = [sys.executable, "-m", "benchmarks.launch_bound", "--tiny", "--only", "word_lm"]
+    command += ["--rounds", "1", "--first", "0", "--seconds", "0.1", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--json", str(file), "--logs", str(tmp_path)],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done, json.loads(file.read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+def test_the_runner_measures_appends_and_prints(tmp_path):
+    """Each variant in a process of its own; what was there before stays."""
+    former = entry("word_lm", as_written=1.0)
+    (tmp_path / "found.json").write_text(json.dumps([former]))
+
+    done, (kept, found) = run(tmp_path, "--variants", "whole-step", "compile", "--processes", "3")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert kept == former
+    assert {"hardware", "versions", "commit", "command", "rounds", "steps"} <= set(found)
+    ran = {v: one for v, one in found["variants"].items() if "left_out" not in one}
+    assert list(ran) == [variants.AS_WRITTEN, variants.WHOLE_STEP]
+    assert {one["bits"] for one in ran.values()} == {bits.SAME}
+    assert all(one["steps_per_s"] > 0 and one["first"]["steps"] > 0 for one in ran.values())
+    assert ran["whole-step"]["weight"] == ran["whole-step"]["attribute"] == "right"
+    assert "| word_lm | whole-step | same |" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_runner_ends_in_order_at_its_time_limit(tmp_path):
+    """What is not known by then is told as that."""
+    done, (found,) = run(tmp_path, "--variants", "whole-step", "--time-limit", "1")
+
+    assert found["variants"]["as-written"]["problem"] == "no answer in time"
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_does_not_stop_the_others(tmp_path):
+    """What it raised is its result."""
+    options = race.Options(
+        device="cpu", rounds=1, is_small=True, setup_limit=60.0, folder=tmp_path
+    )
+    told = []
+    made = race.Race("mnist", [variants.AS_WRITTEN], steps=2, options=options, tell=told.append)
+    task = race.worker.Work(name="mnist", variant="broken", device="cpu", steps=2, is_small=True)
+    made.entrants["broken"] = race.Entrant(task, options)
+
+    made.set_up(threading.Lock())
+    made.take_rounds()
+
+    problem = "EditError: mnist, broken: no such variant"
+    assert made.entrants["broken"].problem.startswith(problem)
+    assert len(made.entrants[variants.AS_WRITTEN].turns) == 1
+    assert any("broken: EditError" in line for line in told)
+    for entrant in made.entrants.values():
+        entrant.problem = entrant.problem or "the test is over"
+    made.close()
