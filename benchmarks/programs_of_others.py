@@ -2,15 +2,21 @@
 
     PYTHONPATH=src python3 -m benchmarks.programs_of_others FOLDER --json programs.jsonl
     PYTHONPATH=src python3 -m benchmarks.programs_of_others FOLDER --only mnist vae --processes 4
+    PYTHONPATH=src python3 -m benchmarks.programs_of_others FOLDER --seconds 75 --processes 3
 
-`programs_of_others.json` names each program: its repository, the commit, the folder that it is run in, and
-its words. `FOLDER` holds the repositories as owner/name, checked out at these commits; a program whose
-repository is not there, or that fails as written, is said to be left out. What their packages are is theirs to say.
+`programs_of_others.json` names each program: its repository, the commit, the folder that it is run in, its words, and
+words by which it goes on for long. `FOLDER` holds the repositories as owner/name, checked out at these commits; a program
+whose repository is not there, or that fails as written, is said to be left out. What their packages are is theirs to say.
 
-Each runs in a copy of its repository, with data drawn by a seed: pictures in the form of MNIST, and words and characters
-of this project's own pages. A line says whether output, exit code and files are the same, but for times and what `MASKED`
-lists, whether the program repeats its own output where they are not, and the seconds of both. Seconds are of whole
-processes, imports and captures included, one run each.
+Each runs in a copy of its repository, with data drawn by a seed: pictures in the form of MNIST, words and characters
+of this project's own pages, a graph of papers. A line says whether output, exit code and files are the same, but for times
+and what `MASKED` lists, whether the program repeats its own output where they are not, and the seconds of both, which are
+of whole processes, one run each.
+
+With `--seconds` both run side by side for so long, and end then. Seen from outside, by the times at which backward passes
+end (`step_marks/sitecustomize.py`, in both): the steps of the first minute, the rate in the second half of the steps that
+both have done, and how much later `gapless run` has come to a step than a tenth more than as written and five seconds
+allow, at the worst step: below zero if it never has.
 """
 
 from __future__ import annotations
@@ -26,8 +32,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from array import array
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from time import perf_counter
 
@@ -42,6 +48,9 @@ MASKED = re.compile(
     r"\d+\.\d+ ?(ms|s|sec)\b|ms/batch +[\d.]+|time:? +[\d.]+ ?(ms|s)?|took [\d.]+ms|SPS: \d+|"
     r"mfu [\d.-]+%|\d{9,}"
 )
+
+# For a rate in their second half.
+LEAST_STEPS = 10
 
 _NUM_TRAIN, _NUM_TEST = 12_800, 2_000
 
@@ -81,23 +90,44 @@ def write_text(root, folder):
     chars.joinpath("meta.pkl").write_bytes(pickle.dumps(meta))
 
 
+def draw_papers(folder):
+    """Write a random graph of papers in the form of Cora."""
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    num = 1_800
+    words = (draw.random((num, 200)) < 0.1).astype(int)
+    words[:, 0] = 1
+    papers = [f"{n} {' '.join(map(str, words[n]))} topic{n % 7}" for n in range(num)]
+    folder.joinpath("cora.content").write_text("\n".join(papers), encoding="utf-8")
+    cites = [f"{n} {other}" for n, other in enumerate(draw.integers(0, num, num))]
+    folder.joinpath("cora.cites").write_text("\n".join(cites), encoding="utf-8")
+
+
 def one_run(name, way, options):
     """Run a program in a copy of its repository; return what came of it."""
-    repository, _, inside, words = PROGRAMS[name]
+    repository, _, inside, words, more = PROGRAMS[name]
     with tempfile.TemporaryDirectory() as temporary:
         # Some look for their data two folders up.
         root = Path(temporary) / "a" / "b" / "repository"
         shutil.copytree(options.folder / repository, root)
         folder = root / inside
-        for place in {folder / "data", folder / ".." / "data", folder / ".." / ".." / "data"}:
-            place.mkdir(exist_ok=True)
+        above = folder / ".." / ".." / "data"
+        for place in {folder / "data", folder / ".." / "data", above, above / "mnist"}:
+            place.mkdir(exist_ok=True, parents=True)
             draw_pictures(place)
+        draw_papers(folder / "cora")
         folder.joinpath("results").mkdir(exist_ok=True)
         write_text(root, folder)
         before = {path for path in root.rglob("*") if path.is_file()}
         command = [sys.executable, "-m", "gapless", "run"] if way == "run" else [sys.executable]
         own = [str(HERE.parent / "src"), str(root), os.environ.get("PYTHONPATH", "")]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(own), "PYTHONHASHSEED": "0"}
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        marks = Path(temporary) / "marks"
+        if options.seconds is not None:
+            words = f"{words} {more}"
+            own.insert(0, str(HERE / "step_marks"))
+            environment |= {"STEP_MARKS": str(marks), "STEP_MARKS_SECONDS": str(options.seconds)}
+        environment["PYTHONPATH"] = os.pathsep.join(own)
         began = perf_counter()
         done = subprocess.run(
             [*command, *words.split()],
@@ -106,7 +136,7 @@ def one_run(name, way, options):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=options.seconds,
+            timeout=options.timeout,
         )
         seconds = round(perf_counter() - began, 1)
         files = {
@@ -114,9 +144,11 @@ def one_run(name, way, options):
             for path in sorted(root.rglob("*"))
             if path.is_file() and path not in before and "__pycache__" not in path.parts
         }
+        times = array("d", marks.read_bytes() if marks.exists() else b"")
     return {
         "program": name,
         "way": way,
+        "times": times,
         "seconds": seconds,
         "code": done.returncode,
         "output": [MASKED.sub("#", line) for line in done.stdout.splitlines()],
@@ -142,29 +174,93 @@ def sum_of(path):
 
 
 def compare(name, options):
-    """Run a program both ways, and once more as written if they differ; return lines on that."""
-    repository, commit, inside, _ = PROGRAMS[name]
+    """Run a program both ways; return a row, and lines on it."""
+    repository, commit, inside, *_ = PROGRAMS[name]
     head = f"{name:22}"
     if not options.folder.joinpath(repository, inside).is_dir():
-        return [{}], f"{head} left out: {repository} at {commit} is not in {options.folder}"
+        return {}, f"{head} left out: {repository} at {commit} is not in {options.folder}"
     try:
-        plain = one_run(name, "python", options)
-        if plain["code"]:
-            return [plain], f"{head} left out, fails as written: {(plain['errors'] or ['?'])[-1]}"
-        run = one_run(name, "run", options)
-        parts = ("code", "output", "files")
-        other = [part for part in parts if plain[part] != run[part]]
-        again = one_run(name, "python", options) if other else plain
+        row, text = (compare_ends if options.seconds is None else compare_rates)(name, options)
     except subprocess.TimeoutExpired:
-        return [{}], f"{head} left out: not done in {options.seconds:.0f} s"
+        row, text = {}, f"left out: not done in {options.timeout:.0f} s"
+    return {"program": name, "at": f"{repository}@{commit}", **row}, f"{head} {text}"
+
+
+def failed(plain):
+    """Return a row and a line on a program that fails as written."""
+    return {"code": plain["code"]}, f"left out, fails as written: {(plain['errors'] or ['?'])[-1]}"
+
+
+def said_by(run, plain):
+    """Return what `gapless run` has said, which is more than the program says as written."""
+    return [line for line in run["errors"] if line not in plain["errors"]][-8:]
+
+
+def compare_rates(name, options):
+    """Run a program both ways at once for so many seconds; return a row, and lines on it."""
+    with ThreadPoolExecutor(2) as pool:
+        plain, run = pool.map(lambda way: one_run(name, way, options), ("python", "run"))
+    if plain["code"] or not plain["times"]:
+        return failed(plain)
+    said = said_by(run, plain)
+    row = {"code": run["code"], "said": said}
+    num = min(len(plain["times"]), len(run["times"]))
+    if num < LEAST_STEPS or run["code"]:
+        return row, "\n    ".join([f"exit code {run['code']}, {num} steps", *said])
+    row |= rates(plain["times"], run["times"])
+    text = (
+        f"first minute {row['first_minute']:5.2f}x, second half {row['second_half']:5.2f}x of "
+        f"{row['steps']:6} steps ({row['as_written_a_second']:.1f} a second as written), "
+        f"{row['over_s']:+6.1f} s beyond what is allowed at step {row['over_at']}"
+    )
+    return row, "\n    ".join([text, *said])
+
+
+def rates(plain, run):
+    """Return what times of steps as written and by `gapless run` show."""
+    num = min(len(plain), len(run))
+    half, last = num // 2, num - 1
+    minute = min(60.0, plain[-1], run[-1])
+    over = [b - (1.1 * a + 5.0) for a, b in zip(plain, run, strict=False)]
+    worst = max(range(num), key=over.__getitem__)
+    counts = [sum(time <= minute for time in times) for times in (plain, run)]
+    return {
+        "steps": num,
+        "first_minute": round(counts[1] / max(counts[0], 1), 3),
+        "second_half": round((plain[last] - plain[half]) / (run[last] - run[half]), 3),
+        "as_written_a_second": round((last - half) / (plain[last] - plain[half]), 2),
+        "over_s": round(over[worst], 2),
+        "over_at": worst,
+        # At steps of equal distance.
+        "marks": [
+            [step, round(plain[step], 2), round(run[step], 2)]
+            for step in range(0, num, max(num // 20, 1))
+        ],
+    }
+
+
+def compare_ends(name, options):
+    """Run a program both ways, and once more as written if they differ; return a row, and lines on it."""
+    plain = one_run(name, "python", options)
+    if plain["code"]:
+        return failed(plain)
+    run = one_run(name, "run", options)
+    parts = ("code", "output", "files")
+    other = [part for part in parts if plain[part] != run[part]]
+    again = one_run(name, "python", options) if other else plain
     own = [part for part in other if plain[part] != again[part]]
     verdict = "the same" if not other else f"other {', '.join(other)}"
     if own:
         verdict += f"; as written, too: {', '.join(own)}"
     speed = plain["seconds"] / run["seconds"]
-    said = [line for line in run["errors"] if line not in plain["errors"]]
-    text = f"{head} {plain['seconds']:6.1f} s, {run['seconds']:6.1f} s, {speed:5.2f}x, {verdict}"
-    return [plain, run, again], "\n    ".join([text, *said[-8:]])
+    said = said_by(run, plain)
+    text = f"{plain['seconds']:6.1f} s, {run['seconds']:6.1f} s, {speed:5.2f}x, {verdict}"
+    row = {"code": run["code"], "seconds": [plain["seconds"], run["seconds"]], "verdict": verdict}
+    if other:
+        row["runs"] = [
+            {part: one[part] for part in (*other, "errors")} for one in (plain, run, again)
+        ]
+    return {**row, "said": said}, "\n    ".join([text, *said])
 
 
 def main():
@@ -172,17 +268,20 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="of the repositories")
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=PROGRAMS, metavar="PROGRAM")
-    parser.add_argument("--seconds", type=float, default=300.0, help="that a run may take")
+    parser.add_argument("--seconds", type=float, help="run both at once for so long, for rates")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a run may take")
     parser.add_argument("--processes", type=int, default=1, help="programs side by side")
     parser.add_argument("--json", type=Path, help="append a line for each program to this file")
     options = parser.parse_args()
     options.folder = options.folder.resolve()
     with ThreadPoolExecutor(options.processes) as pool:
-        for runs, text in pool.map(partial(compare, options=options), options.only):
+        running = [pool.submit(compare, name, options) for name in options.only]
+        for done in as_completed(running):
+            row, text = done.result()
             print(text, flush=True)
-            if options.json is not None:
+            if options.json is not None and row:
                 with options.json.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(runs) + "\n")
+                    file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":

@@ -138,8 +138,9 @@ def capture(
     called by the second update, children that the loop calls are captured; if nothing is, a
     `CaptureWarning` says so after a hundred updates. To autograd a call is one node, so gradients are summed and accumulated by autograd, and
     hooks of the module and of what it returns are called. Where no backward pass follows, as in
-    evaluation, call it under `torch.no_grad()`: calls with gradients enabled are captured only for
-    shapes that have had a backward pass. As written run
+    evaluation, call it under `torch.no_grad()`: calls with gradients enabled are captured for
+    shapes that have had a backward pass, or after eight that were let go of without one while others
+    train (200 otherwise). As written run
 
     - within `torch.autocast`: the first six calls, by which it is seen whether each has a block of
       its own, and all that need no gradients; all calls there once two have shared a block, which

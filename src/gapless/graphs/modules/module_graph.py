@@ -184,6 +184,8 @@ class ModuleGraph:
         def launch() -> list[torch.Tensor]:
             self._inputs.fill([leaf.detach() for leaf in run.inputs])
             self._runs.begin(run)
+            # Nobody needs the memory of a call without a backward pass.
+            run.is_done = not self.backward_pass.places
             self._graph.replay_segment(0)
             return self._outs.make()
 

@@ -26,7 +26,7 @@ from gapless.graphs.modules.module_refusals import (
     objections_to_weights,
 )
 from gapless.graphs.modules.rehearsal import Rehearsal
-from gapless.graphs.modules.seen_calls import CallsSeen
+from gapless.graphs.modules.seen_calls import CallsSeen, Given
 from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.proof.capture_failure import why_it_failed
 from gapless.graphs.proof.device_state import DeviceState
@@ -60,6 +60,10 @@ if TYPE_CHECKING:
     from gapless.graphs.watched import Watched
     from gapless.pipeline.tree.flatten import Tree
 
+
+# Calls without a backward pass, as those that act in an environment, after which a graph has none: where backward
+# passes follow calls of other kinds, and where nothing was trained so far.
+_MANY_UNHEARD, _MANY_UNTRAINED = 8, 200
 
 _NO_BACKWARD = (
     "calls with gradients that no backward pass follows run as written; call them under "
@@ -110,7 +114,7 @@ class ModuleTrial:
         name = reads.name_of_any(tree.leaves)
         refusals += [] if name is None else [read_elsewhere(name)]
         if seen.given is None:
-            self.runs.report.note = _NO_BACKWARD
+            self._expect_no_backward(seen)
         may_not = refusals or not self.runs.is_free()
         if may_not or seen.given is None or self.may_be_differentiated():
             if refusals:
@@ -124,6 +128,17 @@ class ModuleTrial:
         if isinstance(tried.graph, ModuleGraph):
             tried.graph.counted = versions.counted()
         return tried
+
+    def _expect_no_backward(self, seen: SeenCalls) -> None:
+        """Let a graph have no backward pass, if none has followed many calls; one that comes runs the call again."""
+        report = self.runs.report
+        most = _MANY_UNHEARD if self.seen.have_backward() else _MANY_UNTRAINED
+        if seen.num_unheard < most:
+            report.note = _NO_BACKWARD
+            return
+        seen.given = Given((None,) * len(seen.form), None)
+        if report.note == _NO_BACKWARD:
+            report.note = None
 
     def audit(self, tree: Tree, graph: CallGraph, watched: Watched, exact: Exactness) -> Tried:
         """Compare the passes of a graph in use with those as written, and run the call once.

@@ -86,6 +86,7 @@ class SeenCalls:
         left: where the calls leave tensors, as far as that is known.
         watched: how many calls had been watched when there was nothing more to be seen.
         is_stale: whether calls have done something else since.
+        num_unheard: calls whose outputs were let go of without a backward pass.
     """
 
     weights: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
@@ -95,6 +96,15 @@ class SeenCalls:
     left: LeftBehind = field(default_factory=LeftBehind)
     watched: int = -1
     is_stale: bool = False
+    num_unheard: int = 0
+    # Alive as long as a backward pass of a call may come.
+    waiting: list[weakref.ref[Any]] = field(default_factory=list)
+
+    def count_unheard(self) -> None:
+        """Count calls whose outputs were let go of."""
+        waiting = [one for one in self.waiting if one() is not None]
+        self.num_unheard += len(self.waiting) - len(waiting)
+        self.waiting = waiting
 
     def object(self, refusals: Sequence[Refusal]) -> None:
         """Add reasons that are not there yet."""
@@ -117,9 +127,14 @@ class CallsSeen:
             self._seen.clear()
         return self._seen.setdefault((tree.key(), tuple(weights)), SeenCalls())
 
+    def have_backward(self) -> bool:
+        """Return whether a backward pass follows calls of any kind."""
+        return any(one.given is not None and any(one.given.layouts) for one in self._seen.values())
+
     def observed(self, tree: Tree) -> Any:
         """Run a call as written, and see what its backward pass is given."""
         seen, call = self.of(tree), tree.value
+        seen.count_unheard()
         if seen.watched == self._watch.num_runs:
             return self._runs.as_written(call.args, call.kwargs)
         before, gradients = _states_of(tree.leaves), self._gradients()
@@ -131,7 +146,7 @@ class CallsSeen:
         outs = seen.left.outputs(out).leaves
         form = [(leaf.shape, leaf.dtype, leaf.requires_grad) for leaf in outs]
         if form != seen.form:
-            seen.form, seen.given = form, None
+            seen.form, seen.given, seen.num_unheard = form, None, 0
         leaves = [leaf for leaf in outs if leaf.requires_grad]
         inputs = [leaf for leaf in tree.leaves if leaf.requires_grad]
         paths = GradientPaths.of(leaves, inputs, since=since)
@@ -148,7 +163,7 @@ class CallsSeen:
             seen.object([BACKWARD_WITHIN])
         seen.weights = [weakref.ref(weight) for weight in paths.weights]
         if leaves:
-            _note_gradients(outs, seen, self._runs.settings)
+            seen.waiting.append(_note_gradients(outs, seen, self._runs.settings))
         else:
             seen.given = Given((None,) * len(outs), None)
         return out
@@ -184,8 +199,10 @@ def _attributes_of(tensor: torch.Tensor) -> tuple[tuple[str, int], ...]:
     return tuple((name, id(value)) for name, value in put_on(tensor).items())
 
 
-def _note_gradients(leaves: Sequence[torch.Tensor], seen: SeenCalls, settings: Settings) -> None:
-    """Note what the backward pass of a call is given."""
+def _note_gradients(
+    leaves: Sequence[torch.Tensor], seen: SeenCalls, settings: Settings
+) -> weakref.ref[Any]:
+    """Note what the backward pass of a call is given; return what is gone once none can come."""
     places: dict[Any, list[int]] = {}
     for number, leaf in enumerate(leaves):
         if leaf.grad_fn is not None:
@@ -227,6 +244,7 @@ def _note_gradients(leaves: Sequence[torch.Tensor], seen: SeenCalls, settings: S
         node.register_prehook(
             lambda gradients, node_places=node_places: note(node_places, gradients)
         )
+    return weakref.ref(note)
 
 
 def _note_place(places: list[int], gradient: torch.Tensor | None) -> None:
