@@ -119,20 +119,19 @@ def values_of(trainee):
     ]
 
 
-def train(device, make, *, captured, rates="exact", between=None, num=9, kind=Trainee):
+def train(device, make, *, captured, between=None, num=9, kind=Trainee):
     """Train for some steps; return what came of it.
 
     Args:
         device: where to train; the current stream must not be the default one.
         make: takes the weights; returns the optimizer.
         captured: capture the step after its warm-up.
-        rates: as of `Updates`.
         between: called with the trainee and the number of the step before each.
         num: number of steps.
         kind: of trainee.
     """
     trainee = kind(device, make)
-    updates, graph, outcome, losses = Updates(device, rates=rates), None, Outcome([]), []
+    updates, graph, outcome, losses = Updates(device), None, Outcome([]), []
     gradients = []
 
     def capture():

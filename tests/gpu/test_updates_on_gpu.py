@@ -464,20 +464,6 @@ def test_an_optimizer_whose_number_changed_moves_outside(device):
         assert [len(captured.inside) for captured in found.captured] == [1, 0]
 
 
-@pytest.mark.parametrize(
-    "name", ["SGD, fused", "AdamW, fused, two groups", "Adam, capturable, foreach"]
-)
-def test_rates_on_the_device_change_nothing_but_their_rounding(device, name):
-    """One graph goes on with rates that change, and they are the loop's up to float32."""
-    expected = train(device, INSIDE[name], captured=False, between=halve_the_rate)
-    found = train(device, INSIDE[name], captured=True, between=halve_the_rate, rates="tensor")
-
-    assert len(found.captured) == 1
-    assert found.captured[0].outside == {}
-    for some, others in zip(found.values[1], expected.values[1], strict=True):
-        assert torch.allclose(torch.tensor(some), torch.tensor(others), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["SGD, fused", "AdamW, fused", "Adam"])
 def test_schedulers_see_every_step(device, name):
     """What a scheduler has wrapped around `step` is called, and it warns of nothing."""

@@ -409,14 +409,13 @@ def test_an_update_that_replays_call_is_told(device):
             optimizer.step()
             return loss.detach()
 
-        captured = gapless.capture(step, device=device, rates="tensor")
+        captured = gapless.capture(step, device=device)
         for x in gapless.prefetch([torch.ones(3)] * 6, device):
             captured(x)
 
         assert captured.report.num_replays > 0
         said = "every replay calls AdamW.step() as written: it counts its steps on the host"
         assert (said in str(captured.report)) != fused
-        assert captured.report.rates == ("tensor" if fused else "exact")
 
 
 def test_a_captured_step_within_another_is_a_part_of_it(device):
@@ -441,7 +440,6 @@ def test_a_captured_step_within_another_is_a_part_of_it(device):
         ("memory_fraction", 0.0),
         ("memory_fraction", 1.5),
         ("on_refusal", "ignore"),
-        ("rates", "float"),
     ],
 )
 def test_settings_out_of_range_are_named(name, value):
@@ -459,25 +457,6 @@ def test_warm_up_runs_are_as_many_as_asked_for(device, num_warmup):
 
     # One more run proves the graph.
     assert (step.report.num_graphs, step.report.num_eager) == (1, num_warmup + 1)
-
-
-def test_rates_on_the_device_are_replayed(device):
-    """The tensors of rates are no strangers to the proof, although no run before had them."""
-    weight = torch.nn.Parameter(on(device, torch.ones(3)))
-    optimizer = torch.optim.AdamW([weight], lr=0.5, fused=True)
-
-    @functools.partial(gapless.capture, device=device, rates="tensor")
-    def step(x):
-        optimizer.zero_grad()
-        (weight * x).sum().backward()
-        optimizer.step()
-
-    for number in range(8):
-        optimizer.param_groups[0]["lr"] = 0.5 / (1 + number)
-        step(on(device, torch.ones(3)))
-        weight.tolist()
-
-    assert (step.report.num_replays, step.report.num_graphs) == (5, 1)
 
 
 def test_the_memory_fraction_is_one_of_the_devices_memory(device):

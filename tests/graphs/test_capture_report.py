@@ -99,11 +99,11 @@ def test_all_reasons_of_one_line_are_told_together():
     assert list(report.untold()) == ["a.py:1: print"]
 
 
-def test_proofs_and_rates_are_told():
-    """How many graphs were proved, how many were not, and that rates are rounded."""
-    report = CaptureReport(proved=2, not_proved=1, proof_seconds=0.25, rates="tensor")
+def test_proofs_are_told():
+    """How many graphs were proved, and how many were not."""
+    report = CaptureReport(proved=2, not_proved=1, proof_seconds=0.25)
 
-    assert "; 2 proved in 0.2 s; 1 not proved; rates are tensors" in str(report)
+    assert "; 2 proved in 0.2 s; 1 not proved" in str(report)
 
 
 def test_a_read_that_captures_skip_is_told_once_and_beside_other_notes():
@@ -151,7 +151,6 @@ def test_json_has_the_texts_of_refusals():
         "audit_halves": 0,
         "audit_block": 0,
         "differences": [],
-        "rates": "exact",
         "padding": {},
         "note": None,
     }

@@ -88,27 +88,6 @@ def test_a_warning_stands_at_the_line_of_the_loop(device):
     assert [one.filename for one in told] == [__file__]
 
 
-def test_rates_on_the_device_follow_a_schedule(device):
-    """With `rates="tensor"` one graph takes all rates, up to their rounding."""
-
-    def play(loop):
-        scheduler = ExponentialLR(loop.optimizer, 0.9)
-        for _ in range(8):
-            loop.run(1)
-            scheduler.step()
-
-    expected, found = (
-        OptimizerLoop(device, adamw, is_captured=False),
-        OptimizerLoop(device, adamw, rates="tensor"),
-    )
-    play(expected)
-    play(found)
-
-    assert (found.report.num_replays, found.report.num_graphs) == (5, 1)
-    for some, others in zip(found.values[-1], expected.values[-1], strict=True):
-        assert some == pytest.approx(others, rel=1e-5)
-
-
 class Signs(torch.optim.Optimizer):
     """A user's own optimizer, whose decay of weights goes into their gradients."""
 

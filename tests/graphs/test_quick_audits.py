@@ -87,23 +87,6 @@ def test_an_audit_is_one_replay_of_an_update(device, make, every):
     assert loop.report.num_graphs == 1
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_rates_on_the_device_of_a_schedule(device, every):
-    """A graph reads them."""
-    options = {"rates": "tensor", "audit_every": every}
-
-    def play(loop):
-        scheduler = ExponentialLR(loop.optimizer, 0.5)
-        for _ in range(10):
-            loop.run(1)
-            scheduler.step()
-
-    loop = both(device, partial(adamw, lr=0.5), play, **options)
-
-    assert_equal(loop.report, every=every)
-    assert loop.report.num_graphs == 1
-
-
 @pytest.mark.parametrize("rate", [0.9, 1.0])
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_gradient_scaler(device, every, rate):

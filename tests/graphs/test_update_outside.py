@@ -75,7 +75,7 @@ def test_what_has_other_numbers_at_every_step_is_cut_out(device, name):
 def test_options_of_an_optimizer_are_as_before_a_capture(device):
     """Neither `capturable` nor `step` nor the rate is changed for good."""
     for make in (INSIDE["AdamW, fused"], OUTSIDE["Adam"]):
-        trainee = train(device, make, captured=True, rates="tensor").trainee
+        trainee = train(device, make, captured=True).trainee
 
         assert trainee.optimizer.param_groups[0]["capturable"] is False
         assert trainee.optimizer.param_groups[0]["lr"] == 0.1
@@ -89,27 +89,6 @@ def test_an_optimizer_whose_number_changed_moves_outside(device):
     assert found.values == expected.values
     assert [len(captured.inside) for captured in found.captured] == [1, 0]
     assert "has changed" in found.captured[1].outside[found.trainee.optimizer]
-
-
-@pytest.mark.parametrize("name", ["SGD, fused", "AdamW, fused", "AdamW, fused, two groups"])
-def test_rates_on_the_device_change_nothing_but_their_rounding(device, name):
-    """One graph goes on with rates that change, and they are the loop's up to float32."""
-    expected = train(device, INSIDE[name], captured=False, between=halve_the_rate)
-    found = train(device, INSIDE[name], captured=True, between=halve_the_rate, rates="tensor")
-
-    (captured,) = found.captured
-    assert captured.inside == [found.trainee.optimizer]
-    for some, others in zip(found.values[1], expected.values[1], strict=True):
-        assert torch.allclose(torch.tensor(some), torch.tensor(others), rtol=1e-5, atol=1e-6)
-
-
-def test_rates_that_no_update_can_read_on_the_device_stay_outside(device):
-    """Where `rates="tensor"` would be another formula, the update runs as written."""
-    expected = train(device, OUTSIDE["Adam"], captured=False, between=halve_the_rate)
-    found = train(device, OUTSIDE["Adam"], captured=True, between=halve_the_rate, rates="tensor")
-
-    assert found.values == expected.values
-    assert found.captured[0].inside == []
 
 
 def load_copies(optimizer):
@@ -179,20 +158,6 @@ def test_an_optimizer_with_new_state_is_captured_inside_again(device):
 
     assert found.values == expected.values
     assert [len(captured.inside) for captured in found.captured] == [1, 1]
-
-
-def test_a_run_as_written_can_read_the_rates_of_a_graph(device):
-    """With the same rounding it has the same bits as a replay."""
-    make, losses = INSIDE["AdamW, fused"], []
-    found = train(device, make, captured=True, rates="tensor")
-    captured, trainee = found.captured[0], found.trainee
-    trainee.optimizer.param_groups[0]["lr"] = 1 / 3
-    with captured.rates_in_place():
-        rate = trainee.optimizer.param_groups[0]["lr"]
-        losses.append(rate.item())
-
-    assert losses == [torch.tensor(1 / 3).item()]
-    assert trainee.optimizer.param_groups[0]["lr"] == 1 / 3
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam"])

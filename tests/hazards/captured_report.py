@@ -436,31 +436,6 @@ def writes_that_begin_late(place):
 
 
 @captured_case(
-    "`rates='tensor'`: close to the loop as written, and the report says so.",
-    expect=HOLDS,
-    holds_plainly=False,
-)
-def rates_as_tensors(place):
-    def train_with(capture):
-        torch.manual_seed(7)
-        model = mlp(place)
-        optimizer = sgd(model, momentum=0.9)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=30)
-        step, losses = capture(training_step(model, optimizer)), []
-        for one in batches(place, 30):
-            losses += run(step, [one])
-            schedule.step()
-        return step, torch.stack(losses)
-
-    _, expected = train_with(lambda step: step)
-    step, actual = train_with(lambda step: place.capture(step, rates="tensor"))
-
-    assert torch.allclose(actual, expected, rtol=1e-4)
-    assert step.report.num_replays >= 10
-    assert "rate" in str(step.report)
-
-
-@captured_case(
     "Exceptions of the user are no refusals, and are counted as calls.",
     expect=HOLDS,
     holds_plainly=False,

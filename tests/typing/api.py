@@ -85,14 +85,14 @@ def captures(loader: list[Pair], model: torch.nn.Module, sgd: torch.optim.Optimi
     assert_type(str(step.report), str)
     assert_type([refusal.site for refusal in step.report.refusals], list[str | None])
     assert_type(step.report.padding, dict[int, float])
-    many = gapless.capture(train_step, steps_per_launch=4, rates="tensor")
+    many = gapless.capture(train_step, steps_per_launch=4)
     many(loader[:4])
     masked = gapless.capture(lambda x, y, mask=None: (x * y).mean(), device="cuda")
     masked(*loader[0], mask=None)
     step.clear()
     assert_type(gapless.capture(model, max_graphs=4), torch.nn.Module)
     assert_type(gapless.capture(sgd), torch.optim.Optimizer)
-    gapless.capture(model, sgd, rates="tensor")
+    gapless.capture(model, sgd, audit_every=100)
     assert_type(gapless.capture_report(model).num_replays, int)
     assert_type(gapless.release(model), torch.nn.Module)
     try:
@@ -130,5 +130,5 @@ def mistakes(loader: list[Pair]) -> None:
     gapless.Plan(name="mine", graphs="sometimes")  # type: ignore[arg-type]
     gapless.verify_plan(make_workload(torch.device("cpu")))  # type: ignore[arg-type]  # no function
     gapless.capture(train_step, on_refusal="warn")  # type: ignore[call-overload]
-    gapless.capture(train_step, rates="float")  # type: ignore[call-overload]
+    gapless.capture(train_step, on_refusal="stop")  # type: ignore[call-overload]
     gapless.StepLoss(loss=torch.zeros(()), report=None)  # type: ignore[call-arg]

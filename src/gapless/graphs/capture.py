@@ -45,7 +45,6 @@ class _Options(TypedDict, total=False):
     max_graphs: int
     memory_fraction: float
     on_refusal: Literal["eager", "raise"]
-    rates: Literal["exact", "tensor"]
     audit_every: int | None
     wait_stats: WaitStats | None
 
@@ -98,7 +97,6 @@ def capture(
     max_graphs: int = 100,
     memory_fraction: float = 0.8,
     on_refusal: Literal["eager", "raise"] = "eager",
-    rates: Literal["exact", "tensor"] = "exact",
     steps_per_launch: int | None = None,
     replay: Literal["if_faster", "always"] = "if_faster",
     audit_every: int | None = None,
@@ -176,8 +174,6 @@ def capture(
             graph to be captured, above 0 and up to 1.
         on_refusal: what happens when a call may not be captured: "eager" runs it as written, with
             a warning, "raise" raises `CaptureRefused` after that.
-        rates: "exact" gives the same bits also where a schedule changes a rate; "tensor" reads
-            rates from tensors on the device, which is faster and rounds them to float32.
         steps_per_launch: the function then takes a list or tuple of up to so many batches, each as
             the step takes one, and returns the list of what the step returns for each. As many
             batches of equal shapes are launched as one graph; fewer, others, and steps with a
@@ -224,7 +220,6 @@ def capture(
         memory_fraction=memory_fraction,
         on_refusal=on_refusal,
         wait_stats=wait_stats,
-        rates=rates,
         steps_per_launch=steps_per_launch,
         replay=replay,
         audit_every=audit_every,

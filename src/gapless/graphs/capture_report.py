@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from gapless.graphs.account import TimeSpent
 from gapless.graphs.padding_share import KindsSeen, padding_shares
@@ -120,7 +120,6 @@ class CaptureReport:
         proof_seconds: time that the host spent on these proofs.
         spent: time that this object has cost, and saved.
         audits: comparisons of graphs in use with the step as written.
-        rates: "tensor" if rates that change are read from the device.
         note: what else is worth knowing, None if there is nothing.
         kinds: of calls that ran as written.
     """
@@ -140,7 +139,6 @@ class CaptureReport:
     proof_seconds: float = 0.0
     spent: TimeSpent = field(default_factory=TimeSpent)
     audits: AuditCounts = field(default_factory=AuditCounts)
-    rates: Literal["exact", "tensor"] = "exact"
     note: str | None = None
     kinds: KindsSeen = field(default_factory=KindsSeen, compare=False, repr=False)
     _rest: _Rest = field(default_factory=_Rest, compare=False, repr=False)
@@ -250,7 +248,6 @@ class CaptureReport:
             (self.proved, f"{self.proved} proved in {self.proof_seconds:.1f} s"),
             (self.not_proved, f"{self.not_proved} not proved"),
             (self.audits.num, str(self.audits)),
-            (self.rates != "exact", "rates are tensors on the device, rounded to float32"),
             (texts, f"no further graph: {''.join(texts[:1])}"),
             (self.note, self.note or ""),
         ):
@@ -307,7 +304,6 @@ class CaptureReport:
             "audit_halves": self.audits.num_halves,
             "audit_block": self.audits.block,
             "differences": list(self.audits.differences),
-            "rates": self.rates,
             "padding": {str(of): share for of, share in self.padding.items()},
             "note": self.note,
         }
@@ -330,7 +326,6 @@ def summed(reports: Iterable[CaptureReport]) -> CaptureReport:
         found.spent.add_all(report.spent)
         found.audits.add_all(report.audits)
         found.kinds.counts.update(report.kinds.counts)
-        found.rates = report.rates
         found.note = report.note or found.note
     return found
 

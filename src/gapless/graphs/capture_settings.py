@@ -51,7 +51,6 @@ class CaptureSettings:
     memory_fraction: float = 0.8
     on_refusal: Literal["eager", "raise"] = "eager"
     wait_stats: WaitStats | None = None
-    rates: Literal["exact", "tensor"] = "exact"
     steps_per_launch: int | None = None
     replay: Literal["if_faster", "always"] = "if_faster"
     audit_every: int | None = None
@@ -64,7 +63,6 @@ class CaptureSettings:
             (self.max_graphs >= 1, "max_graphs", "at least 1"),
             (0.0 < self.memory_fraction <= 1.0, "memory_fraction", _A_SHARE),
             (self.on_refusal in ("eager", "raise"), "on_refusal", "'eager' or 'raise'"),
-            (self.rates in ("exact", "tensor"), "rates", "'exact' or 'tensor'"),
             (self.replay in ("if_faster", "always"), "replay", "'if_faster' or 'always'"),
             (per_launch is None or per_launch >= 1, "steps_per_launch", "at least 1"),
             (every is None or every >= 1, "audit_every", "at least 1, or None"),
@@ -95,7 +93,6 @@ class CaptureSettings:
             ),
             num_warmup=self.num_warmup,
             limits=limits,
-            rates=self.rates,
             audit_every=self.audit_every,
         )
 
@@ -109,8 +106,8 @@ class CaptureSettings:
 
     @property
     def compares_replays(self) -> bool:
-        """Whether replays may give way to calls as written, which then have the same bits."""
-        return self.replay == "if_faster" and self.rates == "exact"
+        """Whether replays may give way to calls as written."""
+        return self.replay == "if_faster"
 
     def forbid(
         self, report: CaptureReport, objection: Refusal | None = None, name: str = ""

@@ -14,7 +14,7 @@ to be copied out of it before the next replay overwrites it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from gapless.graphs.ahead import AheadOfRun
 from gapless.graphs.audit import Audits
@@ -70,7 +70,6 @@ class CapturedStep:
         num_warmup: eager runs of each kind before its capture, at least 2: the first makes the
             optimizer's state, the second shows whether the step makes it anew.
         limits: for its graphs, and those of others; None: limits of its own.
-        rates: what becomes of rates that change: see `gapless.capture`.
         audit_every: replays of a graph from one audit to the next; None: see `gapless.graphs.audit`.
 
     Attributes:
@@ -83,7 +82,6 @@ class CapturedStep:
         *,
         num_warmup: int = DEFAULT_NUM_WARMUP,
         limits: GraphLimits | None = None,
-        rates: Literal["exact", "tensor"] = "exact",
         audit_every: int | None = None,
     ) -> None:
         self.step, self.report = callee.step, callee.report
@@ -99,9 +97,7 @@ class CapturedStep:
         self.entries = Entries(self.report, pool, batch_reads, self.fast_path)
         self._limits.count(self.entries)
         self._passing = PassingKinds(callee.step, self.report)
-        self.learning = Learning(
-            callee, self.entries, pool, batch_reads, num_warmup=num_warmup, rates=rates
-        )
+        self.learning = Learning(callee, self.entries, pool, batch_reads, num_warmup=num_warmup)
         self.audited = AuditedCalls(callee, self.audits, self.entries, self.learning)
         self._windows = self.learning.windows = self.fast_path.windows = self._timed()
         # What runs calls together with those of other ranks, None if this process is alone.

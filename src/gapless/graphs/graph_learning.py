@@ -31,7 +31,6 @@ from gapless.ranks import drop_before_groups_end
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Literal
 
     from gapless.graphs.call_windows import CallWindows
     from gapless.graphs.callee import Callee
@@ -54,9 +53,6 @@ _MAX_PROOFS = 3
 class Learning:
     """Learns the graphs of one object.
 
-    Args:
-        rates: what becomes of rates that change: see `gapless.capture`.
-
     Attributes:
         windows: are told of graphs that were proved to give the same bits; None: nobody is.
     """
@@ -69,7 +65,6 @@ class Learning:
         batch_reads: BatchReads,
         *,
         num_warmup: int,
-        rates: Literal["exact", "tensor"],
     ) -> None:
         self.windows: CallWindows | None = None
         self._callee = callee
@@ -86,7 +81,7 @@ class Learning:
             device=device.torch_device,
             torch_random=device.random_state() is not None,
         )
-        updates = Updates(device, rates=rates, may_cut=not callee.is_update)
+        updates = Updates(device, may_cut=not callee.is_update)
         self.changes = ValueChanges(callee.report, entries, updates)
         self._warm_ups = WarmUps(
             num_warmup,
@@ -289,8 +284,6 @@ class Learning:
             drop_before_groups_end(self._entries)
             variant.num_steps = self._report.num_steps
             self._report.note_updates_as_written(tried.updates_as_written)
-            if tried.reads_rates:
-                self._report.rates = "tensor"
             if tried.not_proved is not None:
                 self._report.not_proved += 1
                 self._report.note = f"not proved: {tried.not_proved}"

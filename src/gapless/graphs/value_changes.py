@@ -90,7 +90,6 @@ def _rate_changes_often(failure: Failure) -> Refusal:
     return Refusal(
         "too_many_changes",
         f"{failure.text}, as it does after few steps, and a graph keeps what it was captured with: "
-        "updates run as written; capture the whole step, or give the optimizer's capture "
-        'rates="tensor", which rounds rates to float32',
+        "updates run as written; capture the whole step",
         is_final=True,
     )

@@ -62,7 +62,7 @@ class ModuleCalls:
         self.captor, self.name = captor, name
         self.settings = captor.settings
         self.is_traced = self.is_never_captured = self.is_refused = False
-        self._report = CaptureReport(rates=captor.settings.rates)
+        self._report = CaptureReport()
         self._trees = CallTrees()
         self.runs = Runs(
             captor.target,

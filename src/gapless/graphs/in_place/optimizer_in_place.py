@@ -105,7 +105,6 @@ class OptimizerInPlace:
             compares_replays=settings.compares_replays,
         )
         self._fast_path = self._captured.fast_path
-        self.report.rates = settings.rates
         self._is_never_captured = settings.forbid(
             self.report, refusal_of_weights(weights_of(optimizer)), type(optimizer).__name__
         )
@@ -326,8 +325,7 @@ class OptimizerInPlace:
 
 _NEW_RATE = (
     "has another learning rate than in the step before, and a graph keeps the one that it was "
-    "captured with: such steps run as written; capture the whole step, or give the optimizer's "
-    'capture rates="tensor", which rounds rates to float32'
+    "captured with: such steps run as written; capture the whole step"
 )
 
 

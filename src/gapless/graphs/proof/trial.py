@@ -58,7 +58,6 @@ class Tried:
         not_proved: why the graph is not proved, None if it is being proved.
         proof_seconds: of the host, for the proof.
         updates_as_written: why a replay calls updates of optimizers, each in a line.
-        reads_rates: whether the graph reads rates on the device.
         audited: the verdict of an audit, which arrives later; None if there is none.
     """
 
@@ -69,7 +68,6 @@ class Tried:
     not_proved: str | None = None
     proof_seconds: float = 0.0
     updates_as_written: list[str] = field(default_factory=list)
-    reads_rates: bool = False
     audited: AnyVerdict | None = None
 
 
@@ -160,7 +158,6 @@ class Trial:
             return Tried(self.callee.work(tree.value), refusals=[ON_ANOTHER_RANK])
         tried = self._proved(tree, found, watched, side, like=like)
         tried.updates_as_written = found.updates.lines_of_outside()
-        tried.reads_rates = bool(found.updates.rate_tensors())
         return tried
 
     def _side(self, watched: Watched) -> PythonSide:
@@ -234,7 +231,7 @@ class Trial:
             is_first = len(batches) == 1 + len(compared)
             batch = batches.pop()
             looks = second_look if is_first and second_look is not None else nullcontext()
-            with looks, graph.updates.rates_in_place():
+            with looks:
                 found = left(self.callee.work(batch.value), batch)
             spoilt.level(keeps=not batches)
             return found
@@ -269,7 +266,6 @@ class Trial:
         if second_look is not None:
             also = [
                 *(leaf for one in compared or [tree] for leaf in one.leaves),
-                *graph.updates.rate_tensors(),
             ]
             refusals = self._touches_others(watched, second_look, side, also)
         return Tried(result, None if refusals else graph, verdict, refusals, proof_seconds=seconds)

@@ -196,7 +196,7 @@ class StepGraph:
         if self._keeps:
             self._kept.fill()
         # A scheduler puts a `step` among the attributes.
-        if self.updates.rates or any(map(contains, self.updates.attributes, _STEPS)):
+        if any(map(contains, self.updates.attributes, _STEPS)):
             self.updates.before_replay()
         self._graph.replay()
         if not gradients_are_left:

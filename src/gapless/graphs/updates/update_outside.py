@@ -23,8 +23,7 @@ and of these only if all of this holds:
 * All weights with gradients, their gradients (dense) and their state are on the device, and the
   state exists.
 * There are no hooks, and nobody but a scheduler has replaced `step`.
-* No number has been seen to change (`Updates.number_changed`), but for the rate with
-  `rates="tensor"`.
+* No number has been seen to change (`Updates.number_changed`).
 
 LBFGS runs the model again as often as its numbers say, and `differentiable=True` trains through the
 update: these can be neither inside nor outside.
@@ -34,10 +33,10 @@ from __future__ import annotations
 
 import weakref
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._compile import _disable_dynamo
@@ -63,7 +62,6 @@ from gapless.graphs.updates.update_rules import (
     objection,
     reason_outside,
     same_objects,
-    takes_a_rate_tensor,
 )
 
 
@@ -76,11 +74,6 @@ if TYPE_CHECKING:
     from gapless.graphs.reads.guard_rows import GuardRows
 
 
-# "exact": a rate is the Python number of the loop as written. "tensor": a number in float32 on the
-# device, filled anew when it has changed, where the update can read it there.
-Rates: TypeAlias = Literal["exact", "tensor"]
-
-
 @dataclass
 class _Known:
     """An optimizer that the step was seen to call.
@@ -88,29 +81,11 @@ class _Known:
     Attributes:
         objection: why a graph can hold its update neither inside nor outside.
         moved: why it is outside although it could be inside.
-        rates: of its groups, on the device.
     """
 
     reference: weakref.ref[Optimizer]
     objection: str | None = None
     moved: str | None = None
-    rates: list[_Rate] = field(default_factory=list)
-
-
-class _Rate:
-    """The rate of a group as a tensor on the device."""
-
-    def __init__(self, value: float, device: torch.device) -> None:
-        self.tensor = torch.full((), value, dtype=torch.float32, device=device)
-        self._value = value
-
-    def fill(self, value: Any) -> None:
-        """Make the tensor equal to a number, if it is not."""
-        if isinstance(value, torch.Tensor):
-            self.tensor.copy_(value)
-        elif value != self._value:
-            self.tensor.fill_(value)
-            self._value = value
 
 
 class _OnStep:
@@ -154,7 +129,6 @@ class Updates:
     """The updates of all optimizers that a step calls.
 
     Args:
-        rates: "exact" or "tensor".
         may_cut: whether a graph may be cut at an update that cannot be inside; otherwise such
             an update refuses the step.
 
@@ -162,11 +136,10 @@ class Updates:
         is_updating: whether an optimizer's `step()` runs that is watched.
     """
 
-    def __init__(self, device: Device, *, rates: Rates = "exact", may_cut: bool = True) -> None:
+    def __init__(self, device: Device, *, may_cut: bool = True) -> None:
         self.device = device
         self.may_cut = may_cut
         self.is_updating = False
-        self._rates = rates
         self._known: dict[int, _Known] = {}
         self._on_step = _OnStep()
 
@@ -204,7 +177,6 @@ class Updates:
                 yield calls
             finally:
                 self.is_updating = False
-        self._make_rates()
 
     def objection(self) -> str | None:
         """Return why no graph can hold an update of the step, None if one can."""
@@ -223,16 +195,6 @@ class Updates:
     def _alive(self) -> list[tuple[_Known, Optimizer]]:
         pairs = [(known, known.reference()) for known in self._known.values()]
         return [(known, optimizer) for known, optimizer in pairs if optimizer is not None]
-
-    def _make_rates(self) -> None:
-        """Make tensors of rates, which cannot be made in a capture."""
-        if self._rates != "tensor":
-            return
-        for known, optimizer in self._alive():
-            for group in optimizer.param_groups[len(known.rates) :]:
-                value = group.get("lr")
-                number = value if isinstance(value, float | int) else 0.0
-                known.rates.append(_Rate(number, self.device.torch_device))
 
     # --- captures ---
 
@@ -261,15 +223,6 @@ class Updates:
         """Return why the update of an optimizer is outside now, None if it can be inside."""
         moved = self._know(optimizer).moved
         return moved or reason_outside(optimizer, needs_copy=self.device.needs_copy)
-
-    def rates_of(self, optimizer: Optimizer) -> list[_Rate]:
-        """Return tensors for the rates of an optimizer, none if it cannot read them."""
-        rates, groups = self._know(optimizer).rates, optimizer.param_groups
-        can_read = len(rates) == len(groups) and all(
-            isinstance(group["lr"], float | int) and takes_a_rate_tensor(optimizer, group)
-            for group in groups
-        )
-        return rates if can_read else []
 
 
 class _Capture:
@@ -315,14 +268,13 @@ class _Capture:
         return step
 
     def _capture(self, optimizer: Optimizer, step: Callable[[], object]) -> None:
-        rates = self._updates.rates_of(optimizer)
         self._inside.append(optimizer)
         try:
-            with capturable(optimizer), _rates_in_place(_pairs(optimizer, rates)):
+            with capturable(optimizer):
                 step()
         finally:
             self._inside.pop()
-        self.captured.add_inside(optimizer, rates)
+        self.captured.add_inside(optimizer)
 
 
 class CapturedUpdates:
@@ -333,7 +285,6 @@ class CapturedUpdates:
         outside: the others, whose `step()` a replay calls, each with the reason.
         gradients: what each of these calls finds, in its own list.
         on_update: to be called after each of these calls.
-        rates: of optimizers inside whose rates are filled before a replay.
     """
 
     def __init__(self) -> None:
@@ -343,7 +294,6 @@ class CapturedUpdates:
         self.outside: dict[Optimizer, str] = {}
         self.gradients: list[list[torch.Tensor | None]] = []
         self._as_captured: list[UpdateAsCaptured] = []
-        self.rates: list[tuple[Optimizer, list[_Rate]]] = []
 
     def call(self, update: UpdateAsWritten) -> None:
         """Call an update between two segments of a replay."""
@@ -351,10 +301,7 @@ class CapturedUpdates:
         self.on_update()
 
     def before_replay(self) -> None:
-        """Bring to the device, and to schedulers, what they have to know of a replay."""
-        for optimizer, rates in self.rates:
-            for group, rate in _pairs(optimizer, rates):
-                rate.fill(group["lr"])
+        """Let schedulers know of a replay."""
         for optimizer in self.inside:
             # A scheduler warns if it is called before its optimizer.
             if "step" in vars(optimizer) and hasattr(optimizer.step, "_wrapped_by_lr_sched"):
@@ -363,8 +310,7 @@ class CapturedUpdates:
     def changed(self) -> UpdateChange | None:
         """Return the first thing that is not as it was captured; None if all is.
 
-        These are, of optimizers inside, numbers (but rates that are filled before a replay),
-        weights, hooks, and which tensors their state consists of.
+        These are, of optimizers inside, numbers, weights, hooks, and which tensors their state consists of.
         """
         found = (one.change() for one in self._as_captured)
         return next((change for change in found if change is not None), None)
@@ -373,19 +319,6 @@ class CapturedUpdates:
         """Let rows say whether `changed` returns None."""
         for one in self._as_captured:
             one.compare_in(rows)
-
-    @contextmanager
-    def rates_in_place(self) -> Iterator[None]:
-        """Let runs as written in the body read rates where the graph does, if it does."""
-        self.before_replay()
-        with ExitStack() as stack:
-            for optimizer, rates in self.rates:
-                stack.enter_context(_rates_in_place(_pairs(optimizer, rates)))
-            yield
-
-    def rate_tensors(self) -> list[torch.Tensor]:
-        """Return the tensors from which the graph reads rates."""
-        return [rate.tensor for _, rates in self.rates for rate in rates]
 
     def lines_of_outside(self) -> list[str]:
         """Return for each update that a replay calls, why it is no part of the graph."""
@@ -400,16 +333,13 @@ class CapturedUpdates:
             self._as_captured.append(UpdateAsCaptured(optimizer, is_inside=False))
         self.outside[optimizer] = reason
 
-    def add_inside(self, optimizer: Optimizer, rates: list[_Rate]) -> None:
+    def add_inside(self, optimizer: Optimizer) -> None:
         """Note that the update of an optimizer has been captured."""
         if any(optimizer is one for one in self.inside):
             return
         self.inside.append(optimizer)
         self.attributes.append(vars(optimizer))
-        as_captured = UpdateAsCaptured(optimizer, is_inside=True, is_rate_filled=bool(rates))
-        self._as_captured.append(as_captured)
-        if rates:
-            self.rates.append((optimizer, rates))
+        self._as_captured.append(UpdateAsCaptured(optimizer, is_inside=True))
 
 
 def _do_nothing(*_: Any) -> None:
@@ -440,21 +370,3 @@ def _noting_result(known: _Known, optimizer: Optimizer) -> Callable[..., Any]:
         return result
 
     return step
-
-
-def _pairs(optimizer: Optimizer, rates: list[_Rate]) -> list[tuple[dict[str, Any], _Rate]]:
-    """Return the groups of an optimizer with the tensors of their rates, if there are any."""
-    return list(zip(optimizer.param_groups, rates, strict=False))
-
-
-@contextmanager
-def _rates_in_place(pairs: list[tuple[dict[str, Any], _Rate]]) -> Iterator[None]:
-    """Let groups have the rates that lie on the device in the body."""
-    before = [group["lr"] for group, _ in pairs]
-    for group, rate in pairs:
-        group["lr"] = rate.tensor
-    try:
-        yield
-    finally:
-        for (group, _), value in zip(pairs, before, strict=True):
-            group["lr"] = value
