@@ -15,7 +15,7 @@ from gapless.device.find import find_device
 from gapless.device.instruments.processor import num_cores
 
 
-_PACKAGES = ("torch", "accelerate", "lightning", "pytorch-lightning", "transformers")
+_PACKAGES = ("torch", "tensordict", "accelerate", "lightning", "pytorch-lightning", "transformers")
 
 
 def place_and_time(device: str, *, module: str) -> dict[str, str]:

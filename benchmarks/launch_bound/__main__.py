@@ -83,6 +83,7 @@ def entry_of(race, *, facts, beside):
         "is_small": options.is_small,
         "is_changing": options.is_changing,
         "set_up_beside": beside - 1,
+        "has_small_checks": options.has_small_checks,
         "variants": race.found(),
     }
 
@@ -130,6 +131,7 @@ def _measure(arguments):
         turn_s=arguments.seconds / arguments.rounds,
         first_s=arguments.first,
         checks=tuple(checks),
+        has_small_checks=arguments.small_checks,
         check_s=arguments.check_seconds,
         is_changing=arguments.changing,
         num_workers=arguments.workers,
@@ -214,6 +216,9 @@ def _parser():
                         help="at most, side by side: scripts load, compile and check beside one that is timed")  # fmt: skip
     parser.add_argument("--time-limit", type=float, default=float("inf"), metavar="SECONDS",
                         help="end in order after so long; what is known by then is in the file")  # fmt: skip
+    parser.add_argument(
+        "--small-checks", action="store_true", help="on small models, which compile sooner"
+    )
     parser.add_argument(
         "--check-seconds", type=float, default=120.0, help="of the checks of a script, at most"
     )

@@ -8,11 +8,13 @@ import os
 import tempfile
 import threading
 from dataclasses import dataclass, field
+from inspect import signature
 from itertools import pairwise
 from statistics import median, quantiles
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import gapless
 from benchmarks.launch_bound import worker
 from benchmarks.launch_bound.variants import (
     AS_WRITTEN,
@@ -20,6 +22,7 @@ from benchmarks.launch_bound.variants import (
     GPU_ONLY,
     IN_PLACE,
     WHOLE_STEP,
+    WHOLE_STEP_COMPILED,
     changed_lines,
 )
 from gapless.device.find import find_device
@@ -74,6 +77,7 @@ class Options:
         turn_s: seconds of a turn at least, in whole epochs.
         first_s: seconds of the first epochs at least.
         checks: variants whose bits and changes are checked.
+        has_small_checks: whether they are made on small models, which compile sooner.
         check_s: seconds after which checks of a script are given up.
         is_changing: whether batches have shapes that change.
         num_workers: of each loader.
@@ -88,6 +92,7 @@ class Options:
     turn_s: float = 0.0
     first_s: float = 0.0
     checks: tuple[str, ...] = ()
+    has_small_checks: bool = False
     check_s: float = 120.0
     is_changing: bool = False
     num_workers: int = 4
@@ -241,6 +246,7 @@ class Race:
             steps=self.steps,
             is_small=self.options.is_small,
             is_changing=self.options.is_changing,
+            has_small_checks=self.options.has_small_checks,
             num_workers=self.options.num_workers,
         )
         return Entrant(task, self.options)
@@ -395,6 +401,8 @@ def reason_to_leave_out(variant: str, options: Options) -> str | None:
         return "it needs a GPU"
     if variant == CUDA_GRAPH_MODULE and importlib.util.find_spec("tensordict") is None:
         return "it needs tensordict"
+    if variant == WHOLE_STEP_COMPILED and "compile" not in signature(gapless.capture).parameters:
+        return "this version has no compile=True"
     return None
 
 

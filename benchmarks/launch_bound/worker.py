@@ -48,6 +48,7 @@ class Work:
         steps: of an epoch.
         is_small: whether sizes are for a CPU.
         is_changing: whether batches have shapes that change.
+        has_small_checks: whether bits are checked on a small model.
         num_workers: of each loader.
     """
 
@@ -57,6 +58,7 @@ class Work:
     steps: int
     is_small: bool
     is_changing: bool = False
+    has_small_checks: bool = False
     num_workers: int = 4
 
     def settings(self) -> dict[str, Any]:
@@ -92,6 +94,7 @@ class Worker:
             if command != CHECK:
                 raise ValueError(f"unknown command {command!r}")
             settings = {"device": self.device, **self.work.settings()}
+            settings["is_small"] |= self.work.has_small_checks
             for found in checked(self.work.name, self.work.variant, settings):
                 self._answer({"checks": found, "is_last": False})
             self._answer({"checks": {}, "is_last": True})
