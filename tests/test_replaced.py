@@ -27,6 +27,7 @@ from gapless.doctor.watching.step_hooks import StepHooks
 from gapless.doctor.watching.step_source import StepSource
 from gapless.doctor.watching.torch_import import TorchImport
 from gapless.graphs import interludes
+from gapless.graphs.compiled_layers import LayerCompiler
 from gapless.nmt.run.rank_warnings import RankWarnings
 from gapless.nmt.run_folder.disk_space import DiskTroubles
 from gapless.nmt.run_folder.logs import RunLogs
@@ -283,6 +284,10 @@ CASES = {
             *("Module.train", "Module.state_dict", "Module.load_state_dict"),
             *("Optimizer.state_dict", "Optimizer.load_state_dict"),
         },
+    ),
+    "compiled_layers": (
+        lambda: LayerCompiler(is_dynamic=False, report=None).in_first_call(),
+        {"Module.__call__"},
     ),
     "sync_warnings": (hears_of_reads, {"warnings._showwarnmsg"}),
     "leaving": (lambda: errors_end_all(PULSE), {"sys.excepthook"}),

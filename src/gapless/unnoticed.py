@@ -5,6 +5,7 @@ What is patched in the whole process, by which file, and until when. All go thro
 * `device/autocast_blocks.py`: `torch.clear_autocast_cache`, until nobody keeps a block or waits for its end
 * `ranks/user_process_group.py`: `ProcessGroup.shutdown`, until the last object that holds graphs is gone
 * `graphs/interludes.py`: `nn.Module.train`, `state_dict` and `load_state_dict`, while graphs may be audited
+* `graphs/compiled_layers.py`: `nn.Module.__call__`, in the first call of a step whose layers are to be compiled
 * `ranks/leaving.py`: `sys.excepthook`, while the ranks are joined
 * `nmt/run/rank_warnings.py`: `warnings.showwarning`, for a run on several ranks
 * `nmt/run_folder/logs.py`: `threading.excepthook`, while the logs of a run are open

@@ -100,6 +100,7 @@ OBJECTS = {
     "torch.utils.data.dataloader._DatasetKind": lambda: torch.utils.data.dataloader._DatasetKind,
     "torch.utils.data.dataloader._MultiProcessingDataLoaderIter": workers_iterator,
     "torch.amp.GradScaler": scaler,
+    "torch.compile": lambda: torch.compile(node),
     CUPTI_MONITOR: cupti_monitor,
     "multiprocessing.process.BaseProcess": multiprocessing.current_process,
 }
@@ -388,6 +389,21 @@ MISSING = {
     "torch._C._cuda_get_sync_debug_mode": is_not_there("GET_SYNC_MODE"),
     "torch._dynamo.callback.callback_handler": ends_a_pass_without_callbacks,
     "torch._dynamo.config.recompile_limit": lambda module: module.allow_recompiles(64),
+    **{
+        path: gives(
+            lambda module: module.compile_by_inductor(BARE, []),
+            (None, "this torch has no torch._inductor.compile_fx.compile_fx"),
+        )
+        for path in ("torch._inductor.compile_fx.compile_fx", "torch._dynamo.exc.RestartAnalysis")
+    },
+    "torch.nn.Module._compiled_call_impl": gives(
+        lambda module: (module.is_compiled_in_place(BARE), module.forget_compiled_call(BARE)),
+        (False, None),
+    ),
+    "torch.nn.Module._call_impl": gives(lambda module: module.compile_in_place(BARE), None),
+    "torch.compile._torchdynamo_orig_callable": gives(
+        lambda module: module.module_of_compiled(node), None
+    ),
     "torch._inductor.async_compile.maybe_warm_pool": lambda module: (
         module.start_compiling_processes()
     ),

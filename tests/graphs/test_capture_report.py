@@ -151,6 +151,9 @@ def test_json_has_the_texts_of_refusals():
         "audit_halves": 0,
         "audit_block": 0,
         "differences": [],
+        "num_compiled": 0,
+        "compile_seconds": 0.0,
+        "not_compiled": [],
         "padding": {},
         "note": None,
     }

@@ -113,6 +113,24 @@ def a_module_that_is_captured_in_place(device):
     assert {reason: wait.count for reason, wait in waits.by_reason.items()} == {"capture": 1}
 
 
+class HoldsCompiledCode(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = Scaled()
+        self.part.compile(backend="eager")
+
+    def forward(self, x):
+        return self.part(x) * 2
+
+
+@scenario(only=ONE)
+def a_module_with_compiled_code(device):
+    """What that writes is seen by an eager run, which leaves nothing."""
+    report = check(device, HoldsCompiledCode)
+    assert report.num_replays > 0
+    assert report.refusals == []
+
+
 # --- calls that no graph can take ---
 
 

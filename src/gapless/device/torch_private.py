@@ -32,7 +32,7 @@ from gapless.python_private import PrivateName
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.process import BaseProcess
-    from types import CellType, CodeType
+    from types import CellType, CodeType, FunctionType
 
 
 # In the order of this file.
@@ -808,6 +808,74 @@ def allow_recompiles(most: int) -> None:
     config = _find("torch._dynamo.config")
     if hasattr(config, "recompile_limit"):
         config.recompile_limit = most
+
+
+_note(
+    "torch._inductor.compile_fx.compile_fx",
+    "torch._dynamo.exc.RestartAnalysis",
+    why="What torch's own compiler cannot compile runs eagerly, and one line says why.",
+    missing="Layers run eagerly, and one line says why.",
+)
+
+
+def compile_by_inductor(graph: Any, inputs: Sequence[Any]) -> tuple[Any, str]:
+    """Compile a graph as `torch.compile` does by default; return the code, and why there is none, "" if there is."""
+    compile_it, begin_anew = map(
+        _find, ("torch._inductor.compile_fx.compile_fx", "torch._dynamo.exc.RestartAnalysis")
+    )
+    if compile_it is _NOWHERE or begin_anew is _NOWHERE:
+        return None, "this torch has no torch._inductor.compile_fx.compile_fx"
+    try:
+        return compile_it(graph, inputs), ""
+    except begin_anew:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        return None, lines[0] if lines else type(error).__name__
+
+
+_note(
+    "torch.nn.Module._compiled_call_impl",
+    "torch.nn.Module._call_impl",
+    why="`nn.Module.compile()` compiles none of torch's own classes, such as `nn.TransformerEncoderLayer` (2.13).",
+    missing="Layers are not compiled.",
+)
+
+
+def is_compiled_in_place(module: torch.nn.Module) -> bool:
+    """Return whether somebody has compiled a module's calls."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def compile_in_place(module: torch.nn.Module, **options: Any) -> None:
+    """Compile a module's calls, as `module.compile()` does, of torch's own classes too."""
+    if not hasattr(module, "_call_impl"):
+        return
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    module._compiled_call_impl = torch.compile(call, **options)
+
+
+_note(
+    "torch.compile._torchdynamo_orig_callable",
+    why="What a compiled method of a module reads of it is guarded, though torch runs other code for it.",
+    missing="It is compared by audits alone.",
+)
+
+
+def module_of_compiled(function: FunctionType) -> torch.nn.Module | None:
+    """Return the module whose method a function that torch has compiled stands for; None if it is no such."""
+    method = vars(function).get("_torchdynamo_orig_callable")
+    owner = getattr(method, "__self__", None)
+    return owner if isinstance(owner, torch.nn.Module) else None
+
+
+def forget_compiled_call(module: torch.nn.Module) -> None:
+    """Undo `module.compile()`."""
+    if is_compiled_in_place(module):
+        module._compiled_call_impl = None
 
 
 _note(

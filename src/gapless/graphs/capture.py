@@ -46,6 +46,7 @@ class _Options(TypedDict, total=False):
     memory_fraction: float
     on_refusal: Literal["eager", "raise"]
     audit_every: int | None
+    compile: bool | Literal["dynamic"]
     wait_stats: WaitStats | None
 
 
@@ -100,6 +101,7 @@ def capture(
     steps_per_launch: int | None = None,
     replay: Literal["if_faster", "always"] = "if_faster",
     audit_every: int | None = None,
+    compile: bool | Literal["dynamic"] = False,
     wait_stats: WaitStats | None = None,
 ) -> Any:
     """Let a step, a module or an optimizer run as CUDA graphs, with the same bits or as written.
@@ -148,7 +150,7 @@ def capture(
     - calls whose gradients are differentiated (`create_graph=True`): all calls with gradients, if the
       code on the stack, or functions that it leads to, may ask for that; and second backward passes
       (`retain_graph=True`). If the forward pass was a replay, it runs again from its arguments;
-    - modules with hooks on their parts or weights, with checkpoints or compiled code, and those
+    - modules with hooks on their parts or weights, with checkpoints, and those
       that return their arguments or use tensors with gradients that are no arguments.
 
     **An optimizer** is captured in place as well, by an attribute `step`, if its update has the same
@@ -184,6 +186,11 @@ def capture(
             replays. None: at a random place in each block of replays, of 32 at first and of up to
             1,000 later, and after an epoch, an evaluation, or a pause. A difference drops the graphs,
             and a `CaptureWarning` says since which call at the earliest there may have been others.
+        compile: compile layers with `torch.compile` and capture what they launch: layers that repeat one by one,
+            a module in which nothing repeats as a whole; of a step those of the modules that its first call
+            calls. The bits are those of a loop with the same layers compiled and not captured, which is
+            what runs with `GAPLESS_CAPTURE=off`, and on a CPU. True compiles for each shape, which takes
+            seconds each; "dynamic" once for all. What cannot be compiled runs eagerly, with a warning.
         wait_stats: where the waits for captures are counted ("capture").
 
     Returns:
@@ -223,6 +230,7 @@ def capture(
         steps_per_launch=steps_per_launch,
         replay=replay,
         audit_every=audit_every,
+        compile=compile,
         is_off=is_switched_off(),
     )
 

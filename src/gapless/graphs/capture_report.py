@@ -120,6 +120,9 @@ class CaptureReport:
         proof_seconds: time that the host spent on these proofs.
         spent: time that this object has cost, and saved.
         audits: comparisons of graphs in use with the step as written.
+        num_compiled: pieces of code that `compile=True` has compiled, for each class of layers, shape and mode.
+        compile_seconds: time that this took; in a capture's account it is a time of the loop as written.
+        not_compiled: what could not be compiled and runs eagerly, each in one line.
         note: what else is worth knowing, None if there is nothing.
         kinds: of calls that ran as written.
     """
@@ -139,6 +142,9 @@ class CaptureReport:
     proof_seconds: float = 0.0
     spent: TimeSpent = field(default_factory=TimeSpent)
     audits: AuditCounts = field(default_factory=AuditCounts)
+    num_compiled: int = 0
+    compile_seconds: float = 0.0
+    not_compiled: list[str] = field(default_factory=list)
     note: str | None = None
     kinds: KindsSeen = field(default_factory=KindsSeen, compare=False, repr=False)
     _rest: _Rest = field(default_factory=_Rest, compare=False, repr=False)
@@ -243,11 +249,13 @@ class CaptureReport:
             f"{_count(self.num_replays, 'step')} replayed, {self.num_eager} ran as written"
         ]
         quick = _count(self.num_quick, "update")
+        code = _count(self.num_compiled, "piece")
         for is_said, text in (
             (self.num_quick, f"{quick} by the operations of the step alone"),
             (self.proved, f"{self.proved} proved in {self.proof_seconds:.1f} s"),
             (self.not_proved, f"{self.not_proved} not proved"),
             (self.audits.num, str(self.audits)),
+            (self.num_compiled, f"compiled {code} of layers in {self.compile_seconds:.1f} s"),
             (texts, f"no further graph: {''.join(texts[:1])}"),
             (self.note, self.note or ""),
         ):
@@ -256,6 +264,7 @@ class CaptureReport:
         lines += [f"also: {text}" for text in texts[1:]]
         lines += [str(self.spent)] if self.spent.is_worth_a_line else []
         lines += self.audits.differences
+        lines += self.not_compiled
         lines += self.updates_as_written
         lines += [f"changed: {text}" for text in self.changes]
         lines += [
@@ -304,6 +313,9 @@ class CaptureReport:
             "audit_halves": self.audits.num_halves,
             "audit_block": self.audits.block,
             "differences": list(self.audits.differences),
+            "num_compiled": self.num_compiled,
+            "compile_seconds": self.compile_seconds,
+            "not_compiled": list(self.not_compiled),
             "padding": {str(of): share for of, share in self.padding.items()},
             "note": self.note,
         }
@@ -323,6 +335,7 @@ def summed(reports: Iterable[CaptureReport]) -> CaptureReport:
             found.note_change(change)
         found.note_batch_reads(report.batch_reads)
         found.note_updates_as_written(report.updates_as_written)
+        found.not_compiled += [one for one in report.not_compiled if one not in found.not_compiled]
         found.spent.add_all(report.spent)
         found.audits.add_all(report.audits)
         found.kinds.counts.update(report.kinds.counts)

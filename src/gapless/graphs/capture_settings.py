@@ -54,6 +54,7 @@ class CaptureSettings:
     steps_per_launch: int | None = None
     replay: Literal["if_faster", "always"] = "if_faster"
     audit_every: int | None = None
+    compile: bool | Literal["dynamic"] = False
     is_told: bool = True
 
     def __post_init__(self) -> None:
@@ -65,6 +66,7 @@ class CaptureSettings:
             (self.on_refusal in ("eager", "raise"), "on_refusal", "'eager' or 'raise'"),
             (self.replay in ("if_faster", "always"), "replay", "'if_faster' or 'always'"),
             (per_launch is None or per_launch >= 1, "steps_per_launch", "at least 1"),
+            (self.compile in (False, True, "dynamic"), "compile", "True, False or 'dynamic'"),
             (every is None or every >= 1, "audit_every", "at least 1, or None"),
         ):
             if not is_fine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial, update_wrapper
 from types import FunctionType
@@ -10,6 +11,7 @@ from weakref import ref
 
 import torch
 
+from gapless.graphs.compiled_layers import LayerCompiler
 from gapless.graphs.modules.module_refusals import COMPILED_AROUND
 from gapless.graphs.objections import objection_to_transforms
 from gapless.graphs.quick_call import NOT_ALIKE
@@ -68,6 +70,7 @@ class CapturedFunction(StandIn):
                 report=self.report,
                 consent=settings.new_consent(),
             )
+        self._layers = LayerCompiler.of(settings.compile, self.report)
         self._is_never_captured = settings.forbid(self.report)
         self.stand_for(step)
 
@@ -113,6 +116,10 @@ class CapturedFunction(StandIn):
         if self._owner is not None and args and isinstance(args[0], self._owner):
             # As `Class.method(object, ...)`.
             return self.__get__(args[0], self._owner)(*args[1:], **kwargs)
+        with nullcontext() if self._layers is None else self._layers.in_first_call():
+            return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._group is not None:
             size = self._settings.steps_per_launch or 1
             return self._call_all(self._group, checked_group(args, kwargs, size=size), size)

@@ -26,6 +26,7 @@ class Watched:
         other_reads: file:line of the other reads, but for those of updates.
         touched: tensors of the device that the step used and that were there before; None if
             that is not known, as with compiled code.
+        touched_eagerly: whether `touched` is of an eager run of code that is compiled.
         known: addresses of gradients and of the batch in that run, which are others in each.
         batch: where each tensor of the batch lay in that run: the addresses of its parts' bytes.
         unused: ids of weights whose gradients were there before that run, which did not use them.
@@ -42,6 +43,7 @@ class Watched:
     batch: list[list[tuple[int, int]]]
     unused: set[int]
     num_audits: int = 0
+    touched_eagerly: bool = False
 
     def is_seen_in_audit(self) -> bool:
         """Count an audit; return whether it sees what its run as written writes, as the first and every second do.
@@ -50,7 +52,7 @@ class Watched:
         whether the step as written has begun to write to memory that it never wrote before.
         """
         self.num_audits += 1
-        return self.num_audits % 2 == 1
+        return self.num_audits % 2 == 1 and not self.touched_eagerly
 
     @property
     def found(self) -> list[torch.Tensor]:

@@ -318,7 +318,7 @@ def ahead(name, function, code, writes):
 AHEAD = [
     ahead(
         "bytes before the first write",
-        "_Memory.restore",
+        "FirstWrites.restore",
         "_bytes_of(storage).copy_(copy)",
         "average",
     ),

@@ -7,6 +7,7 @@ of its class (`gapless.graphs.in_place.method_in_place`). What becomes of their 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial, wraps
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from torch import nn
 
 from gapless.graphs.capture_report import summed
 from gapless.graphs.capture_settings import warn
+from gapless.graphs.compiled_layers import LayerCompiler
 from gapless.graphs.in_place.captor import ATTRIBUTE, captor_of, left_out, set_captor
 from gapless.graphs.in_place.first_calls import FIRST_CALLS
 from gapless.graphs.in_place.method_in_place import MethodInPlace, methods_of
@@ -74,6 +76,7 @@ class ModuleInPlace:
         self._forward: Callable[..., Any] | None = None
         self._state: Callable[..., Any] | None = None
         self._methods: dict[str, MethodInPlace] = {}
+        self._layers = LayerCompiler.of(settings.compile, self._calls.report)
         refusal = SCRIPTED if _is_scripted(module) else refusal_of_module(module)
         name = type(module).__name__
         self._calls.is_never_captured = settings.forbid(self._calls.report, refusal, name)
@@ -105,10 +108,10 @@ class ModuleInPlace:
             return
         kept = vars(self.target)
         self._own = kept.get(_FORWARD)
-        self._calls.runs.forward = self.target.forward
+        self._calls.runs.forward = self._with_layers_compiled(self.target.forward)
         self._of_class = type(self.target).forward
 
-        @wraps(self._calls.runs.forward)
+        @wraps(self.target.forward)
         def forward(*args: Any, **kwargs: Any) -> Any:
             if type(self.target).forward is not self._of_class and self._own is None:
                 self._take_other_forward()
@@ -143,6 +146,8 @@ class ModuleInPlace:
                 kept[_FORWARD] = self._own
         if self._state is not None and kept.get(_STATE) is self._state:
             del kept[_STATE]
+        if self._layers is not None:
+            self._layers.undo()
         # Whoever still holds `forward` runs the module as written.
         self._calls.is_never_captured = True
         self._calls.forget()
@@ -166,7 +171,7 @@ class ModuleInPlace:
         for part in self.target.modules():
             is_apart = captor_of(part) is None and not _is_scripted(part)
             if is_apart and next(part.parameters(), None) is not None:
-                listener = ModuleInPlace(part, self.settings)
+                listener = ModuleInPlace(part, replace(self.settings, compile=False))
                 listener.is_listener = listener.is_awaited = True
                 listener.attach()
                 set_captor(part, listener)
@@ -202,9 +207,15 @@ class ModuleInPlace:
         ours = kept.pop(_FORWARD)
         try:
             self._of_class = type(self.target).forward
-            self._calls.take(self.target.forward)
+            self._calls.take(self._with_layers_compiled(self.target.forward))
         finally:
             kept[_FORWARD] = ours
+
+    def _with_layers_compiled(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what to call for the module's `forward`, with its layers compiled if that is asked for."""
+        if self._layers is None:
+            return forward
+        return self._layers.compile_in_place(self.target, forward)
 
     def _call_copy(self, copy: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an object that was given the module's attributes, as it would be without a capture."""

@@ -96,8 +96,6 @@ def hooks_within(module: nn.Module) -> list[Refusal]:
 def objections_to_call(watched: Watched, watch: HostWatch) -> list[Refusal]:
     """Return what no graph of both passes could repeat of a watched call."""
     found = [keeps_unknown(path.name, path.site) for path in watched.kept if path.is_plain]
-    if watched.touched is None:
-        found.append(COMPILED)
     if watched.ran_backward:
         found.append(RUNS_BACKWARD)
     site = watch.site_of_name(_HOOKING)
@@ -186,11 +184,6 @@ COPIED = Refusal(
     "it runs as written; use DistributedDataParallel, or copy.copy()",
     name="a copy",
     is_of_call=True,
-)
-COMPILED = Refusal(
-    "compiled",
-    "the module runs code of torch.compile, whose backward pass nobody can follow; capture the step instead",
-    name="torch.compile",
 )
 COMPILED_AROUND = Refusal(
     "compiled",

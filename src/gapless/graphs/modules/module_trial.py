@@ -12,6 +12,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from gapless.graphs.modules.forward_runs import Run
 from gapless.graphs.modules.gradient_paths import number_of_next_node, uses_of
 from gapless.graphs.modules.left_behind import LeftBehind
@@ -29,9 +31,10 @@ from gapless.graphs.modules.rehearsal import Rehearsal
 from gapless.graphs.modules.seen_calls import CallsSeen, Given
 from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.proof.capture_failure import why_it_failed
-from gapless.graphs.proof.device_state import DeviceState
+from gapless.graphs.proof.device_state import DeviceState, RandomStates
 from gapless.graphs.proof.fingerprints import KeptFingerprints
 from gapless.graphs.proof.same_results import Comparison, NotProved, prove
+from gapless.graphs.proof.snapshot import FirstWrites
 from gapless.graphs.proof.trial import Tried, used_anew
 from gapless.graphs.reads.addresses import address_of, share_memory
 from gapless.graphs.reads.touched import TouchWatch
@@ -43,8 +46,6 @@ from gapless.pipeline.tree.tensor_layout import has_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    import torch
 
     from gapless.device.base import Cut, Stream
     from gapless.graphs.graph_pool import GraphPool
@@ -108,6 +109,12 @@ class ModuleTrial:
             seen.left, seen.given, seen.form = LeftBehind(tuple(watched.kept)), None, None
             return Tried(self.seen.observed(tree))
         weights = [weight for ref in seen.weights if (weight := ref()) is not None]
+        if watched.touched is None and seen.given is not None and self.runs.is_free():
+            try:
+                self._touch_eagerly(tree, watched, seen, weights)
+            except Exception as error:
+                failed = why_it_failed(error, watched.host_reads)
+                return Tried(self.seen.observed(tree), refusals=failed)
         refusals = [*seen.objections, *objections_to_call(watched, self.watch)]
         refusals += objections_to_weights(self._module, weights, self._device)
         refusals += objections_to_memory(tree, [*reads.tensors, *weights], watched)
@@ -263,6 +270,27 @@ class ModuleTrial:
 
     # --- rehearsal ---
 
+    def _touch_eagerly(
+        self, tree: Tree, watched: Watched, seen: SeenCalls, weights: list[torch.Tensor]
+    ) -> None:
+        """See what code that is compiled touches: by an eager run of both passes on copies, which is undone."""
+        assert seen.given is not None
+        kept, random = FirstWrites(), RandomStates(self._device)
+        states, look = random.read(), TouchWatch(self._device, first_uses=kept)
+        with ONE_AT_A_TIME, seen.left.unchanged():
+            rehearsal = Rehearsal(
+                self.runs, tree, seen.given, weights, needs_grad=self.needs_grad, left=seen.left
+            )
+            copy, _ = rehearsal.memory()
+            try:
+                with torch.compiler.set_stance("force_eager"), seen.left.unread(look), look:
+                    rehearsal.passes(copy, rehearsal.gradients, stand_ins=False)
+            finally:
+                kept.restore()
+                random.write(states)
+        watched.known |= set(map(address_of, [*copy.leaves, *rehearsal.memory_of_all()]))
+        watched.touched, watched.touched_eagerly = look, True
+
     def _rehearsed(
         self,
         tree: Tree,
@@ -283,7 +311,15 @@ class ModuleTrial:
                 self.runs, tree, seen.given, weights, needs_grad=self.needs_grad, left=seen.left
             )
             graph, known = self._captured(tree, reads, watched, rehearsal, written)
-            return self._proved(graph, tree, rehearsal, touched, known=known, caller=caller)
+            return self._proved(
+                graph,
+                tree,
+                rehearsal,
+                touched,
+                known=known,
+                caller=caller,
+                is_compiled=watched.touched_eagerly,
+            )
         except Exception as error:
             return Tried(None, refusals=why_it_failed(error, watched.host_reads))
         finally:
@@ -346,11 +382,12 @@ class ModuleTrial:
         *,
         known: set[int],
         caller: Stream,
+        is_compiled: bool,
     ) -> Tried:
         """Compare a graph with both passes as written."""
         start = self._device.now_ms()
         second_look = TouchWatch(self._device)
-        looks = [second_look]
+        looks = [] if is_compiled else [second_look]
         # Those of the forward pass, and of a run of both passes once it was seen.
         nondeterministic = list(touched.nondeterministic)
 

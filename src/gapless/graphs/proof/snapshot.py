@@ -57,7 +57,7 @@ class Snapshot:
         self._optimizer = optimizer
         self._scaler = scaler
         self._scaler_state: dict[str, Any] = {}
-        self._memory = _Memory()
+        self._memory = FirstWrites()
         self._python: PythonSide | None = None
         self._random: RandomStates | None = None
         self._device: Device | None = None
@@ -141,7 +141,7 @@ _MAY_CHANGE_OTHERS = (
 )
 
 
-class _Memory:
+class FirstWrites:
     """The bytes of storages, each as they were before they were first written, and states of generators."""
 
     def __init__(self) -> None:

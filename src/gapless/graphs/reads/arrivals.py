@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gapless.device.torch_private import MODULE_TENSORS
+from gapless.device.torch_private import MODULE_TENSORS, is_compiled_in_place, module_of_compiled
 from gapless.graphs.reads.code_kinds import is_foreign, is_own
 from gapless.graphs.reads.odd_reads import OddRead, advice_on_object, shown_name
 from gapless.graphs.reads.value_places import (
@@ -122,7 +122,7 @@ class Arrivals:
         elif isinstance(value, nn.Module):
             self._arrive_at_module(value, name)
         elif isinstance(value, FunctionType):
-            self.code.note_function(value, must_follow=in_full)
+            self._arrive_at_function(value, site, in_full=in_full)
         elif isinstance(value, MethodType):
             self._arrive_at_method(value, name, site, in_full=in_full)
         elif isinstance(value, functools.partial):
@@ -133,6 +133,13 @@ class Arrivals:
             self.code.note_function(unwrapped(value))
         elif not isinstance(value, _LEAD_NOWHERE):
             self._arrive_at_object(value, name, site)
+
+    def _arrive_at_function(self, function: FunctionType, site: str, *, in_full: bool) -> None:
+        self.code.note_function(function, must_follow=in_full)
+        module = module_of_compiled(function)
+        if module is not None:
+            self.arrive(module, "self", site)
+            self._follow_statically(module)
 
     def _arrive_at_method(
         self, method: MethodType, name: str, site: str, *, in_full: bool
@@ -207,6 +214,8 @@ class Arrivals:
             original = dict(children.items()).get("_orig_mod")
             if isinstance(original, nn.Module):
                 self._follow_statically(original)
+            if is_compiled_in_place(module):
+                self._follow_statically(module)
 
     def _note_what_torch_calls(self, module: nn.Module, name: str) -> None:
         """Take note of methods of a module's class."""

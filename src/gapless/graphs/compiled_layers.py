@@ -1,0 +1,158 @@
+"""Compile the layers of what is captured, where `capture(..., compile=True)` asks for it.
+
+Layers that repeat are compiled one by one, as torch's recipe for regional compilation does: all of a class
+share the code. A module in which nothing repeats is compiled as a whole. Shapes are part of the code, or all
+of them vary; what torch does by itself, first the one and then the other, would change bits with what came
+before.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import get_ident
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gapless.device.torch_private import (
+    allow_recompiles,
+    compile_by_inductor,
+    compile_in_place,
+    forget_compiled_call,
+    is_compiled_in_place,
+)
+from gapless.graphs.capture_settings import warn
+from gapless.unnoticed import Patches
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from gapless.graphs.capture_report import CaptureReport
+
+
+# Layers of all classes share what torch knows of `nn.Module.__call__`: by class, shape, mode and need of gradients.
+_MAX_VARIANTS = 64
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+
+
+@dataclass(eq=False)
+class LayerCompiler:
+    """Compiles the layers of one captured object, and lets go of them.
+
+    Attributes:
+        is_dynamic: whether code is for all shapes; if not, for each its own.
+        report: is told what was compiled, and what could not be.
+    """
+
+    is_dynamic: bool
+    report: CaptureReport
+    _compiled: list[nn.Module] = field(default_factory=list)
+    _was_called: bool = False
+
+    @classmethod
+    def of(cls, setting: bool | Literal["dynamic"], report: CaptureReport) -> LayerCompiler | None:
+        """Return one for the setting `compile` of a capture; None if nothing is to be compiled."""
+        return cls(setting == "dynamic", report) if setting else None
+
+    def compile(self, module: nn.Module) -> None:
+        """Let the layers of a module compile when they are called, but for those that are compiled already.
+
+        Sync: Does not block the host. The first call of a layer does, for seconds.
+        """
+        allow_recompiles(_MAX_VARIANTS)
+        for layer in layers_of(module):
+            if not (is_compiled_in_place(layer) or isinstance(layer, torch.jit.ScriptModule)):
+                compile_in_place(layer, backend=self._backend, dynamic=self.is_dynamic)
+                self._compiled.append(layer)
+
+    def compile_in_place(
+        self, module: nn.Module, forward: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Let the layers of a module compile when they are called; return what to call for `forward` of it.
+
+        In a module that is compiled as a whole the parts are compiled as well, for its other methods.
+        """
+        if layers_of(module) != [module]:
+            self.compile(module)
+            return forward
+        for part in parts_of(module):
+            self.compile(part)
+        return torch.compile(forward, backend=self._backend, dynamic=self.is_dynamic)
+
+    def undo(self) -> None:
+        """Let the layers run eagerly again."""
+        for layer in self._compiled:
+            forget_compiled_call(layer)
+        self._compiled = []
+
+    @contextmanager
+    def in_first_call(self) -> Iterator[None]:
+        """Compile the layers of the modules with weights that the first body calls, as it calls them."""
+        if self._was_called:
+            yield
+            return
+        call, thread, patches = nn.Module.__call__, get_ident(), Patches()
+
+        def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or get_ident() != thread:
+                return call(module, *args, **kwargs)
+            # What it calls itself is a part of it.
+            patches.take_out()
+            try:
+                if next(module.parameters(), None) is not None:
+                    self.compile(module)
+                return module(*args, **kwargs)
+            finally:
+                patches.put(nn.Module, "__call__", called)
+
+        with patches:
+            patches.put(nn.Module, "__call__", called)
+            yield
+        self._was_called = True
+
+    def _backend(self, graph: Any, inputs: list[Any]) -> Any:
+        """Compile as torch does by default; what cannot be compiled runs eagerly, and one line says so."""
+        started, reason = perf_counter(), ""
+        try:
+            found, reason = compile_by_inductor(graph, inputs)
+        finally:
+            self.report.compile_seconds += perf_counter() - started
+        if not reason:
+            self.report.num_compiled += 1
+            return found
+        text = f"a layer is not compiled: {reason}"
+        if text not in self.report.not_compiled:
+            self.report.not_compiled.append(text)
+            warn(text)
+        return graph.forward
+
+
+def layers_of(module: nn.Module) -> list[nn.Module]:
+    """Return the parts of a module that are compiled, each in one piece."""
+    if isinstance(module, DistributedDataParallel):
+        return layers_of(module.module)
+    if isinstance(module, _CONTAINERS) or any(map(_repeats, module.modules())):
+        return [layer for part in parts_of(module) for layer in layers_of(part)]
+    return [module]
+
+
+def parts_of(module: nn.Module) -> list[nn.Module]:
+    """Return the children of a module that have children; alone, others are not worth a kernel of their own."""
+    return [child for child in module.children() if next(child.children(), None) is not None]
+
+
+def _repeats(module: nn.Module) -> bool:
+    """Return whether a module is a list of layers of one class."""
+    children = list(module.children())
+    return (
+        isinstance(module, nn.ModuleList | nn.Sequential)
+        and len(children) > 1
+        and len(set(map(type, children))) == 1
+        and len(parts_of(module)) == len(children)
+    )

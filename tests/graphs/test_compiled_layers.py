@@ -1,0 +1,373 @@
+"""`compile=True`: layers are compiled and captured, with the bits of the same layers compiled and not captured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.backends.debugging import aot_eager
+from torch.nn import functional as F
+
+import gapless
+from gapless.device.cpu import CpuDevice
+from gapless.errors import CaptureWarning, UserError
+from gapless.graphs import compiled_layers
+from gapless.graphs.compiled_layers import LayerCompiler, layers_of
+from gapless.testing import SimulatedDevice
+
+
+# Torch's compiler looks at whatever may warn; as errors those stop it.
+pytestmark = pytest.mark.filterwarnings(
+    "default", "error::gapless.errors.CaptureWarning", "ignore::DeprecationWarning"
+)
+
+
+class Block(nn.Module):
+    """It has a buffer that it writes, and draws random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.mlp = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+    def forward(self, x):
+        return self.norm(x + F.dropout(self.mlp(x), 0.1, self.training))
+
+
+class Deep(nn.Module):
+    """A layer repeats in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.into = nn.Linear(4, 8)
+        self.blocks = nn.ModuleList([Block() for _ in range(2)])
+
+    def forward(self, x):
+        x = self.into(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Flat(nn.Module):
+    """Nothing repeats in it; its parts are called by another method as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.into = nn.Linear(4, 8)
+        self.tail = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+    def forward(self, x):
+        return self.tail(F.relu(self.into(x)))
+
+
+@pytest.fixture(autouse=True)
+def compiler(monkeypatch):
+    """Return which graphs were compiled; the simulated device runs none of Inductor's kernels."""
+    compiled = []
+
+    def compile_it(graph, inputs):
+        compiled.append(graph)
+        return aot_eager(graph, inputs), ""
+
+    monkeypatch.setattr(compiled_layers, "compile_by_inductor", compile_it)
+    torch.compiler.reset()
+    yield compiled
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def device():
+    with SimulatedDevice() as device:
+        yield device
+
+
+def train(device, make, *, form="written", num=14, sizes=(6,), by_hand=None, **options):
+    """Train a model; return its losses and weights, and the report of its capture."""
+    torch.manual_seed(0)
+    model = make().to(device.torch_device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if by_hand is not None:
+        by_hand(model)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    if form == "in place":
+        gapless.capture(model, device=device, **options)
+    elif form == "step":
+        step = gapless.capture(step, device=device, **options)
+    losses = [
+        step(torch.linspace(-1, 1, 4 * size).reshape(size, 4).to(device.torch_device)).clone()
+        for size in sizes * num
+    ]
+    values = [one.detach().cpu() for one in (*losses, *model.state_dict().values())]
+    report = {"in place": lambda: gapless.capture_report(model), "step": lambda: step.report}
+    return values, report.get(form, lambda: None)()
+
+
+def assert_equal(one, other):
+    assert len(one) == len(other)
+    assert all(map(torch.equal, one, other))
+
+
+def blocks_by_hand(model):
+    for block in model.blocks:
+        block.compile(backend=aot_eager, dynamic=False)
+
+
+def whole_by_hand(model):
+    model.compile(backend=aot_eager, dynamic=False)
+
+
+MODELS = {"layers": (Deep, blocks_by_hand), "whole": (Flat, whole_by_hand)}
+
+
+@pytest.mark.parametrize("form", ["in place", "step"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_bits_are_those_of_the_same_layers_compiled_and_not_captured(
+    kind, form, device, compiler
+):
+    """All layers of a class share one piece of code, and audits find the compiled code in replays."""
+    make, by_hand = MODELS[kind]
+    expected, _ = train(device, make, by_hand=by_hand)
+    assert not compiler
+
+    found, report = train(device, make, form=form, compile=True, audit_every=2)
+
+    assert_equal(expected, found)
+    assert (report.num_graphs, report.proved, report.num_compiled) == (1, 1, 1)
+    assert report.num_replays > 3
+    assert (
+        report.audits.num == report.audits.num_equal + 1 > 1
+    )  # the last verdict is not asked for
+    assert len(compiler) == 1
+    assert "compiled 1 piece of layers" in str(report)
+
+
+@pytest.mark.parametrize("form", ["in place", "step"])
+def test_without_captures_the_same_layers_are_compiled(form, device, compiler, monkeypatch):
+    """`GAPLESS_CAPTURE=off` is what a capture is compared with."""
+    captured, _ = train(device, Deep, form=form, compile=True)
+    monkeypatch.setenv("GAPLESS_CAPTURE", "off")
+    torch.compiler.reset()
+
+    found, report = train(device, Deep, form=form, compile=True)
+
+    assert_equal(captured, found)
+    assert (report.num_graphs, report.num_compiled) == (0, 1)
+
+
+@pytest.mark.parametrize("form", ["in place", "step"])
+def test_a_cpu_runs_compiled_layers(form, compiler):
+    """The flag asks for them, wherever they run."""
+    expected, _ = train(CpuDevice(), Deep, by_hand=blocks_by_hand)
+
+    found, report = train(CpuDevice(), Deep, form=form, compile=True)
+
+    assert_equal(expected, found)
+    assert (report.num_graphs, report.num_compiled) == (0, 1)
+
+
+@pytest.mark.parametrize("form", ["in place", "step"])
+def test_what_cannot_be_compiled_runs_eagerly_and_is_captured(form, device, monkeypatch):
+    """One line says why, once for all layers."""
+    plain, _ = train(device, Deep)
+
+    def fail(graph, inputs):
+        return None, "Cannot find a working triton installation."
+
+    monkeypatch.setattr(compiled_layers, "compile_by_inductor", fail)
+    with pytest.warns(
+        CaptureWarning, match=r"is not compiled: Cannot find a working triton"
+    ) as told:
+        found, report = train(device, Deep, form=form, compile=True)
+
+    assert_equal(plain, found)
+    assert len([one for one in told if one.category is CaptureWarning]) == 1
+    assert (report.num_graphs, report.num_compiled) == (1, 0)
+    assert report.not_compiled == [
+        "a layer is not compiled: Cannot find a working triton installation."
+    ]
+
+
+@pytest.mark.parametrize(("setting", "num"), [(True, 2), ("dynamic", 1)])
+def test_each_shape_is_compiled_or_all_at_once(setting, num, device, compiler):
+    """What torch does by itself, the one and then the other, would change the bits of the first shape."""
+    _, report = train(device, Deep, form="step", compile=setting, sizes=(6, 5))
+
+    assert (report.num_graphs, report.num_compiled) == (2, num)
+    assert report.num_replays > 6
+
+
+def test_a_release_leaves_the_layers_as_they_were(device, compiler):
+    """Those that somebody else has compiled stay compiled."""
+    model = Deep().to(device.torch_device)
+    model.blocks[0].compile(backend="eager")
+    others = model.blocks[0]._compiled_call_impl
+
+    gapless.capture(model, device=device, compile=True)
+    assert model.blocks[0]._compiled_call_impl is others
+    assert model.blocks[1]._compiled_call_impl is not None
+    gapless.release(model)
+
+    assert model.blocks[0]._compiled_call_impl is others
+    assert model.blocks[1]._compiled_call_impl is None
+
+
+def test_layers_that_a_loop_has_compiled_itself_are_captured_in_place(device):
+    """What they touch is seen by an eager run of them, which is undone."""
+    expected, _ = train(device, Deep, by_hand=blocks_by_hand)
+
+    found, report = train(device, Deep, form="in place", by_hand=blocks_by_hand)
+
+    assert_equal(expected, found)
+    assert (report.num_graphs, report.proved, report.num_compiled) == (1, 1, 0)
+
+
+def test_parts_of_a_module_that_is_compiled_as_a_whole(compiler):
+    """Other methods of it call them."""
+    model = gapless.capture(Flat(), device="cpu", compile=True)
+
+    model.tail(torch.ones(2, 8))
+
+    assert len(compiler) == 1
+
+
+def test_a_step_compiles_what_its_first_call_calls(device, compiler):
+    """Losses and other modules without weights are left alone, and nothing is replaced behind the call."""
+    call = nn.Module.__call__
+    model, loss_of = Flat().to(device.torch_device), nn.MSELoss()
+    step = gapless.capture(lambda x: loss_of(model(x), x.sum(1)), device=device, compile=True)
+    x = torch.ones(2, 8).to(device.torch_device)
+
+    with pytest.raises(RuntimeError):
+        step(x)
+    assert nn.Module.__call__ is call
+    assert not hasattr(loss_of, "_orig_mod")
+    assert loss_of._compiled_call_impl is None
+    assert model._compiled_call_impl is not None
+
+
+def test_an_unknown_setting():
+    """One line."""
+    with pytest.raises(UserError, match=r"`compile` is 'max', expected True, False or 'dynamic'"):
+        gapless.capture(Flat(), device="cpu", compile="max")
+
+
+class Residual(nn.Sequential):
+    """A class of one's own in a list."""
+
+
+def residual():
+    return Residual(nn.Linear(4, 4), nn.ReLU())
+
+
+CASES = {
+    "a list of layers": (Deep, ["blocks.0", "blocks.1"]),
+    "nothing repeats": (Flat, [""]),
+    "one layer": (lambda: nn.Linear(4, 4), [""]),
+    "stages as in a residual network": (
+        lambda: nn.ModuleDict(
+            {
+                "stem": nn.Sequential(nn.Linear(4, 4), nn.ReLU()),
+                "stage": nn.Sequential(residual(), residual()),
+                "head": nn.Linear(4, 4),
+            }
+        ),
+        ["stem", "stage.0", "stage.1"],
+    ),
+    "lists within lists": (
+        lambda: nn.ModuleList([nn.Sequential(residual(), residual()) for _ in range(2)]),
+        ["0.0", "0.1", "1.0", "1.1"],
+    ),
+    "a list of single matrices": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
+        [""],
+    ),
+    "containers that are never called": (
+        lambda: nn.ModuleDict({"actor": residual(), "critic": residual()}),
+        ["actor", "critic"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_which_layers_are_compiled(case):
+    """The innermost that repeat, and what lies beside them and has parts."""
+    make, expected = CASES[case]
+    module = make()
+    names = {id(part): name for name, part in module.named_modules()}
+
+    assert [names[id(layer)] for layer in layers_of(module)] == expected
+
+
+def test_no_compiler_without_the_setting():
+    """Nothing is compiled that nobody asked for."""
+    assert LayerCompiler.of(setting=False, report=None) is None
+
+
+class Scaled(nn.Module):
+    """It reads a number of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.factor = nn.Linear(4, 8), 1.0
+
+    def forward(self, x):
+        return self.into(x) * self.factor
+
+
+class ManyScaled(nn.Module):
+    """A list of such."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(Scaled(), nn.Linear(8, 4)) for _ in range(2)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("make", [Scaled, ManyScaled])
+@pytest.mark.parametrize("form", ["in place", "step"])
+def test_what_compiled_code_reads_is_guarded(make, form, device):
+    """Torch's own guards are not asked before a replay: a number, and the mode."""
+    torch.manual_seed(0)
+    model = make().to(device.torch_device)
+    scaled = model if make is Scaled else model.blocks[1][0]
+    x = torch.ones(3, 4).to(device.torch_device)
+
+    def forward(x):
+        return model(x).sum()
+
+    if form == "in place":
+        gapless.capture(model, device=device, compile=True)
+    call = forward if form == "in place" else gapless.capture(forward, device=device, compile=True)
+    with torch.no_grad():
+        first = [call(x).clone() for _ in range(8)]
+        scaled.factor = 2.0
+        second = [call(x).clone() for _ in range(8)]
+    gapless.release(model)
+    scaled.factor = 2.0
+
+    assert torch.equal(second[0], second[-1])
+    assert not torch.equal(first[-1], second[0])
+
+
+def test_layers_of_classes_of_torch_are_compiled(compiler):
+    """`nn.Module.compile()` compiles nothing of them."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    step = gapless.capture(lambda x: model(x).sum(), device="cpu", compile=True)
+
+    # As behind an embedding: all layers are given what needs gradients.
+    step(torch.ones(2, 3, 8, requires_grad=True))
+
+    assert len(compiler) == step.report.num_compiled == 1
