@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
+
+from benchmarks.launch_bound.table import page
 
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
@@ -266,54 +267,9 @@ def public_loops(folder: Path) -> Lines:
     yield from table(("loop", "speed", "middle half", "bits"), rows)
 
 
-_VARIANTS = (
-    *("prefetch", "in-place", "whole-step"),
-    *("compile", "reduce-overhead", "graphed-callables"),
-)
-
-
-def scripts(folder: Path) -> Lines:
-    """Scripts of `benchmarks.launch_bound`, the newest call of each."""
-    newest = {call["script"]: call for call in read(folder, "scripts.json")}
-    facts = next(iter(newest.values()))
-    commits = sorted({call["commit"] for call in newest.values()})
-    yield (
-        f"{facts['hardware']}, {facts['versions'].partition(',')[0]}, {', '.join(commits)}, "
-        f"{facts['date']}: `python -m benchmarks.launch_bound --rounds {facts['rounds']}`."
-    )
-    yield ""
-    found = {name: _speeds(call["variants"]) for name, call in newest.items()}
-    rows = [
-        [
-            name,
-            f"{call['variants']['as-written']['steps_per_s']:.1f}",
-            *(_ratio(found[name], variant) for variant in _VARIANTS),
-        ]
-        for name, call in newest.items()
-    ]
-    of_all = [[one[variant] for one in found.values() if variant in one] for variant in _VARIANTS]
-    rows.append(["geometric mean", "", *map(_mean, of_all)])
-    yield from table(("script", "steps/s, eager", *_VARIANTS), rows)
-
-
-def _speeds(variants: dict[str, Row]) -> dict[str, float]:
-    alone = variants["as-written"]["steps_per_s"]
-    return {
-        name: variants[name]["steps_per_s"] / alone
-        for name in _VARIANTS
-        if variants.get(name, {}).get("steps_per_s")
-    }
-
-
-def _ratio(speeds: dict[str, float], name: str) -> str:
-    return f"{speeds[name]:.2f}" if name in speeds else "-"
-
-
-def _mean(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
-    mean = math.exp(sum(map(math.log, values)) / len(values))
-    return f"{mean:.2f} of {len(values)}"
+def launch_bound(folder: Path) -> Lines:
+    """Scripts of `benchmarks.launch_bound`, every call."""
+    yield from page(read(folder, "launch-bound.json"))
 
 
 def integrations(folder: Path) -> Lines:
@@ -387,7 +343,7 @@ PARTS: dict[str, Callable[[Path], Lines]] = {
     "prefetch-loops": prefetch_loops,
     "deferred": deferred,
     "public-loops": public_loops,
-    "scripts": scripts,
+    "launch-bound": launch_bound,
     "integrations": integrations,
     "ranks": ranks,
 }

@@ -157,7 +157,10 @@ def _measure(arguments):
         race = Race(name, variants, steps=steps, options=options, tell=tell)
 
         def write():
-            results.put(name, entry_of(race, facts=facts, beside=at_once))
+            entry = entry_of(race, facts=facts, beside=at_once)
+            # A script that the end of the time found unmeasured is no result.
+            if any("steps_per_s" in one for one in entry["variants"].values()):
+                results.put(name, entry)
 
         try:
             race.run(alone, write)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
 
 
-SAME = "same"
-
 # Steps of an epoch whose bits are compared, at most, and epochs.
 STEPS = 12
 EPOCHS = 2

@@ -17,8 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.launch_bound.bits import SAME, Captured, capture_off, first_difference, trained
-from benchmarks.launch_bound.variants import AS_WRITTEN, EQUAL_EDITS, load, uncaptured
+from benchmarks.launch_bound.bits import Captured, capture_off, first_difference, trained
+from benchmarks.launch_bound.variants import (
+    AS_WRITTEN,
+    CHANGES,
+    EQUAL_EDITS,
+    RATE,
+    SAME,
+    WEIGHT,
+    load,
+    uncaptured,
+)
 
 
 if TYPE_CHECKING:
@@ -26,9 +35,6 @@ if TYPE_CHECKING:
 
 
 RIGHT, TOLD, SILENT, NOTHING = "right", "told", "silent", "-"
-
-WEIGHT, RATE, ATTRIBUTE = "weight", "rate", "attribute"
-CHANGES = (WEIGHT, RATE, ATTRIBUTE)
 
 # When a change is made, as a share of the steps.
 _AT = 0.75

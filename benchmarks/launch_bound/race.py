@@ -43,6 +43,8 @@ FIRST_EPOCHS = 2
 SHOWN_FROM_THE_FIRST = (AS_WRITTEN, IN_PLACE, WHOLE_STEP)
 
 _SECONDS_TO_END = 10.0
+# Of a report, in the file.
+_LONGEST_TEXT = 400
 # Others wait meanwhile.
 _TURN_LIMIT_S = 45.0
 # How often it is seen whether the time is over.
@@ -169,11 +171,13 @@ class Entrant:
         raise VariantError(self.problem)
 
     def _has_answer(self, limit: float) -> bool:
-        end = perf_counter() + limit
-        while not self._connection.poll(_LOOK_S):
-            if perf_counter() > end or self._deadline.left() < 0:
-                return False
-        return True
+        end = min(perf_counter() + limit, self._deadline.end)
+        while (left := end - perf_counter()) > 0:
+            if self._connection.poll(min(left, _LOOK_S)):
+                return True
+            # It may have been moved meanwhile.
+            end = min(end, self._deadline.end)
+        return self._connection.poll(0)
 
     def ask(self, command: str, seconds: float = 0.0) -> dict[str, Any]:
         """Send a command and return its answer.
@@ -332,7 +336,11 @@ class Race:
         for entrant in running:
             found = self._attempt(entrant, entrant.answer)
             if found is not None:
-                entrant.found |= {key: found[key] for key in ("memory", "reports")}
+                entrant.found["memory"] = found["memory"]
+                entrant.found["reports"] = [
+                    {**report, "text": report["text"][:_LONGEST_TEXT]}
+                    for report in found["reports"]
+                ]
 
     def check(self) -> None:
         """Compare bits and make changes, all side by side."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.launch_bound.bits import SAME
-from benchmarks.launch_bound.checks import CHANGES
 from benchmarks.launch_bound.published_figures import FIGURES
 from benchmarks.launch_bound.variants import (
     AS_WRITTEN,
+    CHANGES,
     COMPILE_STEP,
     CUDA_GRAPH_MODULE,
     GPU_ONLY,
     IN_PLACE,
     REDUCE_OVERHEAD_STEP,
+    SAME,
     VARIANTS,
     WHOLE_STEP,
 )
@@ -86,6 +86,25 @@ def table(entries: list[Entry]) -> str:
     return "\n".join(line for part in parts for line in [*part, ""]).rstrip()
 
 
+def page(entries: list[Entry]) -> list[str]:
+    """Return what a page of results shows: ours, and the fastest of others in the same call."""
+    heads = ("script", "steps/s as written", "in place", "whole step", "in the first minute")
+    heads += ("whole step over the best peer with equal edits", "over the best of all")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name, calls in rows(entries).items():
+        written = next((one for entry in calls if (one := speed(entry, AS_WRITTEN))), None)
+        ours = (IN_PLACE, WHOLE_STEP)
+        minutes = [_cell(first_minute(calls, variant)) for variant in ours]
+        cells = [name, _cell(written, "{:.1f}")]
+        cells += [_cell(ratio(calls, variant, AS_WRITTEN)) for variant in ours]
+        cells.append(", ".join(filter(None, minutes)))
+        for peers in (EQUAL_PEERS, PEERS):
+            best = best_peer(calls, peers)
+            cells.append("" if best is None else f"{best[0]:.2f} ({best[1]})")
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*_where(entries), "", *lines]
+
+
 def readme_rows(entries: list[Entry]) -> list[str]:
     """Return the rows of README's table: what it is, on what, and the means."""
     fixed = {name: calls for name, calls in rows(entries).items() if "," not in name}
@@ -110,12 +129,16 @@ def readme_rows(entries: list[Entry]) -> list[str]:
 
 
 def _where(entries: list[Entry]) -> list[str]:
-    places = {
-        f"{entry['hardware']}, {entry['versions']}, commit {entry['commit']}, {entry['date']}: "
-        f"`{entry['command']}`"
-        for entry in entries
-    }
-    return sorted(places)
+    """Return on what and when it was measured; the commands stand in the file."""
+    commits: dict[str, set[str]] = {}
+    for entry in entries:
+        torch = entry["versions"].partition(",")[0]
+        place = f"{entry['hardware']}, {torch}, {entry['date']}"
+        commits.setdefault(place, set()).add(entry["commit"])
+    return [
+        f"{place}, {', '.join(sorted(found))}: `python -m benchmarks.launch_bound`."
+        for place, found in sorted(commits.items())
+    ]
 
 
 def _speeds(found: dict[str, list[Entry]]) -> list[str]:
@@ -163,16 +186,27 @@ def _summary(found: dict[str, list[Entry]]) -> list[str]:
 
 
 def _checks(found: dict[str, list[Entry]]) -> list[str]:
-    lines = ["| script | variant | bits | replays | a weight | a rate | an attribute |"]
-    lines.append("|---" * 7 + "|")
+    """Return bits, and what becomes of a change of a weight, a rate, an attribute."""
+    shown = [
+        variant
+        for variant in VARIANTS
+        if any(_is_checked(entry, variant) for calls in found.values() for entry in calls)
+    ]
+    head = "bits without captures; a changed weight, rate, attribute"
+    lines = [f"| {head} | {' | '.join(shown)} |", "|---" * (len(shown) + 1) + "|"]
     for name, calls in found.items():
-        for variant in VARIANTS:
-            one = next((e["variants"][variant] for e in calls if _is_checked(e, variant)), None)
-            if one is not None:
-                cells = [str(one["bits"]).partition(":")[0], str(one.get("num_replays") or "")]
-                cells += [str(one.get(change, "")).partition(":")[0] for change in CHANGES]
-                lines.append(f"| {name} | {variant} | {' | '.join(cells)} |")
+        cells = []
+        for variant in shown:
+            one = next((e["variants"][variant] for e in calls if _is_checked(e, variant)), {})
+            bits, *changes = (_word(one.get(key)) for key in ("bits", *CHANGES))
+            cells.append(f"{bits}; {', '.join(changes)}" if any(changes) else bits)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
+
+
+def _word(value: str | None) -> str:
+    """Return what is found, without its reason."""
+    return (value or "").partition(":")[0]
 
 
 def _is_checked(entry: Entry, variant: str) -> bool:
@@ -217,7 +251,8 @@ def _problems(found: dict[str, list[Entry]]) -> list[str]:
                 continue
             one = known[0]
             reasons = [one.get("left_out"), one.get("problem"), one.get("unchecked")]
-            reasons += [bits] if (bits := one.get("bits", SAME)) != SAME else []
+            bits = one.get("bits", SAME)
+            reasons += [] if variant in GPU_ONLY or bits.startswith(SAME) else [bits]
             reasons += [f"{c}: {one[c]}" for c in CHANGES if ":" in str(one.get(c))]
             lines += [f"* {name}, {variant}: {reason}" for reason in reasons if reason]
     return lines

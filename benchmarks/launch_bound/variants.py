@@ -78,6 +78,11 @@ DECORATORS = {
 }
 _IMPORTS = {CUDA_GRAPH_MODULE: "from tensordict.nn import CudaGraphModule\n"}
 
+# What is said of bits, and what is changed behind the back of a variant.
+SAME = "same"
+WEIGHT, RATE, ATTRIBUTE = "weight", "rate", "attribute"
+CHANGES = (WEIGHT, RATE, ATTRIBUTE)
+
 FOLDER = Path(__file__).parent / "published"
 NAMES = (
     "nanogpt",

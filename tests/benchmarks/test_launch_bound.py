@@ -319,6 +319,16 @@ def test_the_first_minute_is_the_first_epochs_and_the_rest_at_the_later_speed():
     assert table.first_minute([made], "in-place") == pytest.approx(70 / 60)
 
 
+def test_a_page_shows_ours_and_the_fastest_of_others():
+    """With equal edits, and of all."""
+    made = entry(
+        "one", as_written=1.0, in_place=2.0, whole_step=4.0, compile=8.0, compile_step=2.0
+    )
+
+    row = "| one | 1.0 | 2.00 | 4.00 | 2.00, 4.00 | 2.00 (compile-step) | 0.50 (compile) |"
+    assert row in table.page([made])
+
+
 def test_the_rows_of_readme_are_means_of_fixed_shapes():
     """And how often the whole step is ahead of the fastest with equal edits."""
     one = entry("one", as_written=1.0, whole_step=4.0, cudagraph_module=2.0, compile_step=1.0)
@@ -340,10 +350,9 @@ def test_what_failed_or_was_left_out_is_told_below_the_table():
 
     text = table.table([made])
 
-    assert "* one, cudagraph-module: different: loss 3" in text
     assert "* one, whole-step: rate: told: KeyError: no" in text
     assert "* one, in-place: no GPU" in text
-    assert "| one | cudagraph-module | different |  | right | silent | - |" in text
+    assert "| one | same | same; right, told, - | different; right, silent, - |" in text
     assert not runner.is_wrong(made)
     made["variants"]["whole-step"]["rate"] = "silent"
     assert runner.is_wrong(made)
@@ -412,7 +421,7 @@ def test_a_rate_that_is_a_number_in_a_graph_is_silent(few_threads, monkeypatch):
     found = list(checks.checked("nbeats", "in-place", settings))
 
     assert {key: value for one in found[1:] for key, value in one.items()} == dict.fromkeys(
-        checks.CHANGES, "silent"
+        variants.CHANGES, "silent"
     )
 
 
@@ -466,18 +475,22 @@ def test_the_runner_measures_appends_and_prints(tmp_path):
     assert {"hardware", "versions", "commit", "command", "rounds", "steps"} <= set(found)
     ran = {v: one for v, one in found["variants"].items() if "left_out" not in one}
     assert list(ran) == [variants.AS_WRITTEN, variants.WHOLE_STEP]
-    assert {one["bits"] for one in ran.values()} == {bits.SAME}
+    assert {one["bits"] for one in ran.values()} == {variants.SAME}
     assert all(one["steps_per_s"] > 0 and one["first"]["steps"] > 0 for one in ran.values())
     assert ran["whole-step"]["weight"] == ran["whole-step"]["attribute"] == "right"
-    assert "| word_lm | whole-step | same |" in done.stdout
+    assert "| word_lm | same | same; right, -, right |" in done.stdout
 
 
 @pytest.mark.slow
 def test_the_runner_ends_in_order_at_its_time_limit(tmp_path):
-    """What is not known by then is told as that."""
-    done, (found,) = run(tmp_path, "--variants", "whole-step", "--time-limit", "1")
+    """A script that was not measured by then is told, and no result."""
+    former = entry("word_lm", as_written=1.0)
+    (tmp_path / "found.json").write_text(json.dumps([former]))
 
-    assert found["variants"]["as-written"]["problem"] == "no answer in time"
+    done, found = run(tmp_path, "--variants", "whole-step", "--time-limit", "1")
+
+    assert found == [former]
+    assert "word_lm: as-written: no answer in time" in done.stdout
     assert "Traceback" not in done.stderr
 
 
