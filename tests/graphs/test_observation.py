@@ -10,9 +10,8 @@ from torch.optim import optimizer as torch_optimizers
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, StepLR
 
 from gapless.device.cpu import CpuDevice
-from gapless.graphs.reads.known_optimizers import KnownOptimizers
 from gapless.graphs.reads.observation import Observer
-from gapless.graphs.reads.weight_guards import KnownWeights
+from gapless.graphs.reads.weight_guards import KnownOptimizers, KnownWeights
 from toy_steps import Regression
 
 

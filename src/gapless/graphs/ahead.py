@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from gapless.graphs.entry import Entry
     from gapless.graphs.proof.snapshot import Snapshot
-    from gapless.graphs.ranks.runs_alone import RunsAlone
+    from gapless.graphs.ranks.together import RunsAlone
     from gapless.graphs.reads.weight_guards import Gradients
     from gapless.pipeline.tree.flatten import Tree
 

@@ -13,9 +13,8 @@ from gapless.graphs.objections import objection_to_profiler
 from gapless.graphs.proof.trial import Exactness, Trial
 from gapless.graphs.reads.failed_look import Look
 from gapless.graphs.reads.host_watch import HostWatch
-from gapless.graphs.reads.known_optimizers import KnownOptimizers
 from gapless.graphs.reads.observation import Observer
-from gapless.graphs.reads.weight_guards import KnownWeights
+from gapless.graphs.reads.weight_guards import KnownOptimizers, KnownWeights
 from gapless.graphs.refusal import proved_wrong, skipped_read, unreadable
 from gapless.graphs.replay.batch_changes import BatchWatch, returns_part_of
 from gapless.graphs.replay.gradient_graph import is_used_up, used_up

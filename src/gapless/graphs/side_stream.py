@@ -12,13 +12,16 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
-
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gapless.device.base import Device, Stream
+
+
+# One run as written or capture at a time, whatever thread it is of: watched runs replace functions of torch, the
+# memory of captures is torch's own, and all use one stream, on which nothing else may be queued during a capture.
+ONE_AT_A_TIME = RLock()
 
 
 _OutT = TypeVar("_OutT")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from gapless.device.torch_private import load_compiler
 from gapless.graphs.account import account_of
-from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.reads.addresses import address_of
 from gapless.graphs.reads.batch_reads import ReadWatch
 from gapless.graphs.reads.host_run import HostRun
@@ -26,6 +25,7 @@ from gapless.graphs.refusal import (
     unreadable,
 )
 from gapless.graphs.replay.written_memory import bytes_of
+from gapless.graphs.side_stream import ONE_AT_A_TIME
 from gapless.graphs.states import Event
 from gapless.graphs.watched import Watched
 from gapless.pipeline.step import Call

@@ -15,7 +15,6 @@ import torch
 
 from gapless.graphs.account import CallTimes
 from gapless.graphs.audit import Audits
-from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.proof.device_state import DeviceState
 from gapless.graphs.proof.fingerprints import KeptFingerprints
 from gapless.graphs.proof.packing import KeptChunks, chunks_of, regions_of
@@ -24,6 +23,7 @@ from gapless.graphs.proof.same_results import NotProved, prove
 from gapless.graphs.reads.addresses import address_of
 from gapless.graphs.refusal import Refusal
 from gapless.graphs.replay.kept_tensors import KeptTensors
+from gapless.graphs.side_stream import ONE_AT_A_TIME
 from gapless.graphs.updates.update_rules import OF_A_SCALER, name_of, weights_of
 
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from gapless.device.base import Graph
     from gapless.graphs.modules.backward_settings import Settings
     from gapless.graphs.modules.rehearsal import Passes, Rehearsal, Saved
-    from gapless.graphs.reads.guards import Guard
     from gapless.graphs.reads.read_guards import ReadGuards
+    from gapless.graphs.reads.weight_guards import Guard
     from gapless.graphs.refusal import Refusal
     from gapless.pipeline.tree.flatten import Tree
 

@@ -29,7 +29,6 @@ from gapless.graphs.modules.module_refusals import (
 )
 from gapless.graphs.modules.rehearsal import Rehearsal
 from gapless.graphs.modules.seen_calls import CallsSeen, Given
-from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.proof.capture_failure import why_it_failed
 from gapless.graphs.proof.device_state import DeviceState, RandomStates
 from gapless.graphs.proof.fingerprints import KeptFingerprints
@@ -41,6 +40,7 @@ from gapless.graphs.reads.touched import TouchWatch
 from gapless.graphs.reads.weight_guards import WeightsInPlace
 from gapless.graphs.refusal import Refused, read_elsewhere
 from gapless.graphs.replay.versions import VersionsBefore
+from gapless.graphs.side_stream import ONE_AT_A_TIME
 from gapless.pipeline.tree.tensor_layout import has_address
 
 

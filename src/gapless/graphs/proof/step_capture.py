@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from gapless.graphs.callee import Callee
     from gapless.graphs.graph_pool import GraphPool
     from gapless.graphs.proof.python_side import PythonSide
-    from gapless.graphs.reads.guards import Guard
     from gapless.graphs.reads.read_guards import ReadGuards
+    from gapless.graphs.reads.weight_guards import Guard
     from gapless.graphs.replay.batch_changes import BatchChanges
     from gapless.graphs.updates.update_outside import CapturedUpdates, Updates
     from gapless.graphs.watched import Watched

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.graphs.consent import Readiness
-from gapless.graphs.one_at_a_time import ONE_AT_A_TIME
 from gapless.graphs.proof.capture_failure import capture_failed, why_it_failed
 from gapless.graphs.proof.device_state import DeviceState, RandomStates
 from gapless.graphs.proof.fingerprints import KeptFingerprints
@@ -24,11 +23,11 @@ from gapless.graphs.proof.step_capture import StepCapture
 from gapless.graphs.reads.addresses import address_of
 from gapless.graphs.reads.touched import TouchWatch
 from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal, read_elsewhere
-from gapless.graphs.replay.alignment import aligned_as
-from gapless.graphs.replay.inference_mode import inference_mode
+from gapless.graphs.replay.alignment import aligned_as, inference_mode
 from gapless.graphs.replay.kept_tensors import KeptTensors, place_of
 from gapless.graphs.replay.step_graph import StepGraph
 from gapless.graphs.replay.written_memory import WrittenMemory
+from gapless.graphs.side_stream import ONE_AT_A_TIME
 from gapless.pipeline.tree.tensor_layout import has_address, misalignment
 
 
@@ -39,9 +38,8 @@ if TYPE_CHECKING:
     from gapless.graphs.graph_pool import GraphPool
     from gapless.graphs.proof.packing import Region
     from gapless.graphs.proof.proof_verdict import AnyVerdict, Distances, Verdict
-    from gapless.graphs.reads.known_optimizers import KnownOptimizers
     from gapless.graphs.reads.read_guards import ReadGuards
-    from gapless.graphs.reads.weight_guards import KnownWeights
+    from gapless.graphs.reads.weight_guards import KnownOptimizers, KnownWeights
     from gapless.graphs.replay.call_graph import CallGraph
     from gapless.graphs.updates.update_outside import Updates
     from gapless.graphs.watched import Watched

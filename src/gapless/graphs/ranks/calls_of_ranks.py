@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from gapless.graphs.entry import Entry, Variant
     from gapless.graphs.quick_call import QuickCall
-    from gapless.graphs.ranks.runs_alone import RunsAlone
+    from gapless.graphs.ranks.together import RunsAlone
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.tree.flatten import Tree
     from gapless.ranks import Peers

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from gapless.graphs.consent import Consent
     from gapless.graphs.entry import Entry
-    from gapless.graphs.ranks.runs_alone import RunsAlone
+    from gapless.graphs.ranks.together import RunsAlone
     from gapless.graphs.refusal import Refusal
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.tree.flatten import Tree

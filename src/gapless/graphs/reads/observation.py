@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gapless.device.base import Device
-    from gapless.graphs.reads.known_optimizers import KnownOptimizers
-    from gapless.graphs.reads.weight_guards import KnownWeights
+    from gapless.graphs.reads.weight_guards import KnownOptimizers, KnownWeights
 
 
 # What is replaced below calls on behalf of the step.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import repeat
+import weakref
+from itertools import chain, repeat
 from operator import attrgetter, is_not
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
 from gapless.graphs.reads.addresses import lie_as_now, lie_where
-from gapless.graphs.reads.guards import Guard
 from gapless.graphs.reads.same_tensors import are_the_same
 from gapless.pipeline.tree.tensor_layout import has_address
 
@@ -18,11 +18,57 @@ from gapless.pipeline.tree.tensor_layout import has_address
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from gapless.graphs.reads.known_optimizers import KnownOptimizers
+
+class Guard(Protocol):
+    """A guard on memory or numbers that a graph bakes in, and that the step's own code does not name.
+
+    Its functions run before every replay: they have to be quick, and must never make the host wait.
+
+    Attributes:
+        watches: what the guard watches, in one line.
+        is_memory: whether a graph reads memory that is not used any more after a change.
+        advice: what to do if it changes too often.
+    """
+
+    watches: ClassVar[str]
+    is_memory: ClassVar[bool]
+    advice: ClassVar[str]
+
+    def check(self) -> Callable[[], bool]:
+        """Return a function that says whether all is still as it is now.
+
+        Sync: The function does not block the host.
+        """
 
 
 # Weights, each with its gradient at one moment.
 Gradients: TypeAlias = "list[tuple[torch.Tensor, torch.Tensor | None]]"
+
+
+class KnownOptimizers:
+    """The optimizers that a step was seen to call, as long as they live."""
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+
+    def add(self, optimizer: torch.optim.Optimizer) -> None:
+        """Know this one too."""
+        self._references[id(optimizer)] = weakref.ref(optimizer)
+
+    def __iter__(self) -> Iterator[torch.optim.Optimizer]:
+        for reference in self._references.values():
+            optimizer = reference()
+            if optimizer is not None:
+                yield optimizer
+
+    def groups(self) -> Iterator[dict[str, Any]]:
+        """Return the parameter groups of all optimizers."""
+        for optimizer in self:
+            yield from optimizer.param_groups
+
+    def weights(self) -> list[torch.Tensor]:
+        """Return the weights of all optimizers."""
+        return list(chain.from_iterable([group["params"] for group in self.groups()]))
 
 
 class KnownWeights:

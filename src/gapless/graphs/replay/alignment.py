@@ -8,10 +8,33 @@ as it does in the step as written.
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
 import torch
 
-from gapless.graphs.replay.inference_mode import inference_mode
 from gapless.pipeline.tree.tensor_layout import misalignment
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+
+def inference_mode(*, is_on: bool) -> AbstractContextManager[None]:
+    """Make tensors of inference mode in the body, or others, whatever the mode around it.
+
+    Where the mode changes, the body has no gradients: `torch.inference_mode(False)` alone would enable them.
+    """
+    if torch.is_inference_mode_enabled() is is_on:
+        return nullcontext()
+    return _changed(is_on)
+
+
+@contextmanager
+def _changed(is_on: bool) -> Iterator[None]:
+    with torch.inference_mode(is_on), torch.no_grad():
+        yield
 
 
 def clone_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 from gapless.errors import BatchError
 from gapless.graphs.reads.addresses import address_of
 from gapless.graphs.reads.value_places import put_on
-from gapless.graphs.replay.inference_mode import inference_mode
+from gapless.graphs.replay.alignment import inference_mode
 from gapless.graphs.replay.results import has_own_gradient
 from gapless.graphs.replay.versions import version_of
 from gapless.pipeline.tree.containers import (

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from gapless.graphs.reads.guards import Guard
     from gapless.graphs.reads.read_check import Change
     from gapless.graphs.reads.read_guards import ReadGuards
+    from gapless.graphs.reads.weight_guards import Guard
     from gapless.graphs.replay.kept_tensors import KeptTensors
     from gapless.graphs.updates.update_outside import CapturedUpdates
 

@@ -11,8 +11,7 @@ from math import inf
 
 import torch
 
-from gapless.graphs.replay.alignment import memory_at
-from gapless.graphs.replay.inference_mode import inference_mode
+from gapless.graphs.replay.alignment import inference_mode, memory_at
 from gapless.pipeline.tree.tensor_layout import misalignment
 
 
