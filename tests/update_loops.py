@@ -229,14 +229,21 @@ INSIDE = {
     "AdamW, fused": partial(optim.AdamW, lr=0.1, amsgrad=True, fused=True),
     "AdamW, fused, two groups": partial(two_groups, kind=optim.AdamW, fused=True),
 }
+# Inside, but for the operations that take the rate.
+BUT_RATES = {
+    "RMSprop": partial(optim.RMSprop, lr=0.01, momentum=0.9, centered=True),
+    "RMSprop, foreach": partial(optim.RMSprop, lr=0.01, weight_decay=0.1, foreach=True),
+    "RMSprop, loop": partial(optim.RMSprop, lr=0.01, maximize=True, foreach=False),
+    "Adadelta": partial(optim.Adadelta, lr=1),
+    "Adadelta, foreach": partial(optim.Adadelta, lr=0.1, maximize=True, foreach=True),
+    "Adadelta, two groups": partial(two_groups, kind=optim.Adadelta, foreach=True),
+}
 OUTSIDE = {
     "Adam": partial(optim.Adam, lr=0.1),
     "Adam, two groups": partial(two_groups, kind=optim.Adam),
     "AdamW, loop": partial(optim.AdamW, lr=0.1, foreach=False),
     "AdamW, foreach": partial(optim.AdamW, lr=0.1, foreach=True),
     "Adagrad": partial(optim.Adagrad, lr=0.1, lr_decay=0.1),
-    "RMSprop": partial(optim.RMSprop, lr=0.01, momentum=0.9, centered=True),
-    "Adadelta": partial(optim.Adadelta, lr=0.1),
     "Rprop": partial(optim.Rprop, lr=0.01),
     "Adamax": partial(optim.Adamax, lr=0.1),
     "NAdam": partial(optim.NAdam, lr=0.1),

@@ -14,6 +14,7 @@ import update_loops
 from gapless.device.find import find_device
 from gapless.graphs.updates.update_outside import Updates
 from update_loops import (
+    BUT_RATES,
     Adversaries,
     Scheduled,
     Trainee,
@@ -432,6 +433,7 @@ OUTSIDE = {
     "SGD, rate on the device": partial(on_the_device, kind=optim.SGD),
     "ASGD": partial(optim.ASGD, lr=0.01),
 }
+ALL = {**INSIDE, **BUT_RATES, **OUTSIDE}
 
 
 @pytest.mark.parametrize("name", INSIDE)
@@ -439,6 +441,16 @@ def test_what_has_the_same_bits_inside_is_captured(device, name):
     """No cut, and the numbers of the loop as written."""
     expected = train(device, INSIDE[name], captured=False)
     found = train(device, INSIDE[name], captured=True)
+
+    assert found.values == expected.values
+    (captured,) = found.captured
+    assert (captured.inside, captured.outside) == ([found.trainee.optimizer], {})
+
+
+@pytest.mark.parametrize("name", BUT_RATES)
+def test_what_reads_its_rate_last_is_captured_but_for_that(device, name):
+    """One graph goes on with rates that change, and they are the loop's own."""
+    expected, found = train_both_ways(device, BUT_RATES[name], between=halve_the_rate)
 
     assert found.values == expected.values
     (captured,) = found.captured
@@ -467,7 +479,7 @@ def test_an_optimizer_whose_number_changed_moves_outside(device):
 @pytest.mark.parametrize("name", ["SGD, fused", "AdamW, fused", "Adam"])
 def test_schedulers_see_every_step(device, name):
     """What a scheduler has wrapped around `step` is called, and it warns of nothing."""
-    make = {**INSIDE, **OUTSIDE}[name]
+    make = ALL[name]
 
     def between(trainee, number):
         if number:
@@ -537,7 +549,7 @@ def test_an_unfused_optimizer_under_a_scaler_cannot_be_captured(device):
 @pytest.mark.parametrize("name", ["SGD", "AdamW, fused", "Adam"])
 def test_a_closure_that_is_called_once_is_captured(device, name):
     """It is part of the segment before the update."""
-    make = {**INSIDE, **OUTSIDE}[name]
+    make = ALL[name]
     expected, found = train_both_ways(device, make, kind=WithClosure)
 
     assert found.values == expected.values
@@ -546,7 +558,7 @@ def test_a_closure_that_is_called_once_is_captured(device, name):
 @pytest.mark.parametrize("name", ["SGD", "AdamW, fused", "Adam"])
 def test_each_update_of_a_step_finds_its_own_gradients(device, name):
     """Several updates in a step, and gradients that are let go of after them."""
-    make = {**INSIDE, **OUTSIDE}[name]
+    make = ALL[name]
     expected, found = train_both_ways(device, make, kind=Adversaries)
 
     assert found.values == expected.values

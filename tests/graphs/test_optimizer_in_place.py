@@ -26,7 +26,7 @@ from gapless.loop.train_loop import TrainLoop
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from optimizer_loops import OptimizerLoop, both
 from toy_steps import on
-from update_loops import INSIDE, OUTSIDE
+from update_loops import BUT_RATES, INSIDE, OUTSIDE
 
 
 pytestmark = pytest.mark.quick_tests(30)
@@ -58,6 +58,24 @@ def reasons(loop):
 def test_steps_are_replays(device, name):
     """With the same bits, and each weight keeps the gradient that the loop gave to it."""
     report = both(device, INSIDE[name], OptimizerLoop.run).report
+
+    assert (report.num_replays, report.num_eager) == (5, NUM_BEFORE_REPLAYS)
+    assert (report.num_graphs, report.proved, report.refusals) == (1, 1, [])
+
+
+@pytest.mark.parametrize("name", BUT_RATES)
+def test_an_update_that_takes_its_rate_last_is_a_graph_under_a_schedule(device, name):
+    """A new rate at every step needs no new graph."""
+
+    def run(loop):
+        def step():
+            loop.optimizer.step()
+            for group in loop.optimizer.param_groups:
+                group["lr"] *= 0.9
+
+        loop.run(step=step)
+
+    report = both(device, BUT_RATES[name], run).report
 
     assert (report.num_replays, report.num_eager) == (5, NUM_BEFORE_REPLAYS)
     assert (report.num_graphs, report.proved, report.refusals) == (1, 1, [])

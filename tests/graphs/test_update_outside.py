@@ -18,6 +18,7 @@ from gapless.graphs.updates.update_outside import Updates
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import on
 from update_loops import (
+    BUT_RATES,
     OUTSIDE,
     Adversaries,
     OwnSGD,
@@ -48,6 +49,7 @@ INSIDE = {
     **update_loops.INSIDE,
     "Adagrad, fused": partial(torch.optim.Adagrad, lr=0.1, lr_decay=0.1, fused=True),
 }
+ALL = {**INSIDE, **BUT_RATES, **OUTSIDE}
 
 
 @pytest.mark.parametrize("name", INSIDE)
@@ -55,6 +57,16 @@ def test_what_has_the_same_bits_inside_is_captured(device, name):
     """No cut, and the numbers of the loop as written."""
     expected = train(device, INSIDE[name], captured=False)
     found = train(device, INSIDE[name], captured=True)
+
+    assert found.values == expected.values
+    (captured,) = found.captured
+    assert (captured.inside, captured.outside) == ([found.trainee.optimizer], {})
+
+
+@pytest.mark.parametrize("name", BUT_RATES)
+def test_what_reads_its_rate_last_is_captured_but_for_that(device, name):
+    """One graph goes on with rates that change, and they are the loop's own."""
+    expected, found = train_both_ways(device, BUT_RATES[name], between=halve_the_rate)
 
     assert found.values == expected.values
     (captured,) = found.captured
@@ -163,7 +175,7 @@ def test_an_optimizer_with_new_state_is_captured_inside_again(device):
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 def test_hooks_of_optimizers_run_at_every_step(device, name):
     """Before and after the update, those of one optimizer and those of all."""
-    make = {**INSIDE, **OUTSIDE}[name]
+    make = ALL[name]
 
     def hooked(params, seen):
         optimizer = make(params)
@@ -195,7 +207,7 @@ def test_hooks_of_optimizers_run_at_every_step(device, name):
 @pytest.mark.parametrize("name", ["SGD, fused", "AdamW, fused", "Adam"])
 def test_schedulers_see_every_step(device, name):
     """What a scheduler has wrapped around `step` is called, and it warns of nothing."""
-    make = {**INSIDE, **OUTSIDE}[name]
+    make = ALL[name]
 
     def between(trainee, number):
         if number:
@@ -220,13 +232,13 @@ def test_a_scheduler_made_after_the_capture_warns_of_nothing(device, name):
                 warnings.simplefilter("error")
                 trainee.scheduler.step()
 
-    train(device, {**INSIDE, **OUTSIDE}[name], captured=True, between=between)
+    train(device, ALL[name], captured=True, between=between)
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 def test_each_update_of_a_step_finds_its_own_gradients(device, name):
     """Several updates in a step, and gradients that are let go of after them."""
-    make = {**INSIDE, **OUTSIDE}[name]
+    make = ALL[name]
     expected, found = train_both_ways(device, make, kind=Adversaries)
 
     assert found.values == expected.values
@@ -244,7 +256,7 @@ class WithClosureWithoutGrad(WithClosure):
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW, fused", "RMSprop"])
 def test_a_closure_that_is_called_once_is_captured(device, name, kind):
     """Torch's own optimizers call it before their update, so it is part of the segment before."""
-    make = {**INSIDE, **OUTSIDE}[name]
+    make = ALL[name]
     expected, found = train_both_ways(device, make, kind=kind)
 
     assert found.values == expected.values
@@ -431,7 +443,7 @@ def test_modes_at_an_update_are_those_of_the_step(device):
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 def test_a_graph_that_is_let_go_is_gone_at_once(device, name):
     """Nothing of its updates keeps it, or what it has captured, in a cycle."""
-    trainee, updates, kept = Trainee(device, {**INSIDE, **OUTSIDE}[name]), Updates(device), []
+    trainee, updates, kept = Trainee(device, ALL[name]), Updates(device), []
     with updates.watch():
         trainee.step()
 
@@ -668,7 +680,7 @@ def test_torch_is_told_of_a_capture_that_it_would_refuse(device, monkeypatch, na
         return init_group(self, group, *args)
 
     monkeypatch.setattr(torch.optim.Adam, "_init_group", noting)
-    train(device, {**INSIDE, **OUTSIDE}[name], captured=True, num=3)
+    train(device, ALL[name], captured=True, num=3)
 
     assert seen == [False, False, expected]
 

@@ -91,14 +91,15 @@ class _CallsAgain(TorchDispatchMode):
 
 def _is_noted(func: Any, arguments: Any, is_on_host: Callable[[torch.Tensor], bool]) -> bool:
     # What only reads on the host may be read in another way.
-    return func._schema.is_mutable or not all(map(is_on_host, _tensors_in(arguments)))
+    return func._schema.is_mutable or not all(map(is_on_host, tensors_in(arguments)))
 
 
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors among the arguments of an operation."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for part in value:
-            yield from _tensors_in(part)
+            yield from tensors_in(part)
     elif isinstance(value, dict):
-        yield from _tensors_in(list(value.values()))
+        yield from tensors_in(list(value.values()))

@@ -48,13 +48,15 @@ class UpdateAsCaptured:
     Args:
         optimizer: one of torch's own, with the state with which it is captured.
         is_inside: whether the update is.
+        reads_rate: whether the graph does, too.
     """
 
-    def __init__(self, optimizer: Optimizer, *, is_inside: bool) -> None:
+    def __init__(self, optimizer: Optimizer, *, is_inside: bool, reads_rate: bool = True) -> None:
         self._optimizer = optimizer
         self._is_inside = is_inside
         # What `step` reads; schedulers keep numbers of their own beside these.
-        self._names = list(optimizer.defaults) if is_inside else []
+        names = optimizer.defaults if is_inside else ()
+        self._names = [name for name in names if name != "lr" or reads_rate]
         self._groups = [(list(params), *numbers) for params, *numbers in self._read()]
         self._states = list(map(dict, self._states_now()))
         parts = [part for state in self._states for part in state.values()]

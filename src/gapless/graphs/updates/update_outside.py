@@ -13,6 +13,7 @@ Inside are only updates that have the same bits there, by what is known of torch
     Adam, AdamW, Adagrad                  fused=True (it counts on the device)   counts on the host
     Adam, AdamW, NAdam, RAdam, Adamax,
     Adadelta, RMSprop, Rprop, ASGD        capturable=True                        counts on the host
+    Adadelta, RMSprop                     all but what takes the rate            -
     SparseAdam, Adafactor, Muon,
     subclasses, optimizers of others      never                                  may use new numbers
 
@@ -46,6 +47,7 @@ from torch.optim.optimizer import (
 )
 
 from gapless.graphs.refusal import Refusal, Refused
+from gapless.graphs.updates.rate_outside import RateOutside, takes_rate_last, unchecked
 from gapless.graphs.updates.step_replaced import step_replaced
 from gapless.graphs.updates.update_calls import (
     UpdateAsWritten,
@@ -252,7 +254,9 @@ class _Capture:
                 raise RuntimeError(why)
             loss, args, kwargs = _call_closure(args, kwargs)
             reason = self._updates.reason_outside(optimizer)
-            if reason is None:
+            if reason is None and takes_rate_last(optimizer):
+                self._capture_but_rate(optimizer, lambda: as_written(*args, **kwargs))
+            elif reason is None:
                 self._capture(optimizer, lambda: as_written(*args, **kwargs))
             elif not self._updates.may_cut:
                 text = f"the update of {name_of(optimizer)} cannot be a graph: {reason}"
@@ -268,13 +272,25 @@ class _Capture:
         return step
 
     def _capture(self, optimizer: Optimizer, step: Callable[[], object]) -> None:
+        with self._runs(optimizer), capturable(optimizer):
+            step()
+        self.captured.add_inside(optimizer)
+
+    def _capture_but_rate(self, optimizer: Optimizer, step: Callable[[], object]) -> None:
+        """Capture an update, and cut the graph where it takes its rate."""
+        rest = RateOutside(optimizer, gradients_of(optimizer))
+        with self._runs(optimizer), unchecked(optimizer), rest:
+            step()
+        self.captured.add_inside(optimizer, reads_rate=False)
+        self._cut(rest.call)
+
+    @contextmanager
+    def _runs(self, optimizer: Optimizer) -> Iterator[None]:
         self._inside.append(optimizer)
         try:
-            with capturable(optimizer):
-                step()
+            yield
         finally:
             self._inside.pop()
-        self.captured.add_inside(optimizer)
 
 
 class CapturedUpdates:
@@ -333,13 +349,14 @@ class CapturedUpdates:
             self._as_captured.append(UpdateAsCaptured(optimizer, is_inside=False))
         self.outside[optimizer] = reason
 
-    def add_inside(self, optimizer: Optimizer) -> None:
-        """Note that the update of an optimizer has been captured."""
+    def add_inside(self, optimizer: Optimizer, *, reads_rate: bool = True) -> None:
+        """Note that the update of an optimizer has been captured, maybe without its rates."""
         if any(optimizer is one for one in self.inside):
             return
         self.inside.append(optimizer)
         self.attributes.append(vars(optimizer))
-        self._as_captured.append(UpdateAsCaptured(optimizer, is_inside=True))
+        as_captured = UpdateAsCaptured(optimizer, is_inside=True, reads_rate=reads_rate)
+        self._as_captured.append(as_captured)
 
 
 def _do_nothing(*_: Any) -> None:

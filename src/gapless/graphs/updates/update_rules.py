@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
+from gapless.graphs.updates.rate_outside import takes_rate_last
 from gapless.graphs.updates.step_replaced import is_step_of_the_class
 
 
@@ -88,6 +89,7 @@ def _counts_on_the_host(optimizer: Optimizer, group: dict[str, Any]) -> str | No
         kind is _optim.SGD
         or (kind in _HAVE_FUSED and group["fused"])
         or (kind in _HAVE_CAPTURABLE and group["capturable"])
+        or takes_rate_last(optimizer)
     ):
         return None
     advice = "; with fused=True it is in the graph" if kind in _HAVE_FUSED else ""
@@ -122,13 +124,15 @@ def _is_not_on_the_device(
     optimizer: Optimizer, group: dict[str, Any], needs_copy: Callable[[torch.Tensor], bool]
 ) -> str | None:
     needs_state = type(optimizer) is not _optim.SGD or group["momentum"] != 0
+    counts_apart = takes_rate_last(optimizer)
     for weight in group["params"]:
         if weight.grad is None:
             continue
         state = optimizer.state.get(weight) or {}
         if needs_state and not state:
             return "it has no state for a weight yet"
-        for part in (weight, weight.grad, *state.values()):
+        parts = [part for key, part in state.items() if key != "step" or not counts_apart]
+        for part in (weight, weight.grad, *parts):
             if not isinstance(part, torch.Tensor) or part.layout is not torch.strided:
                 return "its gradients or its state are no dense tensors"
             if needs_copy(part):
