@@ -400,6 +400,9 @@ MISSING = {
         lambda module: (module.is_compiled_in_place(BARE), module.forget_compiled_call(BARE)),
         (False, None),
     ),
+    "torch._dynamo.exc.TorchDynamoException": gives(
+        lambda module: module.compiled_or_eager(lambda: 3, failed=print, backend="eager")(), 3
+    ),
     "torch.nn.Module._call_impl": gives(lambda module: module.compile_in_place(BARE), None),
     "torch.compile._torchdynamo_orig_callable": gives(
         lambda module: module.module_of_compiled(node), None

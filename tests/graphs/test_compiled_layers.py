@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.backends.debugging import aot_eager
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch.nn import functional as F
 
 import gapless
@@ -193,6 +194,24 @@ def test_what_cannot_be_compiled_runs_eagerly_and_is_captured(form, device, monk
     assert report.not_compiled == [
         "a layer is not compiled: Cannot find a working triton installation."
     ]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("form", ["in place", "step"])
+def test_what_the_compiler_itself_fails_at_runs_eagerly(kind, form, device, monkeypatch):
+    """An error of TorchDynamo is none of the loop's; an error of the loop's stays one."""
+    make = MODELS[kind][0]
+    plain, _ = train(device, make)
+
+    def fail(_):
+        raise AttributeError("'Block' has no source\nnor anything else")
+
+    monkeypatch.setattr(InstructionTranslator, "run", fail)
+    with pytest.warns(CaptureWarning, match=r"a layer is not compiled: .*'Block' has no source$"):
+        found, report = train(device, make, form=form, compile=True)
+
+    assert_equal(plain, found)
+    assert (report.num_graphs, report.num_compiled) == (1, 0)
 
 
 @pytest.mark.parametrize(("setting", "num"), [(True, 2), ("dynamic", 1)])

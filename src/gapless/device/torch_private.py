@@ -18,7 +18,7 @@ import sys
 from collections import Counter, defaultdict
 from contextlib import nullcontext
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache, partial, wraps
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -830,8 +830,50 @@ def compile_by_inductor(graph: Any, inputs: Sequence[Any]) -> tuple[Any, str]:
     except begin_anew:
         raise
     except Exception as error:
-        lines = str(error).strip().splitlines()
-        return None, lines[0] if lines else type(error).__name__
+        return None, _first_line(error)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+_note(
+    "torch._dynamo.exc.TorchDynamoException",
+    why="What torch's compiler fails at runs eagerly, and one line says why.",
+    missing="Its error is the loop's.",
+)
+
+
+def compiled_or_eager(
+    function: Callable[..., Any], *, failed: Callable[[str], None], **options: Any
+) -> Callable[..., Any]:
+    """Compile a function as `torch.compile` does; from the first error of the compiler on it runs eagerly.
+
+    Args:
+        function: that is to be compiled.
+        failed: is told the first line of that error.
+        **options: of `torch.compile`.
+    """
+    now = torch.compile(function, **options)
+
+    @wraps(now)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal now
+        try:
+            return now(*args, **kwargs)
+        except Exception as error:
+            of_compiler = _find("torch._dynamo.exc.TorchDynamoException")
+            if now is function or of_compiler is _NOWHERE or not isinstance(error, of_compiler):
+                raise
+            reason = _first_line(error)
+        # An error of the function's own is what the caller gets.
+        out = function(*args, **kwargs)
+        now = function
+        failed(reason)
+        return out
+
+    return call
 
 
 _note(
@@ -848,14 +890,14 @@ def is_compiled_in_place(module: torch.nn.Module) -> bool:
 
 
 def compile_in_place(module: torch.nn.Module, **options: Any) -> None:
-    """Compile a module's calls, as `module.compile()` does, of torch's own classes too."""
+    """Compile a module's calls, as `module.compile()` does, of torch's own classes too: see `compiled_or_eager`."""
     if not hasattr(module, "_call_impl"):
         return
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return module._call_impl(*args, **kwargs)
 
-    module._compiled_call_impl = torch.compile(call, **options)
+    module._compiled_call_impl = compiled_or_eager(call, **options)
 
 
 _note(

@@ -22,6 +22,7 @@ from gapless.device.torch_private import (
     allow_recompiles,
     compile_by_inductor,
     compile_in_place,
+    compiled_or_eager,
     forget_compiled_call,
     is_compiled_in_place,
 )
@@ -68,7 +69,7 @@ class LayerCompiler:
         allow_recompiles(_MAX_VARIANTS)
         for layer in layers_of(module):
             if not (is_compiled_in_place(layer) or isinstance(layer, torch.jit.ScriptModule)):
-                compile_in_place(layer, backend=self._backend, dynamic=self.is_dynamic)
+                compile_in_place(layer, **self._options())
                 self._compiled.append(layer)
 
     def compile_in_place(
@@ -83,7 +84,7 @@ class LayerCompiler:
             return forward
         for part in parts_of(module):
             self.compile(part)
-        return torch.compile(forward, backend=self._backend, dynamic=self.is_dynamic)
+        return compiled_or_eager(forward, **self._options())
 
     def undo(self) -> None:
         """Let the layers run eagerly again."""
@@ -116,21 +117,28 @@ class LayerCompiler:
             yield
         self._was_called = True
 
+    def _options(self) -> dict[str, Any]:
+        return {"failed": self._note, "backend": self._backend, "dynamic": self.is_dynamic}
+
     def _backend(self, graph: Any, inputs: list[Any]) -> Any:
-        """Compile as torch does by default; what cannot be compiled runs eagerly, and one line says so."""
+        """Compile as torch does by default; what cannot be compiled runs eagerly."""
         started, reason = perf_counter(), ""
         try:
             found, reason = compile_by_inductor(graph, inputs)
         finally:
             self.report.compile_seconds += perf_counter() - started
-        if not reason:
-            self.report.num_compiled += 1
-            return found
+        if reason:
+            self._note(reason)
+            return graph.forward
+        self.report.num_compiled += 1
+        return found
+
+    def _note(self, reason: str) -> None:
+        """Say once why something runs eagerly."""
         text = f"a layer is not compiled: {reason}"
         if text not in self.report.not_compiled:
             self.report.not_compiled.append(text)
             warn(text)
-        return graph.forward
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
