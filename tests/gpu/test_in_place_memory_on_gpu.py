@@ -12,6 +12,7 @@ from torch import nn
 import gapless
 from gapless.device.find import find_device
 from gapless.device.numerics import set_numerics
+from inner_doors import memory_fraction
 
 
 pytestmark = [
@@ -98,7 +99,8 @@ def test_a_budget_is_respected():
     train(model, 512)
     limit = reserved() + 3 * _PIECE
     total = torch.cuda.get_device_properties(0).total_memory
-    gapless.capture(model, device="cuda", memory_fraction=limit / total)
+    with memory_fraction(limit / total):
+        gapless.capture(model, device="cuda")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for rows in range(8, 1024, 8):

@@ -340,13 +340,7 @@ def test_a_module_in_place_is_audited_in_training_and_in_evaluation(device, ever
         training, seen = Training(device), []
         training.model[2].p = 0.5
         if captured:
-            gapless.capture(
-                training.model,
-                training.optimizer,
-                device=device,
-                audit_every=every,
-                replay="always",
-            )
+            gapless.capture(training.model, training.optimizer, device=device, audit_every=every)
         for epoch in range(4):
             is_training = epoch % 2 == 0
             training.model.train(is_training)

@@ -14,6 +14,7 @@ from gapless.graphs import account, call_windows
 from gapless.graphs.proof.proof_verdict import Verdict
 from gapless.records.replay_times import NUM_PAIRS
 from gapless.testing import SimulatedDevice
+from inner_doors import memory_fraction
 
 
 pytestmark = pytest.mark.quick_tests(8)
@@ -152,15 +153,6 @@ def test_a_process_group_of_one_rank_compares(device, monkeypatch):
     assert not any(loop.were_replays[-10:])
 
 
-def test_whoever_wants_replays_gets_them(device):
-    """By an option."""
-    loop = Loop(device, model_on(device), on_device=(1.0, 9.0), replay="always")
-
-    loop.run(ENOUGH)
-
-    assert loop.num_written == 0
-
-
 def test_graphs_that_differ_within_a_tolerance_are_not_compared(device, monkeypatch):
     """Which way a call runs would show in its bits."""
     monkeypatch.setattr(Verdict, "repeats", property(lambda verdict: False))
@@ -256,7 +248,8 @@ def test_no_room_no_comparison(device):
     """A call as written has activations of its own beside those of the graph."""
     held = device.reserved_memory_bytes()
     fraction = (held + 20_000) / device.total_memory_bytes()
-    loop = Loop(device, model_on(device), on_device=(1.0, 1.1), memory_fraction=fraction)
+    with memory_fraction(fraction):
+        loop = Loop(device, model_on(device), on_device=(1.0, 1.1))
     loop.run(10)
     assert loop.were_replays[-1]
     filled = torch.zeros(30_000, dtype=torch.uint8, device=device.torch_device)
@@ -265,12 +258,6 @@ def test_no_room_no_comparison(device):
 
     assert filled.numel()
     assert loop.num_written == 0
-
-
-def test_an_unknown_word_is_an_error(device):
-    """It names both that are known."""
-    with pytest.raises(gapless.UserError, match="'if_faster' or 'always'"):
-        gapless.capture(model_on(device), device=device, replay="never")
 
 
 def test_gradients_stay_where_an_optimizer_runs_as_written(device):

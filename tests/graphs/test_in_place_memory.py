@@ -11,6 +11,7 @@ from torch import nn
 
 import gapless
 from gapless.testing import SimulatedDevice
+from inner_doors import memory_fraction
 
 
 # What a graph of the model below takes, at most.
@@ -119,7 +120,8 @@ def test_a_budget_is_respected(device):
     model = model_on(device)
     train(device, model, 40)
     budget = held(device) + 2 * _OF_A_GRAPH
-    gapless.capture(model, device=device, memory_fraction=budget / device.total_memory_bytes())
+    with memory_fraction(budget / device.total_memory_bytes()):
+        gapless.capture(model, device=device)
     with pytest.warns(gapless.CaptureWarning, match="which is over its budget"):
         largest = train_and_evaluate(device, model, most_rows=40)
 

@@ -94,15 +94,6 @@ def test_counts_on_the_host_are_quick_at_any_rate(device):
     assert counts(loop) == (0, 6, 2)
 
 
-def test_who_asks_for_graphs_gets_them(device):
-    """By an option."""
-    loop = OptimizerLoop(device, adamw, replay="always")
-    run(loop, 8, rate=1.0)
-
-    assert loop.report.num_quick == 0
-    assert loop.report.num_replays == 5
-
-
 def test_an_operation_that_is_another_than_torchs_is_never_called(device, monkeypatch):
     """What `step()` calls is compared with it first; other versions of torch may call something else."""
     called = []

@@ -29,6 +29,7 @@ from hazards.captured_harness import (
     refused,
 )
 from hazards.captured_models import batches, kept, mlp, run, sgd, state, training_step
+from inner_doors import memory_fraction
 
 
 @contextlib.contextmanager
@@ -371,7 +372,8 @@ def padding_is_reckoned(place):
 def no_memory_for_the_proof(place):
     model = mlp(place)
     optimizer = sgd(model)
-    step = place.capture(training_step(model, optimizer), memory_fraction=1e-9)
+    with memory_fraction(1e-9):
+        step = place.capture(training_step(model, optimizer))
     with capture_warnings():
         losses = run(step, batches(place, 20))
 

@@ -91,20 +91,6 @@ def a_fast_model(place):
 
 
 @in_place_case(
-    "A model whose replays are slow, and which is always to be replayed.",
-    devices=DEVICES,
-)
-def always_replayed(place):
-    model = mlp(place)
-    place.capture(model, replay="always")
-    optimizer = sgd(model)
-    timed = Timed(place, model, **SLOW)
-    losses = _fit(place, model, optimizer, timed)
-    timed.ends_as(replays=True)
-    return losses, state(model, optimizer)
-
-
-@in_place_case(
     "A slow model, and refusals raise: a comparison of times raises nothing.",
     expect=refused("as written"),
     devices=DEVICES,

@@ -14,6 +14,7 @@ import torch
 import gapless
 from gapless.graphs import call_windows
 from gapless.records.replay_times import NUM_PAIRS
+from inner_doors import memory_fraction
 from simulation.in_place import Scaled
 from simulation.registry import VERY_FEW, scenario
 from simulation.workloads import read_back
@@ -197,7 +198,8 @@ def a_module_without_memory_beside_its_graph(device):
     """A call as written has activations of its own, so there is none to compare with."""
     fraction = (device.reserved_memory_bytes() + 20_000) / device.total_memory_bytes()
     with device.allow_waits(), compared_soon():
-        loop = Loop(device, memory_fraction=fraction)
+        with memory_fraction(fraction):
+            loop = Loop(device)
         loop.train(10)
         filled = torch.zeros(30_000, dtype=torch.uint8, device=device.torch_device)
         loop.train(ENOUGH)
@@ -214,7 +216,8 @@ def a_module_with_two_limits_of_its_graphs(device):
         few.train(6)
         few.train(6, rows=5)
         fraction = device.reserved_memory_bytes() / device.total_memory_bytes()
-        small = Loop(device, memory_fraction=fraction)
+        with memory_fraction(fraction):
+            small = Loop(device)
         small.train(6)
     assert few.were_replays == [False] * 3 + [True] * 3 + [False] * 6
     assert [refusal.kind for refusal in few.report.refusals] == ["graph_limit"]

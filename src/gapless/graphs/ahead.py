@@ -113,7 +113,6 @@ class AheadOfRun:
             return
         if entry.variants or self._report.forbids_all:
             return
-        entry.is_expected = True
         while not (self._learning.has_seen(entry) or entry.is_refused or self._report.forbids_all):
             self._learning.warm_up(entry, tree, first_uses=self._snapshot.first_uses)
             self._snapshot.forget_freed()

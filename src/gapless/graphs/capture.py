@@ -43,17 +43,10 @@ class _Options(TypedDict, total=False):
     device: str | torch.device | Device
     num_warmup: int
     max_graphs: int
-    memory_fraction: float
     on_refusal: Literal["eager", "raise"]
     audit_every: int | None
     compile: bool | Literal["dynamic"]
     wait_stats: WaitStats | None
-
-
-class _OptionsInPlace(_Options, total=False):
-    """Options of a capture in place."""
-
-    replay: Literal["if_faster", "always"]
 
 
 class _OptionsOfStep(_Options, total=False):
@@ -65,7 +58,7 @@ class _OptionsOfStep(_Options, total=False):
 # Modules are callable as well: the first that fits is taken.
 @overload
 def capture(  # type: ignore[overload-overlap]
-    step: _InPlaceT, /, **options: Unpack[_OptionsInPlace]
+    step: _InPlaceT, /, **options: Unpack[_Options]
 ) -> _InPlaceT: ...
 
 
@@ -75,7 +68,7 @@ def capture(
     another: torch.nn.Module | torch.optim.Optimizer,
     /,
     *others: torch.nn.Module | torch.optim.Optimizer,
-    **options: Unpack[_OptionsInPlace],
+    **options: Unpack[_Options],
 ) -> tuple[torch.nn.Module | torch.optim.Optimizer, ...]: ...
 
 
@@ -96,10 +89,8 @@ def capture(
     device: str | torch.device | Device = "auto",
     num_warmup: int = 2,
     max_graphs: int = 100,
-    memory_fraction: float = 0.8,
     on_refusal: Literal["eager", "raise"] = "eager",
     steps_per_launch: int | None = None,
-    replay: Literal["if_faster", "always"] = "if_faster",
     audit_every: int | None = None,
     compile: bool | Literal["dynamic"] = False,
     wait_stats: WaitStats | None = None,
@@ -172,16 +163,12 @@ def capture(
         device: a device or its name.
         num_warmup: watched eager runs of each kind before its capture, behind two plain ones; at least 2.
         max_graphs: graphs at one time, of all kinds of calls together.
-        memory_fraction: share of the device's memory that the process may hold for a further
-            graph to be captured, above 0 and up to 1.
         on_refusal: what happens when a call may not be captured: "eager" runs it as written, with
             a warning, "raise" raises `CaptureRefused` after that.
         steps_per_launch: the function then takes a list or tuple of up to so many batches, each as
             the step takes one, and returns the list of what the step returns for each. As many
             batches of equal shapes are launched as one graph; fewer, others, and steps with a
             part on the host one by one. The results are the same.
-        replay: "if_faster" lets a module or an optimizer run as written where replays turn out to
-            take longer, "always" replays all the same; graphs of whole steps are always replayed.
         audit_every: a graph in use is compared with the step as written once in so many of its
             replays. None: at a random place in each block of replays, of 32 at first and of up to
             1,000 later, and after an epoch, an evaluation, or a pause. A difference drops the graphs,
@@ -224,11 +211,9 @@ def capture(
         device=find_device(device),
         num_warmup=num_warmup,
         max_graphs=max_graphs,
-        memory_fraction=memory_fraction,
         on_refusal=on_refusal,
         wait_stats=wait_stats,
         steps_per_launch=steps_per_launch,
-        replay=replay,
         audit_every=audit_every,
         compile=compile,
         is_off=is_switched_off(),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gapless.errors import CaptureRefused, CaptureWarning, UserError
 from gapless.graphs.callee import Callee
 from gapless.graphs.captured_step import CapturedStep
-from gapless.graphs.graph_limits import GraphLimits, memory_share
+from gapless.graphs.graph_limits import GraphLimits
 from gapless.graphs.ranks.calls_of_ranks import CallsOfRanks
 from gapless.graphs.reads.code_kinds import OWN_FOLDER, TORCH_FOLDER
 from gapless.graphs.refusal import Refusal
@@ -31,7 +31,6 @@ _NOT_THE_USERS = (OWN_FOLDER, TORCH_FOLDER)
 
 
 _AT_LEAST_TWO = "at least 2: the first run makes the optimizer's state, the second shows whether the step makes it anew"
-_A_SHARE = "a share of the device's memory above 0 and up to 1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +47,9 @@ class CaptureSettings:
     is_off: bool
     num_warmup: int = 2
     max_graphs: int = 100
-    memory_fraction: float = 0.8
     on_refusal: Literal["eager", "raise"] = "eager"
     wait_stats: WaitStats | None = None
     steps_per_launch: int | None = None
-    replay: Literal["if_faster", "always"] = "if_faster"
     audit_every: int | None = None
     compile: bool | Literal["dynamic"] = False
     is_told: bool = True
@@ -62,9 +59,7 @@ class CaptureSettings:
         for is_fine, name, expected in (
             (self.num_warmup >= 2, "num_warmup", _AT_LEAST_TWO),
             (self.max_graphs >= 1, "max_graphs", "at least 1"),
-            (0.0 < self.memory_fraction <= 1.0, "memory_fraction", _A_SHARE),
             (self.on_refusal in ("eager", "raise"), "on_refusal", "'eager' or 'raise'"),
-            (self.replay in ("if_faster", "always"), "replay", "'if_faster' or 'always'"),
             (per_launch is None or per_launch >= 1, "steps_per_launch", "at least 1"),
             (self.compile in (False, True, "dynamic"), "compile", "True, False or 'dynamic'"),
             (every is None or every >= 1, "audit_every", "at least 1, or None"),
@@ -74,11 +69,7 @@ class CaptureSettings:
 
     def limits(self) -> GraphLimits:
         """Return new limits for all graphs of one object."""
-        return GraphLimits(
-            self.device,
-            max_graphs=self.max_graphs,
-            memory_budget_bytes=memory_share(self.device, self.memory_fraction),
-        )
+        return GraphLimits(self.device, max_graphs=self.max_graphs)
 
     def wrap(
         self,
@@ -105,11 +96,6 @@ class CaptureSettings:
     def new_consent(self) -> CallsOfRanks:
         """Return what asks the ranks of a user's own loop, if a step talks to them."""
         return CallsOfRanks(self.new_host_waits(), audit_every=self.audit_every)
-
-    @property
-    def compares_replays(self) -> bool:
-        """Whether replays may give way to calls as written."""
-        return self.replay == "if_faster"
 
     def forbid(
         self, report: CaptureReport, objection: Refusal | None = None, name: str = ""

@@ -102,7 +102,6 @@ class Entry:
         times: of its calls, for the account.
         kind: the kind itself as long as there are variants, else None: it holds every plain value of its
             batch.
-        is_expected: whether it is the kind of an example that was given ahead of a run.
         row: number of the row of new kinds in which it came first; 0 if it has not come yet.
         num_watched: runs that were watched, less one if there has to be another.
         num_new_code: last runs in a row that ran code which was not there before.
@@ -121,7 +120,6 @@ class Entry:
     times: CallTimes
     learnt: State = State.PLAIN
     kind: Hashable | None = None
-    is_expected: bool = False
     row: int = 0
     num_watched: int = 0
     num_new_code: int = 0
@@ -138,9 +136,7 @@ class Entry:
     @property
     def is_plain(self) -> bool:
         """Whether nothing is known of it but what its calls take as written."""
-        return not (
-            self.is_looked_at or self.is_refused or self.is_expected or self.num_without_graph
-        )
+        return not (self.is_looked_at or self.is_refused or self.num_without_graph)
 
     @property
     def state(self) -> State:

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
 
 
-# What is left is for libraries and fragments.
-DEFAULT_MEMORY_FRACTION = 0.8
+# Of the device's memory, that the process may hold for a further graph. What is left is for calls as written,
+# libraries and fragments.
+MEMORY_FRACTION = 0.8
 
 # Each graph takes memory; more than this are a sign of shapes that hardly come again.
 DEFAULT_MAX_GRAPHS = 100
@@ -39,8 +40,9 @@ class GraphLimits:
         memory_budget_bytes: int | None = None,
     ) -> None:
         self.budget = memory_budget_bytes
-        if self.budget is None:
-            self.budget = memory_share(device, DEFAULT_MEMORY_FRACTION)
+        total = device.total_memory_bytes()
+        if self.budget is None and total is not None:
+            self.budget = int(total * MEMORY_FRACTION)
         self.captured_bytes = 0
         self._device = device
         self._max_graphs = max_graphs
@@ -81,12 +83,6 @@ class GraphLimits:
             "memory_budget",
             f"the process holds {held:,} bytes of the device's memory and a capture took up to "
             f"{self._largest_bytes:,}, which is over its budget of {self.budget:,}; pad batches to "
-            "fewer shapes, or raise the budget",
+            "fewer shapes, or make them smaller",
             name="memory",
         )
-
-
-def memory_share(device: Device, fraction: float) -> int | None:
-    """Return a share of a device's memory in bytes; None if it has no memory of its own."""
-    total = device.total_memory_bytes()
-    return None if total is None else int(total * fraction)

@@ -183,9 +183,7 @@ def prepared(training, form, device, options):
     if device is None:
         return lambda xs: [step(x) for x in xs], None
     if form == "in_place":
-        gapless.capture(
-            training.net, training.optimizer, device=device, replay="always", **options
-        )
+        gapless.capture(training.net, training.optimizer, device=device, **options)
         return lambda xs: [step(x) for x in xs], lambda: gapless.capture_report(training.net)
     if form == "group":
         captured = gapless.capture(step, steps_per_launch=2, device=device, **options)

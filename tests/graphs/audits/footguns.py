@@ -120,7 +120,7 @@ class Training:
             return lambda xs: [step(x) for x in xs], None
         options = {"device": self.place.device, **options}
         if form == "in_place":
-            gapless.capture(self.net, self.optimizer, replay="always", **options)
+            gapless.capture(self.net, self.optimizer, **options)
             return lambda xs: [step(x) for x in xs], self.net
         if form == "group":
             grouped = gapless.capture(step, steps_per_launch=2, **options)

@@ -67,7 +67,7 @@ def trained(penalty, is_due, form, folder):
         if form == "step":
             step = gapless.capture(step, device=place.device)
         if form == "in_place":
-            gapless.capture(model, optimizer, device=place.device, replay="always")
+            gapless.capture(model, optimizer, device=place.device)
         found = []
         for number in range(CALLS):
             found.append(values(step(batch(place, number), is_due(number))))

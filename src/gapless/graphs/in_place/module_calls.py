@@ -206,7 +206,7 @@ class ModuleCalls:
             self.captor.side,
             limits=self.captor.limits,
             report=self.report,
-            compares_replays=self.settings.compares_replays,
+            compares_replays=True,
             **options,
         )
         self._steps[kind, needs_grad] = made

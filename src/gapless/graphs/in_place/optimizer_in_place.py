@@ -89,9 +89,7 @@ class OptimizerInPlace:
         self.is_traced = False
         self.tries_new_rates = True
         self._rates: list[Any] | None = None
-        self._quick = (
-            QuickUpdates(optimizer, settings.device) if settings.compares_replays else None
-        )
+        self._quick = QuickUpdates(optimizer, settings.device)
         self._audits: QuickAudits | None = None
         self._was_quick = False
         self._code = _code_of_user(optimizer)
@@ -102,7 +100,7 @@ class OptimizerInPlace:
             limits=self._limits,
             work=self._work,
             is_update=True,
-            compares_replays=settings.compares_replays,
+            compares_replays=True,
         )
         self._fast_path = self._captured.fast_path
         self._is_never_captured = settings.forbid(
@@ -157,8 +155,8 @@ class OptimizerInPlace:
         if FIRST_CALLS.is_waiting:
             FIRST_CALLS.note_step()
         objection = self._objection_to_call(args, kwargs)
-        if objection is None and self._quick is not None and self._quick.are_due():
-            return self._after_closure(partial(self._update_quickly, self._quick), args, kwargs)
+        if objection is None and self._quick.are_due():
+            return self._after_closure(self._update_quickly, args, kwargs)
         if not self.tries_new_rates and self._has_new_rates():
             self.report.num_eager += 1
             refusal = Refusal("update", f"{self._name}() {_NEW_RATE}", is_of_call=True)
@@ -259,7 +257,7 @@ class OptimizerInPlace:
         if objection is not None:
             self._run_as_written(objection, self._as_written)
 
-    def _update_quickly(self, quick: QuickUpdates) -> None:
+    def _update_quickly(self) -> None:
         """Update by the operations of the step alone, or as written if they are not known yet."""
         if not self._was_quick:
             self._was_quick = True
@@ -268,7 +266,7 @@ class OptimizerInPlace:
         self._note_call()
         if self._audits is None:
             self._audits = QuickAudits(
-                quick,
+                self._quick,
                 self.target,
                 self._captured.callee,
                 every=self.settings.audit_every,

@@ -166,7 +166,6 @@ class Together:
         """Capture a kind on all ranks, ahead of a run: nothing of the call is kept."""
         if entry.agreed is not None:
             return
-        entry.is_expected = True
         readiness = self._ranks.least(self.readiness(entry))
         for _ in range(self._num_warmup + MAX_ASKED):
             if readiness is not Readiness.NOT_YET:
