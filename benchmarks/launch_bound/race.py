@@ -116,6 +116,7 @@ class Entrant:
     def __init__(self, task: worker.Work, options: Options) -> None:
         self.variant = task.variant
         self.problem: str | None = None
+        self.is_over = False
         self.turns: list[dict[str, Any]] = []
         self.first: list[dict[str, Any]] = []
         self.found: dict[str, Any] = {}
@@ -195,6 +196,9 @@ class Entrant:
 
     def close(self) -> None:
         """End the process, and remove what its compiler left."""
+        if self.is_over:
+            return
+        self.is_over = True
         self._connection.close()
         if self.problem is None and self._deadline.left() > 0:
             self._process.join(_SECONDS_TO_END)
@@ -357,7 +361,6 @@ class Race:
                 except VariantError as problem:
                     self.tell(f"{self.name}: {entrant.variant}: checks: {problem}")
                     entrant.found["unchecked"], entrant.problem = str(problem), None
-                    self.entrants[entrant.variant] = Ended(entrant)
                     break
                 entrant.found |= found["checks"]
                 is_last = found["is_last"]
@@ -368,11 +371,7 @@ class Race:
             self.tell(f"{self.name}: {variant}: {known}")
 
     def _running(self) -> list[Entrant]:
-        return [
-            entrant
-            for entrant in self.entrants.values()
-            if entrant.problem is None and not isinstance(entrant, Ended)
-        ]
+        return [entrant for entrant in self.entrants.values() if not entrant.is_over]
 
     def _attempt(self, entrant: Entrant, action: Callable[[], Any]) -> Any:
         try:
@@ -387,20 +386,6 @@ class Race:
         if entrant.turns:
             found |= times_of(entrant)
         return found
-
-
-class Ended(Entrant):
-    """A variant whose process is gone, and whose row stands.
-
-    Args:
-        entrant: as it was.
-    """
-
-    def __init__(self, entrant: Entrant) -> None:
-        vars(self).update(vars(entrant))
-
-    def close(self) -> None:
-        """Do nothing: it has ended."""
 
 
 def reason_to_leave_out(variant: str, options: Options) -> str | None:
