@@ -215,9 +215,8 @@ def shown(name: str, variant: str) -> str:
     return "\n".join(difflib.unified_diff(*sources, *names, lineterm="", n=2))
 
 
-@cache
-def _folder_of_sources() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="scripts-")
+# Made here: threads that load scripts at once would make several, of which `cache` keeps one and the rest go.
+_SOURCES = tempfile.TemporaryDirectory(prefix="scripts-")
 
 
 @cache
@@ -231,7 +230,7 @@ def load(name: str, variant: str) -> ModuleType:
         ImportError: it needs a package that is missing.
     """
     title = f"{name}_{variant.replace('-', '_')}"
-    path = Path(_folder_of_sources().name) / f"{title}.py"
+    path = Path(_SOURCES.name) / f"{title}.py"
     path.write_text(source_of(name, variant), encoding="utf-8")
     spec = importlib.util.spec_from_file_location(title, path)
     if spec is None or spec.loader is None:
