@@ -344,6 +344,23 @@ def test_a_loop_that_adds_gradients_itself_is_captured(device, capturing):
     assert RUN_BACKWARD.value is not before
 
 
+def test_a_network_that_no_optimizer_has_is_captured_as_well(device, capturing):
+    """Such as the target network of a critic, or one that is frozen; a loss without weights is none."""
+    training, target = Training(device), Net().to(device.torch_device)
+    rows, loss = torch.ones(3, 4, device=training.at), nn.MSELoss()
+    for _ in range(40):
+        with torch.no_grad():
+            wanted = target(rows)
+        training.optimizer.zero_grad()
+        loss(training.model(rows), wanted).backward()
+        training.optimizer.step()
+
+    captured = capturing.end()
+
+    assert names_of(captured) == ["Net", "Net", "SGD"]
+    assert all(report.num_replays > 0 for _, report in captured.reports)
+
+
 def test_accumulated_gradients_belong_to_an_optimizer(device, capturing):
     """Many backward passes before a step put off nothing: the model is captured, and then the optimizer."""
     training = Training(device)

@@ -194,7 +194,7 @@ class Capturing:
         from gapless.graphs.step_call import is_within_a_step
         from gapless.trials.called_parts import CalledParts, compiles
 
-        self._import_s = perf_counter() - begin
+        self._import_s += perf_counter() - begin
         if compiles():
             self._give_up("torch.compile is at work, and what it compiled depends on hooks")
         elif is_within_a_step() or (not self._reports and has_made_graphs()):
@@ -209,10 +209,12 @@ class Capturing:
 
     def _capture(self) -> None:
         """Capture what the loop has called."""
+        begin = perf_counter()
         from gapless.graphs.account import account_of
         from gapless.graphs.in_place.captor import captor_of
         from gapless.graphs.in_place.capture_in_place import capture_report, capture_untold
 
+        self._import_s += perf_counter() - begin
         assert self._called is not None
         called, self._called = self._called, None
         called.stop()

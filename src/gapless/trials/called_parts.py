@@ -56,25 +56,14 @@ class CalledParts:
 
     @property
     def modules(self) -> list[nn.Module]:
-        """Those that hold weights of the optimizers, none of them within another.
+        """Those that have weights, none of them within another: target networks and frozen ones are called as well.
 
         Without an optimizer, as where the loop itself adds gradients to weights: those that have gradients.
         """
-        weights = {
-            id(weight)
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for weight in group["params"]
-        } or {
-            id(weight)
-            for module in self._modules
-            for weight in module.parameters()
-            if weight.grad is not None
-        }
         found = [
             module
             for module in self._modules
-            if any(id(weight) in weights for weight in module.parameters())
+            if any(self.optimizers or weight.grad is not None for weight in module.parameters())
         ]
         within = {id(part) for module in found for part in module.modules() if part is not module}
         return [module for module in found if id(module) not in within]
