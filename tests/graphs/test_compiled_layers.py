@@ -248,6 +248,22 @@ def test_layers_that_a_loop_has_compiled_itself_are_captured_in_place(device):
     assert (report.num_graphs, report.proved, report.num_compiled) == (1, 1, 0)
 
 
+def compiled_deep():
+    """Return a module of torch's that stands for a compiled one."""
+    return torch.compile(Deep(), backend=aot_eager, dynamic=False)
+
+
+def test_a_model_that_a_loop_has_compiled_is_captured_in_place(device):
+    """`capture(torch.compile(model))`."""
+    expected, _ = train(device, compiled_deep)
+
+    found, report = train(device, compiled_deep, form="in place", audit_every=2)
+
+    assert_equal(expected, found)
+    assert (report.num_graphs, report.proved) == (1, 1)
+    assert not report.audits.differences
+
+
 def test_parts_of_a_module_that_is_compiled_as_a_whole(compiler):
     """Other methods of it call them."""
     model = gapless.capture(Flat(), device="cpu", compile=True)
