@@ -92,7 +92,8 @@ class Form:
     in_place: Expect = REPLAYED
 
 
-def _register(form):
+def register(form, case=case):
+    """Register both ways of a form."""
     options = {"before": form.before, "after": form.after}
     for way, train in (("step", as_step), ("in_place", in_place)):
 
@@ -699,7 +700,7 @@ def _dino_head():
 
 
 for form in [*DISTRIBUTIONS, *OUTPUTS, *LEFT, *WEIGHTS]:
-    _register(form)
+    register(form)
 
 
 # ---------------------------------------------------------------------------- averaged models

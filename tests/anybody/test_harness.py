@@ -9,14 +9,22 @@ import torch
 from torch import nn
 
 import gapless
-from anybody import batches, methods, objects, optimizers, test_averages, test_run_command
+from anybody import (
+    batches,
+    methods,
+    objects,
+    optimizers,
+    reports,
+    test_averages,
+    test_run_command,
+)
 from anybody.harness import AnybodyCase, judge, ran, replayed, told
 from anybody.not_yet import NOT_YET
 from hazards.captured_harness import differences
 from hazards.in_place_models import made
 
 
-THEMES = [batches.case, methods.case, objects.case, optimizers.case]
+THEMES = [batches.case, methods.case, objects.case, reports.case, optimizers.case]
 
 
 def test_rows_of_what_fails_name_cases():
@@ -34,7 +42,7 @@ def test_rows_of_what_fails_name_cases():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", [case for cases in THEMES[:3] for case in cases if not case.needs_gpu], ids=str
+    "case", [case for cases in THEMES[:-1] for case in cases if not case.needs_gpu], ids=str
 )
 def test_the_loop_equals_itself(case):
     """No case depends on time, or on what ran before."""

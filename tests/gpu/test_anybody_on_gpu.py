@@ -1,4 +1,4 @@
-"""What anybody's loops do is right on a GPU: batches, methods, objects, optimizers."""
+"""What anybody's loops do is right on a GPU: batches, methods, objects, optimizers, reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from anybody import arrivals, batches, methods, objects, optimizers
+from anybody import arrivals, batches, methods, objects, optimizers, reports
 from anybody.harness import judge
 from hazards.harness import GPU
 
@@ -17,7 +17,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 pytestmark = pytest.mark.gpu
 
-CASES = [*batches.case, *methods.case, *objects.case, *optimizers.case]
+CASES = [*batches.case, *methods.case, *objects.case, *reports.case, *optimizers.case]
 PLACE = ("cuda", torch.device("cuda", 0))
 
 

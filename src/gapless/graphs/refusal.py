@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -289,6 +290,12 @@ OF_TORCH = {
     )
     for name, function in _OLD_NORMS.items()
 }
+OF_TORCH[BasePruningMethod.__call__.__code__] = Refusal(
+    "replaced_tensor",
+    "a hook of torch.nn.utils.prune masks a weight, which is another one in each call; call "
+    "torch.nn.utils.prune.remove, or write the mask as a torch.nn.utils.parametrize",
+    name="prune",
+)
 
 # What this rank could capture and another could not: all do or none does.
 ON_ANOTHER_RANK = Refusal(

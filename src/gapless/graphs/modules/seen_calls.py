@@ -174,12 +174,15 @@ class CallsSeen:
 
 
 def _new_name(value: Any, known: set[int]) -> Any:
-    """Return the name of a tensor that is new in the mappings of a call, None if there is none."""
+    """Return the name of a tensor that is new in mappings and objects of a call, None if it has none."""
+    named = (
+        container if isinstance(container, Mapping) else getattr(container, "__dict__", {})
+        for container in containers_in(value)
+    )
     return next(
         (
             name
-            for container in containers_in(value)
-            if isinstance(container, Mapping)
+            for container in named
             for name, part in container.items()
             if isinstance(part, torch.Tensor) and id(part) not in known
         ),

@@ -318,20 +318,26 @@ class HostWatch:
         return None
 
     def site_of_item(self, key: Any) -> str:
-        """Return `file:line` where the user's code that ran sets an item of this key, "" if it does not."""
-        return next(
-            (
-                site_of(executed.code, store.line)
-                for executed in self._executed.values()
-                if executed.kind is CodeKind.USER
-                for store in executed.reads.stores
-                if store.kind == "item" and store.key == key
-            ),
-            "",
-        )
+        """Return `file:line` where the user's code that ran sets an item or attribute of this key.
+
+        If none does, the one line that calls a method which puts one; "" if there is none, or more.
+        """
+        stores = [
+            (site_of(executed.code, store.line), store)
+            for executed in self._executed.values()
+            if executed.kind is CodeKind.USER
+            for store in executed.reads.stores
+        ]
+        by_key = (one for one, store in stores if store.kind in _BY_KEY and store.key == key)
+        calls = {one for one, store in stores if store.kind == "call" and store.key in _PUTS}
+        return next(by_key, "".join(calls) if len(calls) == 1 else "")
 
     def _reach(self, *, least_runs: int, skip: set[int]) -> Reach:
         return Reach(self._step, self._executed.values(), least_runs=least_runs, skip=skip)
+
+
+_BY_KEY = ("attr", "item")
+_PUTS = frozenset({"update", "setdefault", "append", "extend", "insert", "add"})
 
 
 @contextmanager
