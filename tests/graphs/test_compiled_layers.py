@@ -12,7 +12,8 @@ from torch.nn import functional as F
 import gapless
 from gapless.device.cpu import CpuDevice
 from gapless.errors import CaptureWarning, UserError
-from gapless.graphs import compiled_layers
+from gapless.graphs import account, compiled_layers
+from gapless.graphs.account import ALLOWANCE_S, LEAST_AHEAD, NUM_PLAIN, account_of
 from gapless.graphs.compiled_layers import LayerCompiler, layers_of
 from gapless.testing import SimulatedDevice
 
@@ -21,6 +22,12 @@ from gapless.testing import SimulatedDevice
 pytestmark = pytest.mark.filterwarnings(
     "default", "error::gapless.errors.CaptureWarning", "ignore::DeprecationWarning"
 )
+
+
+# Other tests let everything have room.
+AS_USERS_HAVE_IT = {
+    "ALLOWANCE_S": ALLOWANCE_S, "LEAST_AHEAD": LEAST_AHEAD, "NUM_PLAIN": NUM_PLAIN
+}  # fmt: skip
 
 
 class Block(nn.Module):
@@ -221,6 +228,28 @@ def test_each_shape_is_compiled_or_all_at_once(setting, num, device, compiler):
 
     assert (report.num_graphs, report.num_compiled) == (2, num)
     assert report.num_replays > 6
+
+
+@pytest.mark.parametrize("form", ["in place", "step"])
+def test_compiling_is_no_debt_of_the_account(form, device, compiler, ample_room, monkeypatch):
+    """Half a minute for each shape, and graphs come as early as if it took no time."""
+    for name, value in AS_USERS_HAVE_IT.items():
+        monkeypatch.setattr(account, name, value)
+    now_ms, ever_more = SimulatedDevice.now_ms, compiled_layers.compile_by_inductor
+
+    def slowly(graph, inputs):
+        compiler.append(graph)
+        return ever_more(graph, inputs)
+
+    monkeypatch.setattr(compiled_layers, "compile_by_inductor", slowly)
+    monkeypatch.setattr(
+        SimulatedDevice, "now_ms", lambda device: now_ms(device) + 15_000.0 * len(compiler)
+    )
+    _, report = train(device, Deep, form=form, compile=True, sizes=(6, 5), num=20)
+
+    assert account_of(device).debt_s < 1.0
+    assert (report.num_graphs, report.num_compiled) == (2, 2)
+    assert report.spent.num_waiting == 0
 
 
 def test_a_release_leaves_the_layers_as_they_were(device, compiler):
