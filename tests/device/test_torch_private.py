@@ -411,6 +411,9 @@ MISSING = {
         module.start_compiling_processes()
     ),
     "torch._dynamo.maybe_mark_dynamic": lambda module: module.let_vary(torch.ones(2, 3), -1),
+    "torch._compile._disable_dynamo": gives(
+        lambda module: module.leave_compiler_out(type("", (), {"__torch_dispatch__": print})), None
+    ),
     "torch._dynamo.utils.counters": counts_nothing,
     **{
         path: refuses(lambda module: module.trace_with_dynamo(int, print))

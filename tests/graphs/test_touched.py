@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -240,3 +243,32 @@ def test_where_algorithms_are_deterministic_no_operator_is_named(numerics, warn_
         torch.bincount(rows, values)
 
     assert seen.nondeterministic == (["aten.scatter_reduce", "aten.bincount"] if warn_only else [])
+
+
+COMPILER = """
+import sys
+import torch
+from gapless.device.cpu import CpuDevice
+from gapless.graphs.reads.touched import TouchWatch
+
+weight = torch.ones(2)
+with TouchWatch(CpuDevice()) as look:
+    weight.mul_(2.0)
+assert len(look.written) == 1
+assert "torch._dynamo" not in sys.modules, "loaded"
+import torch._dynamo
+with TouchWatch(CpuDevice()) as look:
+    weight.mul_(2.0)
+assert len(look.written) == 1
+handler = TouchWatch.__torch_dispatch__.__wrapped__
+assert handler.__dynamo_disable is not handler, "not disabled"
+"""
+
+
+def test_a_watched_run_loads_no_compiler():
+    """That takes seconds, and a script without an optimizer of torch's needs none; once it is there it is asked."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILER], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")

@@ -964,6 +964,25 @@ def compiler_counters() -> Any:
 
 
 _note(
+    "torch._compile._disable_dynamo",
+    why="A mode of ours calls operators without loading torch's compiler, which takes seconds.",
+    missing="The first operator loads it.",
+)
+
+
+def leave_compiler_out(mode: type) -> None:
+    """Let operators in a mode load no compiler, as long as nobody else has loaded it."""
+    # Torch keeps there by what it calls a handler in whose frames nothing is compiled.
+    handler = getattr(vars(mode).get("__torch_dispatch__"), "__wrapped__", None)
+    if handler is None:
+        return
+    if "torch._dynamo" not in sys.modules:
+        handler.__dynamo_disable = handler
+    elif vars(handler).get("__dynamo_disable") is handler:
+        del handler.__dynamo_disable
+
+
+_note(
     "torch._dynamo.optimize",
     "torch._dynamo.reset",
     "torch._dynamo.symbolic_convert.InstructionTranslator",
@@ -1057,15 +1076,6 @@ def keep_from_compiler(function: Callable[..., Any]) -> None:
     if all(hasattr(frames, part) for part in parts):
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
-
-
-def load_compiler() -> None:
-    """Import what torch imports in the first operator under a `TorchDispatchMode` of a process, or on making an optimizer.
-
-    Within a watched run it would be watched as well, which made that run of a step without an optimizer
-    take 7 s.
-    """
-    import_module("torch._dynamo")
 
 
 def _is_traced() -> object:

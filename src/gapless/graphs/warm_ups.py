@@ -6,8 +6,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gapless.device.torch_private import load_compiler
-from gapless.graphs.account import account_of
 from gapless.graphs.reads.addresses import address_of
 from gapless.graphs.reads.batch_reads import ReadWatch
 from gapless.graphs.reads.host_run import HostRun
@@ -82,12 +80,6 @@ class WarmUps:
     ran_backward: bool = False
     _num_kinds: int = 0
     _num_seen: int = 0
-
-    def __post_init__(self) -> None:
-        if self.device.is_accelerator:
-            started_ms = self.device.now_ms()
-            load_compiler()
-            account_of(self.device).charge((self.device.now_ms() - started_ms) / 1000.0)
 
     def are_done(self, entry: Entry) -> bool:
         """Return whether a kind had all of its runs."""

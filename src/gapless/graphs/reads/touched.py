@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from gapless.device.nondeterministic import may_be_nondeterministic, nondeterministic_name
+from gapless.device.torch_private import leave_compiler_out
 from gapless.device.user_line import call_site
 from gapless.graphs.reads.addresses import address_of
 from gapless.graphs.reads.batch_reads import Operands
@@ -116,6 +117,7 @@ class TouchWatch(TorchDispatchMode):
         sees_reads: bool = True,
     ) -> None:
         super().__init__()
+        leave_compiler_out(TouchWatch)
         self._sees_reads = sees_reads
         self._first_uses = first_uses
         self._may_wait = may_wait
@@ -142,11 +144,7 @@ class TouchWatch(TorchDispatchMode):
 
     @property
     def written(self) -> list[torch.Tensor]:
-        """What was written: tensors without gradients, no two of which share memory.
-
-        A tensor that was seen as a whole is listed with its shape; views that overlap are joined
-        to one tensor of bytes.
-        """
+        """What was written: tensors without gradients; views that overlap are joined to one tensor of bytes."""
         return self._tensors("written")
 
     @cached_property
