@@ -38,21 +38,14 @@ _Step: TypeAlias = "Callable[..., Any] | SplitStep"
 
 
 class _Options(TypedDict, total=False):
-    """Options of all forms of `capture`."""
-
     device: str | torch.device | Device
     num_warmup: int
     max_graphs: int
     on_refusal: Literal["eager", "raise"]
     audit_every: int | None
     compile: bool | Literal["dynamic"]
-    wait_stats: WaitStats | None
-
-
-class _OptionsOfStep(_Options, total=False):
-    """Options of the capture of a step."""
-
     steps_per_launch: int | None
+    wait_stats: WaitStats | None
 
 
 # Modules are callable as well: the first that fits is taken.
@@ -73,12 +66,12 @@ def capture(
 
 
 @overload
-def capture(step: _Step, /, **options: Unpack[_OptionsOfStep]) -> CapturedFunction: ...
+def capture(step: _Step, /, **options: Unpack[_Options]) -> CapturedFunction: ...
 
 
 @overload
 def capture(
-    step: None = None, /, **options: Unpack[_OptionsOfStep]
+    step: None = None, /, **options: Unpack[_Options]
 ) -> Callable[[_Step], CapturedFunction]: ...
 
 
@@ -97,63 +90,21 @@ def capture(
 ) -> Any:
     """Let a step, a module or an optimizer run as CUDA graphs, with the same bits or as written.
 
-    There are three forms:
+    - `step = gapless.capture(step)` returns a function that is launched as one graph: forward pass,
+      backward pass and update. `@gapless.capture` and `@gapless.capture(device="cuda")` decorate
+      functions and methods; each object has graphs of its own.
+    - `gapless.capture(model, optimizer)` captures each where it stands, in a loop that stays as it is:
+      whatever the loop calls of the model, its backward pass, and `optimizer.step()`.
 
-    - `step = gapless.capture(step)` returns a function, which is launched as one graph: forward
-      pass, backward pass and update. Nothing else needs as few launches.
-    - `gapless.capture(module)` returns the very module. In a loop that stays as it is, what the loop calls of it
-      is a graph from then on, and the backward pass behind it another.
-    - `gapless.capture(optimizer)` returns the very optimizer, whose `step()` is a graph from then on.
-      `gapless.capture(model, optimizer)` captures both, each for itself.
+    There is a graph for each kind of call, by the structure, plain values and shapes of its arguments.
+    Each kind runs as written at first, is watched, and then captured; its graph has to give the same
+    bits. What is not captured runs as written, and a `CaptureWarning` says why, once for each reason.
+    On a CPU, and with `GAPLESS_CAPTURE=off` in the environment, which is read here, everything does.
 
-    In all of them there is a graph for each kind of call: two calls are of one kind if the
-    structure of their arguments, plain values and shapes are equal. Each kind runs as written at
-    first, as warm-up, and is then captured; its graph has to give the same bits as it. What is not
-    captured runs as written, and is counted; a `CaptureWarning` says why, once for each reason.
-    Training and evaluation have graphs of their own.
-
-    **A step** is called as before, with any arguments, and returns what it returns. What it does on
-    the host (printing, counting, Python's random numbers) belongs in a method `on_host` of the
-    step, or of the object whose method it is, which is called before each call with the same
-    arguments. Call schedulers of rates
-    outside. Another optimizer needs a new `capture`.
-
-    Also a decorator, `@gapless.capture` or `@gapless.capture(device="cuda")`, of functions and
-    methods. Each object whose method is captured has graphs of its own. Within another captured
-    step it is a part of that one.
-
-    **A module** is captured in place: an attribute `forward` of its own stands before that of its
-    class, and so do its public methods, but for those that a framework calls. The outermost call is
-    captured: `agent.get_value(x)` has graphs of its own. A method that trains, takes and returns no
-    tensors on the device, or is refused, runs as written, and what it calls is captured. If neither has been
-    called by the second update, children that the loop calls are captured; if nothing is, a
-    `CaptureWarning` says so after a hundred updates. To autograd a call is one node, so gradients are summed and accumulated by autograd, and
-    hooks of the module and of what it returns are called. Where no backward pass follows, as in
-    evaluation, call it under `torch.no_grad()`: calls with gradients enabled are captured for
-    shapes that have had a backward pass, or after eight that were let go of without one while others
-    train (200 otherwise). As written run
-
-    - within `torch.autocast`: the first six calls, by which it is seen whether each has a block of
-      its own, and all that need no gradients; all calls there once two have shared a block, which
-      would share casts of weights;
-    - a second forward pass before the backward pass of the first, and calls as long as a loss is
-      held that gets no backward pass;
-    - calls whose gradients are differentiated (`create_graph=True`): all calls with gradients, if the
-      code on the stack, or functions that it leads to, may ask for that; and second backward passes
-      (`retain_graph=True`). If the forward pass was a replay, it runs again from its arguments;
-    - modules with hooks on their parts or weights, with checkpoints, and those
-      that return their arguments or use tensors with gradients that are no arguments.
-
-    **An optimizer** is captured in place as well, by an attribute `step`, if its update has the same
-    bits in a graph; Adam has with `fused=True`. As written run its steps with hooks, those with a
-    closure that may be called more than once, and those on sparse gradients.
-
-    `gapless.capture_report(x)` says what became of a captured module or optimizer, and
-    `gapless.release(x)` undoes the capture. Copies and files of them hold no graphs. Within a
-    captured step they are a part of that.
-
-    On a CPU everything runs as written, and nothing is raised: there is nothing to launch.
-    So it does everywhere with `GAPLESS_CAPTURE=off` in the environment, which is read here.
+    What a step does on the host (printing, counting, Python's random numbers) belongs in a method
+    `on_host` of it, or of the object whose method it is, which is called before each call with the same
+    arguments. Call schedulers of rates outside. Another optimizer needs a new `capture`. Call a module
+    in evaluation under `torch.no_grad()`. What is not captured in place stands in docs/recipes/in_place.md.
 
     Args:
         step: trains on its arguments, which are on the device, and returns its loss or any
@@ -170,9 +121,8 @@ def capture(
             batches of equal shapes are launched as one graph; fewer, others, and steps with a
             part on the host one by one. The results are the same.
         audit_every: a graph in use is compared with the step as written once in so many of its
-            replays. None: at a random place in each block of replays, of 32 at first and of up to
-            1,000 later, and after an epoch, an evaluation, or a pause. A difference drops the graphs,
-            and a `CaptureWarning` says since which call at the earliest there may have been others.
+            replays. None: once in 32 at first and in up to 1,000 later, at random places, and after an
+            epoch, an evaluation, or a pause. A difference drops the graphs, and a `CaptureWarning` tells it.
         compile: compile layers with `torch.compile` and capture what they launch: layers that repeat one by one,
             a module in which nothing repeats as a whole; of a step those of the modules that its first call
             calls. The bits are those of a loop with the same layers compiled and not captured, which is
