@@ -208,16 +208,6 @@ def test_a_profile_has_the_step(device):
     assert "Optimizer.step#AdamW.step" in {one.key for one in profile.key_averages()}
 
 
-def test_integrations_that_try_no_new_rates_have_quick_updates(device):
-    """Nothing is tried."""
-    loop = OptimizerLoop(device, adamw)
-    vars(loop.optimizer)["_gapless_captor"].tries_new_rates = False
-    run(loop)
-
-    assert counts(loop) == (0, 6, 2)
-    assert loop.report.refusals == []
-
-
 # --- calls that are noted ---
 
 

@@ -170,15 +170,8 @@ class CaptureReport:
         """Whether something forbids to capture more, whatever the call and whatever comes."""
         return any(not one.is_of_call and one.is_final for one in self.refusals)
 
-    def refuse(self, refusal: Refusal, *, is_told: bool = False) -> None:
-        """Add a reason, unless it is there already; it may be of all calls from now on.
-
-        Args:
-            refusal: the reason.
-            is_told: whether the user knows it, so that no warning has to say it.
-        """
-        if is_told:
-            self._told.add(refusal.reason)
+    def refuse(self, refusal: Refusal) -> None:
+        """Add a reason, unless it is there already; it may be of all calls from now on."""
         for number, known in enumerate(self.refusals):
             if known.reason == refusal.reason:
                 if known.is_of_call and not refusal.is_of_call:

@@ -145,9 +145,6 @@ def capture_optimizer(prepared: torch.optim.Optimizer, device: Device) -> None:
         around.append(inner)
         inner = inner.optimizer
     gapless.capture(inner, device=device)
-    captor: Any = captor_of(inner)
-    # Most schedules of these loops have another rate for each step.
-    captor.tries_new_rates = False
     for one in around:
         if one.scaler is not None:
             let_scaler_step(one)

@@ -72,8 +72,6 @@ class OptimizerInPlace:
 
     Attributes:
         is_traced: whether torch.compile has compiled a step of it.
-        tries_new_rates: whether an update is captured whose learning rate is another than that of
-            the update before; if not, it runs as written, and nobody is warned.
     """
 
     def __init__(self, optimizer: Optimizer, settings: CaptureSettings) -> None:
@@ -87,8 +85,6 @@ class OptimizerInPlace:
         self._as_written: Callable[..., Any] = optimizer.step
         self._is_running = False
         self.is_traced = False
-        self.tries_new_rates = True
-        self._rates: list[Any] | None = None
         self._quick = QuickUpdates(optimizer, settings.device)
         self._audits: QuickAudits | None = None
         self._was_quick = False
@@ -157,11 +153,6 @@ class OptimizerInPlace:
         objection = self._objection_to_call(args, kwargs)
         if objection is None and self._quick.are_due():
             return self._after_closure(self._update_quickly, args, kwargs)
-        if not self.tries_new_rates and self._has_new_rates():
-            self.report.num_eager += 1
-            refusal = Refusal("update", f"{self._name}() {_NEW_RATE}", is_of_call=True)
-            self.report.refuse(refusal, is_told=True)
-            return as_written(*args, **kwargs)
         if objection is not None or self._captured.is_refused:
             return self._run_as_written(objection, partial(as_written, *args, **kwargs))
         return self._after_closure(self._update_by_graph, args, kwargs)
@@ -175,13 +166,6 @@ class OptimizerInPlace:
                 loss = closure()
         update()
         return loss
-
-    def _has_new_rates(self) -> bool:
-        """Return whether rates are others than in the call before; those on the device are not."""
-        rates = [group.get("lr") for group in self.target.param_groups]
-        rates = [rate for rate in rates if not isinstance(rate, torch.Tensor)]
-        before, self._rates = self._rates, rates
-        return before is not None and before != rates
 
     def _objection_to_call(self, args: Any, kwargs: Any) -> str | None:
         """Return why no graph can take a call, None if one can."""
@@ -319,12 +303,6 @@ class OptimizerInPlace:
             for gradient in gradients:
                 if gradient is not None:
                     torch.autograd.graph.increment_version(gradient)
-
-
-_NEW_RATE = (
-    "has another learning rate than in the step before, and a graph keeps the one that it was "
-    "captured with: such steps run as written; capture the whole step"
-)
 
 
 @contextmanager
