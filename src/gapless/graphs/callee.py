@@ -46,10 +46,9 @@ class Callee:
         compares_replays: whether calls run as written where replays do not pay.
         objection: says why no graph can take a batch; None: as for a whole step.
         make_trial: takes the pool of graphs and the watch of the host, and returns what captures and
-            proves; None: for graphs of the whole step.
+            proves, for a step that goes to the side stream itself; None: for graphs of the whole step.
         side: on which everything but replays runs, whose results are then copies that no later
             replay overwrites; None: all runs on the caller's stream.
-        chooses_stream: whether the step goes to the side stream itself where it has to.
         is_update: whether the step is the update of an optimizer, which finds the gradients of its
             weights in its batch, and at which no graph is cut.
 
@@ -73,7 +72,6 @@ class Callee:
         objection: Callable[[Tree], Refusal | None] | None = None,
         make_trial: Callable[..., Any] | None = None,
         side: SideStream | None = None,
-        chooses_stream: bool = False,
         is_update: bool = False,
     ) -> None:
         self.step = step
@@ -88,7 +86,7 @@ class Callee:
         self.make_trial = make_trial
         self.side = side
         self.on_side_stream: Callable[[], AbstractContextManager[object]] = nullcontext
-        if side is not None and not chooses_stream:
+        if side is not None and make_trial is None:
             self.on_side_stream = side.use
         self.launch: Callable[..., Any] = _call if side is None else side.launch
         self.is_update = is_update

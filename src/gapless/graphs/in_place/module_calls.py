@@ -199,7 +199,6 @@ class ModuleCalls:
                 "plain_work": lambda call: self.runs.as_written(call.args, call.kwargs),
                 "make_trial": trial,
                 "objection": self._objection,
-                "chooses_stream": True,
             }
         made: Any = self.settings.wrap(
             forward,
