@@ -154,6 +154,22 @@ def test_on_a_cpu_it_says_that_it_does_nothing(capsys):
     assert "does not: anything: a CPU" in capsys.readouterr().err
 
 
+def test_an_optimizer_whose_rate_changes_in_each_step_is_that_of_any_loop(device):
+    """Adadelta stays in its graph, which takes no rate."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(4, 2)
+    _, optimizer = accelerator.prepare(model, torch.optim.Adadelta(model.parameters(), lr=1.0))
+    capture_prepared(accelerator, device=device, quiet=True)
+    for _ in range(12):
+        for weight in model.parameters():
+            weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] *= 0.9
+
+    assert gapless.capture_report(optimizer.optimizer).num_replays > 0
+
+
 def test_a_model_that_recomputes_activations_is_refused_and_named(device):
     """Before anything is tried."""
     AcceleratorState._reset_state(reset_partial_state=True)
