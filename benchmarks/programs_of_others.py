@@ -13,7 +13,8 @@ of this project's own pages, a graph of papers. A line says whether output, exit
 and what `MASKED` lists, whether the program repeats its own output where they are not, and the seconds of both, which are
 of whole processes, one run each.
 
-With `--seconds` both run side by side for so long, and end then. Seen from outside, by the times at which backward passes
+With `--seconds` both run for so long, and end then: side by side, or with `--alone` one after the other, as processes that
+share a GPU wait for their slices of its time. Seen from outside, by the times at which backward passes
 end (`step_marks/sitecustomize.py`, in both): the steps of the first minute, the rate in the second half of the steps that
 both have done, and how much later `gapless run` has come to a step than a tenth more than as written and five seconds
 allow, at the worst step: below zero if it never has.
@@ -197,8 +198,8 @@ def said_by(run, plain):
 
 
 def compare_rates(name, options):
-    """Run a program both ways at once for so many seconds; return a row, and lines on it."""
-    with ThreadPoolExecutor(2) as pool:
+    """Run a program both ways for so many seconds; return a row, and lines on it."""
+    with ThreadPoolExecutor(1 if options.alone else 2) as pool:
         plain, run = pool.map(lambda way: one_run(name, way, options), ("python", "run"))
     if plain["code"] or not plain["times"]:
         return failed(plain)
@@ -269,6 +270,7 @@ def main():
     parser.add_argument("folder", type=Path, help="of the repositories")
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=PROGRAMS, metavar="PROGRAM")
     parser.add_argument("--seconds", type=float, help="run both at once for so long, for rates")
+    parser.add_argument("--alone", action="store_true", help="and one after the other instead")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a run may take")
     parser.add_argument("--processes", type=int, default=1, help="programs side by side")
     parser.add_argument("--json", type=Path, help="append a line for each program to this file")

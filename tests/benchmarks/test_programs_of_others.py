@@ -30,7 +30,7 @@ def compare(tmp_path, monkeypatch):
 
     def run(program=PROGRAM, *, seconds=None, **how):
         repository.joinpath("one.py").write_text(program.format(**how), encoding="utf-8")
-        options = Namespace(folder=tmp_path, seconds=seconds, timeout=100.0)
+        options = Namespace(folder=tmp_path, seconds=seconds, alone=False, timeout=100.0)
         return programs_of_others.compare("one", options)
 
     return run
