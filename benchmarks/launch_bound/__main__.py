@@ -164,6 +164,9 @@ def _measure(arguments):
 
         try:
             race.run(alone, write)
+        except Exception as error:
+            # The others go on.
+            tell(f"{name}: {type(error).__name__}: {error}")
         finally:
             write()
             race.close()
