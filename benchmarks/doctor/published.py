@@ -10,7 +10,6 @@ from benchmarks.doctor.commands import LOOPS, run_doctor
 from benchmarks.doctor.verdicts import step_ms
 from benchmarks.launch_bound import worker
 from benchmarks.launch_bound.race import (
-    FIRST_EPOCHS,
     Entrant,
     Options as RaceOptions,
     VariantError,
@@ -38,6 +37,7 @@ MENDS = {
     WHOLE_STEP: {"GAP017"},
 }
 STEPS = 120
+FIRST_EPOCHS = 2
 SMALL_STEPS = 6
 
 

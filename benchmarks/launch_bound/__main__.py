@@ -28,6 +28,7 @@ from benchmarks.launch_bound.variants import (
     load,
     shown,
 )
+from benchmarks.launch_bound.worker import Cores
 from benchmarks.processes import ending_in_order, replace_text
 
 
@@ -80,6 +81,7 @@ def entry_of(race, *, facts, beside):
         "rounds": options.rounds,
         "turn_s": options.turn_s,
         "first_s": options.first_s,
+        "warm_s": options.warm_s,
         "is_small": options.is_small,
         "is_changing": options.is_changing,
         "set_up_beside": beside - 1,
@@ -130,6 +132,8 @@ def _measure(arguments):
         rounds=arguments.rounds,
         turn_s=arguments.seconds / arguments.rounds,
         first_s=arguments.first,
+        warm_s=arguments.warm_up,
+        cores=Cores.here(),
         checks=tuple(checks),
         has_small_checks=arguments.small_checks,
         check_s=arguments.check_seconds,
@@ -217,7 +221,9 @@ def _parser():
         "--rounds", type=int, default=5, help="turns among which the seconds are shared"
     )
     parser.add_argument("--first", type=float, default=60.0, metavar="SECONDS",
-                        help="of the first epochs, which are timed apart, of what does not compile")  # fmt: skip
+                        help="of the first epoch of ours, alone; 0: beside the others, and the minute is estimated")  # fmt: skip
+    parser.add_argument("--warm-up", type=float, default=15.0, metavar="SECONDS",
+                        help="that all variants of a script train on at once before their turns")  # fmt: skip
     parser.add_argument("--processes", type=int, default=1,
                         help="at most, side by side: scripts load, compile and check beside one that is timed")  # fmt: skip
     parser.add_argument("--time-limit", type=float, default=float("inf"), metavar="SECONDS",

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 _FAST = 1.25
 _RUN_OF_STEPS = 5
 
-FIRST_EPOCHS = 2
-
 # Variants of which the first minute is shown.
 SHOWN_FROM_THE_FIRST = (AS_WRITTEN, IN_PLACE, WHOLE_STEP)
 
@@ -77,7 +75,9 @@ class Options:
         folder: of the files that processes print to.
         rounds: turns of each variant.
         turn_s: seconds of a turn at least, in whole epochs.
-        first_s: seconds of the first epochs at least.
+        first_s: seconds of the first epochs at least, which are measured alone; 0: not alone.
+        warm_s: seconds that all variants train on at once, before the turns.
+        cores: which turns have, and which all else.
         checks: variants whose bits and changes are checked.
         has_small_checks: whether they are made on small models, which compile sooner.
         check_s: seconds after which checks of a script are given up.
@@ -93,6 +93,8 @@ class Options:
     rounds: int = 3
     turn_s: float = 0.0
     first_s: float = 0.0
+    warm_s: float = 0.0
+    cores: worker.Cores = field(default_factory=worker.Cores)
     checks: tuple[str, ...] = ()
     has_small_checks: bool = False
     check_s: float = 120.0
@@ -237,6 +239,7 @@ class Race:
     ) -> None:
         self.name, self.steps, self.options, self.tell = name, steps, options, tell
         self._turn_limit = options.turn_s + _TURN_LIMIT_S
+        self._first_limit = options.first_s + options.setup_limit
         self.left_out = {
             variant: reason
             for variant in variants
@@ -256,6 +259,7 @@ class Race:
             is_changing=self.options.is_changing,
             has_small_checks=self.options.has_small_checks,
             num_workers=self.options.num_workers,
+            cores=self.options.cores,
         )
         return Entrant(task, self.options)
 
@@ -279,6 +283,7 @@ class Race:
         """
         self.set_up(alone)
         with alone:
+            self.warm_up()
             self.take_rounds()
         write()
         self.end_training()
@@ -289,31 +294,36 @@ class Race:
             entrant.tell(worker.QUIT)
 
     def set_up(self, alone: threading.Lock) -> None:
-        """Train the first epochs: alone, where the first minute is shown; of the rest beside others."""
+        """Train the first epochs: alone, if the first minute is measured; else beside others."""
         for entrant in self._running():
             self._attempt(entrant, entrant.answer)
-        beside = [one for one in self._running() if one.variant not in SHOWN_FROM_THE_FIRST]
+        shown = SHOWN_FROM_THE_FIRST if self.options.first_s else ()
+        running = self._running()
+        beside = [one for one in running if one.variant not in shown]
         for entrant in beside:
             entrant.tell(worker.FIRST)
-        for entrant in self._running():
+        for entrant in running:
             if entrant not in beside:
                 with alone:
-                    self._first_epochs(entrant)
+                    entrant.tell(worker.FIRST, self.options.first_s)
+                    self._end_first(entrant)
         for entrant in beside:
-            self._first_epochs(entrant, is_begun=True)
+            self._end_first(entrant)
 
-    def _first_epochs(self, entrant: Entrant, *, is_begun: bool = False) -> None:
-        start = perf_counter()
-        for number in range(FIRST_EPOCHS):
-            if number > 0 or not is_begun:
-                left = 0.0 if is_begun else self.options.first_s - (perf_counter() - start)
-                entrant.tell(worker.FIRST, max(0.0, left) if number else 0.0)
-            found = self._attempt(entrant, entrant.answer)
-            if found is None:
-                return
-            entrant.first.append(found)
-        seconds = sum(found["end"] for found in entrant.first)
-        self.tell(f"{self.name}: {entrant.variant}: first epochs in {seconds:.1f} s")
+    def _end_first(self, entrant: Entrant) -> None:
+        found = self._attempt(entrant, lambda: entrant.answer(self._first_limit))
+        if found is not None:
+            entrant.first = [found]
+            self.tell(f"{self.name}: {entrant.variant}: first epoch in {found['end']:.1f} s")
+
+    def warm_up(self) -> None:
+        """Train on, all at once."""
+        running = self._running()
+        for entrant in running:
+            entrant.tell(worker.FIRST, self.options.warm_s)
+        for entrant in running:
+            limit = self.options.warm_s + _TURN_LIMIT_S
+            self._attempt(entrant, lambda one=entrant, limit=limit: one.answer(limit))
 
     def take_rounds(self) -> None:
         """Let each have its turn; every round begins with another one."""
@@ -415,6 +425,7 @@ def times_of(entrant: Entrant) -> dict[str, Any]:
             "steps": sum(found["steps"] for found in entrant.first),
             "seconds": sum(found["end"] for found in entrant.first),
         },
+        "turns": [[turn["steps"], turn["seconds"]] for turn in entrant.turns],
     }
 
 

@@ -33,6 +33,7 @@ WHOLE_STEP = "whole-step"
 COMPILE = "compile"
 REDUCE_OVERHEAD = "reduce-overhead"
 GRAPHED = "graphed-callables"
+WHOLE_STEP_EQUAL = "whole-step-equal"
 WHOLE_STEP_COMPILED = "whole-step-compiled"
 EQUAL_EDITS = "equal-edits"
 COMPILE_STEP = "compile-step"
@@ -45,7 +46,8 @@ VARIANTS = {
     PREFETCH: "gapless.prefetch and gapless.DeferredLoss",
     IN_PLACE: "gapless.capture(model, optimizer), and prefetch within four added lines",
     WHOLE_STEP: "step = gapless.capture(step), with prefetch and deferred loss",
-    WHOLE_STEP_COMPILED: "step = gapless.capture(step, compile=True), the same edits",
+    WHOLE_STEP_EQUAL: "step = gapless.capture(step), with the edits that others need",
+    WHOLE_STEP_COMPILED: "step = gapless.capture(step, compile=True), with the same edits",
     COMPILE: "torch.compile",
     REDUCE_OVERHEAD: 'torch.compile(mode="reduce-overhead")',
     GRAPHED: "torch.cuda.make_graphed_callables",
@@ -70,6 +72,7 @@ PEERS = "peers"
 _CAPTURED = "@gapless.capture"
 # What stands for the decorator of the whole step.
 DECORATORS = {
+    WHOLE_STEP_EQUAL: "@gapless.capture",
     WHOLE_STEP_COMPILED: "@gapless.capture(compile=True)",
     EQUAL_EDITS: "",
     CUDA_GRAPH_MODULE: "@CudaGraphModule",
@@ -132,8 +135,6 @@ def source_of(name: str, variant: str) -> str:
         return text
     edits = sections((FOLDER / f"{name}.diff").read_text(encoding="utf-8"))
     steps = [WHOLE_STEP, PEERS] if variant in DECORATORS else [variant]
-    if variant == WHOLE_STEP_COMPILED:
-        steps = [WHOLE_STEP]
     try:
         for step in steps:
             if step not in edits or variant == PEERS:
@@ -158,10 +159,10 @@ def _with_decorator(text: str, variant: str) -> str:
 
 def uncaptured(variant: str) -> tuple[str, bool]:
     """Return what a variant is without its captures, and whether captures of gapless are off."""
-    if variant in (PREFETCH, IN_PLACE, WHOLE_STEP, WHOLE_STEP_COMPILED):
-        return variant, True
     if variant in DECORATORS:
         return EQUAL_EDITS, False
+    if variant in (PREFETCH, IN_PLACE, WHOLE_STEP):
+        return variant, True
     return AS_WRITTEN, False
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -14,7 +16,7 @@ import torch
 from benchmarks.launch_bound.args import Args
 from benchmarks.launch_bound.bits import Captured
 from benchmarks.launch_bound.checks import checked
-from benchmarks.launch_bound.variants import COMPILED, load
+from benchmarks.launch_bound.variants import AS_WRITTEN, COMPILED, EQUAL_EDITS, load
 from benchmarks.processes import fork_loader_workers
 from gapless.device.find import find_device
 from gapless.device.numerics import seed_generators
@@ -36,6 +38,45 @@ END = "end"
 CHECK = "check"
 QUIT = "quit"
 
+# Of a turn, before its clock begins.
+_LEAD_IN_S = 0.3
+
+# Cores that only what is timed runs on, where there are so many; it has them alone with its threads.
+_QUIET_CORES = 4
+_ENOUGH_CORES = 12
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Which cores turns have for themselves, and which all else has: none, where there are few."""
+
+    of_turns: frozenset[int] = frozenset()
+    of_others: frozenset[int] = frozenset()
+
+    @classmethod
+    def here(cls) -> Cores:
+        """Share those of this process."""
+        all_cores = sorted(os.sched_getaffinity(0))
+        if len(all_cores) < _ENOUGH_CORES:
+            return cls()
+        return cls(frozenset(all_cores[:_QUIET_CORES]), frozenset(all_cores[_QUIET_CORES:]))
+
+    def take(self, cores: frozenset[int]) -> None:
+        """Let all threads of this process run there."""
+        for thread in Path("/proc/self/task").iterdir() if cores else ():
+            # It may have ended.
+            with suppress(OSError):
+                os.sched_setaffinity(int(thread.name), cores)
+
+    @contextmanager
+    def of_a_turn(self) -> Iterator[None]:
+        """Have the quiet cores in the body."""
+        self.take(self.of_turns)
+        try:
+            yield
+        finally:
+            self.take(self.of_others)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
@@ -50,6 +91,7 @@ class Work:
         is_changing: whether batches have shapes that change.
         has_small_checks: whether bits are checked on a small model.
         num_workers: of each loader.
+        cores: which turns have, and which all else.
     """
 
     name: str
@@ -60,6 +102,7 @@ class Work:
     is_changing: bool = False
     has_small_checks: bool = False
     num_workers: int = 4
+    cores: Cores = field(default_factory=Cores)
 
     def settings(self) -> dict[str, Any]:
         """Return those of the script's arguments."""
@@ -83,7 +126,13 @@ class Worker:
         self.connection = connection
         self.work = work
         self.device: Device = find_device(work.device)
-        self.args = Args(device=self.device.torch_device, turns=self, **work.settings())
+        self._is_leading_in = False
+        self.args = Args(
+            device=self.device.torch_device,
+            turns=self,
+            before_step=self._before_step,
+            **work.settings(),
+        )
 
     def run(self) -> None:
         """Train for as long as epochs are asked for, and then check the bits."""
@@ -118,21 +167,37 @@ class Worker:
         """Yield the number of an epoch: one for each command, and more until its seconds are over."""
         number, command = 0, (FIRST, self._first_seconds)
         while command[0] != END:
-            began = self.start if number == 0 else perf_counter()
+            kind, seconds = command
             self.args.marks.clear()
             self._synchronize()
-            clock = Clock(self.device)
-            is_over = False
-            while not is_over:
-                yield number
-                number += 1
-                is_over = perf_counter() >= began + command[1]
-            self._synchronize()
-            found = {"kind": command[0], "seconds": clock.seconds(), "steps": len(self.args.marks)}
-            found["marks"] = [mark - began for mark in self.args.marks if command[0] == FIRST]
+            began = self.start if number == 0 else perf_counter()
+            with self.work.cores.of_a_turn() if kind == TIMED else nullcontext():
+                self._begin_lead_in(seconds if kind == TIMED else 0.0)
+                is_over = False
+                while not is_over:
+                    yield number
+                    number += 1
+                    is_over = perf_counter() >= began + seconds
+                self._synchronize()
+                found = {"kind": kind, "seconds": self._clock.seconds()}
+            found["steps"] = len(self.args.marks) - self._num_led_in
+            found["marks"] = [mark - began for mark in self.args.marks if kind == FIRST]
             found["end"] = perf_counter() - began
             self._answer(found)
             command = self.connection.recv()
+
+    def _begin_lead_in(self, seconds: float) -> None:
+        """Let the clock begin a little later: behind a pause, what is captured is looked at anew."""
+        is_captured = self.work.variant not in (AS_WRITTEN, EQUAL_EDITS)
+        self._lead_in_end = perf_counter() + (min(_LEAD_IN_S, seconds / 3) if is_captured else 0.0)
+        self._num_led_in, self._clock = 0, Clock(self.device)
+        self._is_leading_in = is_captured and seconds > 0
+
+    def _before_step(self, number: int) -> None:
+        if self._is_leading_in and perf_counter() >= self._lead_in_end:
+            self._is_leading_in = False
+            self._synchronize()
+            self._num_led_in, self._clock = number, Clock(self.device)
 
     def _wait_for_turn(self) -> None:
         kind, self._first_seconds = self.connection.recv()
@@ -188,6 +253,7 @@ def work(connection: Connection, task: Work, log: str) -> None:
     """
     with open(log, "w", encoding="utf-8", buffering=1) as file:  # noqa: PTH123
         _redirect(file)
+        task.cores.take(task.cores.of_others)
         fork_loader_workers()
         torch.set_num_threads(1)
         try:
