@@ -14,7 +14,7 @@ import torch
 import gapless
 from gapless.graphs import audit
 from gapless.graphs.account import Account
-from gapless.graphs.audit import FIRST_BLOCK, LONGEST_BLOCK, Audits
+from gapless.graphs.audit import FIRST_BLOCK, FREE_INTERLUDES, LONGEST_BLOCK, Audits
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.interludes import note_interlude
 from gapless.graphs.proof import same_results
@@ -473,6 +473,16 @@ def test_gaps_calls_of_others_and_what_is_noted_are_interludes(schedule):
     assert count(FIRST_BLOCK, others=1) == 0
     note_interlude()
     assert count(1, others=1) == 1
+
+    # What happens again and again counts sixteen times, and once more for each thousand calls.
+    for _ in range(FREE_INTERLUDES):
+        count(2 * FIRST_BLOCK)
+        count(1, others=1)
+    assert counted[0] == FREE_INTERLUDES + 1
+    for _ in range(3):
+        count(LONGEST_BLOCK)
+        count(1, others=1)
+    assert counted[0] == FREE_INTERLUDES + 4
 
 
 def audits_after_an_interlude(device, kind, calls):

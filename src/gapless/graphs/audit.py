@@ -11,7 +11,9 @@ next, up to `LONGEST_BLOCK`. Whose turn has not come in two blocks of its own re
 a difference that stays is found by then, or one audit later if all that is new is memory that the step begins
 to write: every second audit looks for that. A graph is audited as well at its first replay after an interlude,
 unless another of the same code has been, whose guards still hold. At most one interlude in `FIRST_BLOCK`
-calls of an object counts:
+calls of an object counts, and of those `FREE_INTERLUDES`, and one more for each `LONGEST_BLOCK` of its calls:
+an agent that acts between its updates would else train at half its speed. What a further one hides is found in
+two blocks, as without it. An interlude is when
 
 - an epoch begins, a module changes its mode, a state is saved or loaded (`gapless.graphs.interludes`),
   more often than before the last call;
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 # Replays of a block.
 FIRST_BLOCK = 32
 LONGEST_BLOCK = 1_000
+
+# Interludes of an object that count, however few calls it had.
+FREE_INTERLUDES = 16
 
 # Audits in a row without the backward pass, before it is said.
 _MANY_HALVES = 8
@@ -171,9 +176,14 @@ class Audits:
         self._is_in_call = False
 
     def begin_interlude(self) -> None:
-        """Let graphs be audited at their next replays, unless an interlude counted just before."""
+        """Let graphs be audited at their next replays, unless too many interludes have counted."""
+        most = FREE_INTERLUDES + self._num_own_calls // LONGEST_BLOCK
         # Before the first replay there is nothing to audit.
-        if self._turns and self._num_own_calls >= self._may_count_from:
+        if (
+            self._turns
+            and self._num_own_calls >= self._may_count_from
+            and self.num_interludes < most
+        ):
             self._may_count_from = self._num_own_calls + FIRST_BLOCK
             self.num_interludes += 1
 
