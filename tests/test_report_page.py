@@ -24,7 +24,6 @@ WITHOUT_EXAMPLE = {
     "cpu",
     "off",
     "framework",
-    "too_many_keys",
     "memory_budget",
     "does_not_pay",
     "ranks",

@@ -14,7 +14,6 @@ import torch
 
 import gapless
 import toy_steps
-from gapless.graphs import warm_ups
 from simulation.registry import scenario
 
 
@@ -43,21 +42,6 @@ def in_words(kind):
 
 for kind, expected in toy_steps.CASES.items():
     scenario(in_words(kind), only=ONE)(partial(check_case, kind=kind, expected=expected))
-
-
-@scenario(only=ONE)
-def values_that_are_new_in_every_batch_end_capturing(device):
-    """Each would be a kind of its own; the report says so, and memory stays bounded."""
-    most, warm_ups._MAX_KINDS = warm_ups._MAX_KINDS, 5
-    try:
-        step = gapless.capture(lambda batch: batch[0] * 1.0, device=device)
-        for batch in gapless.prefetch([(torch.ones(1), number) for number in range(20)], device):
-            step(batch)
-    finally:
-        warm_ups._MAX_KINDS = most
-    assert step.report.num_eager == 20
-    assert step.report.refusal.kind == "too_many_keys"
-    assert "more than 5 kinds" in step.report.refusal.text
 
 
 @scenario(only=ONE)

@@ -39,7 +39,6 @@ KINDS: Final[dict[str, Mending]] = {
     "batch_requires_grad": "another call",  # a tensor of the batch requires gradients
     "batch_is_read": "the code",  # the step reads a tensor of its batch by another way as well
     "host_read": "the code",  # the step reads a value of the device
-    "too_many_keys": "the code",  # hardly any two batches are of one kind
     "unlike_calls": "a rest",  # no two of the first calls are of one kind
     "too_many_changes": "a rest",  # what graphs bake in changes too often
     "graph_limit": "room",  # there are as many graphs as may be

@@ -44,10 +44,6 @@ if TYPE_CHECKING:
     from gapless.pipeline.tree.flatten import Tree
 
 
-# A plain value that is new in every batch makes each batch a kind of its own. Kinds are only
-# counted up to here, so that memory stays bounded.
-_MAX_KINDS = 10_000
-
 # A graph would keep what it was in the capture.
 _COUNTED = frozenset(["_version"])
 
@@ -212,19 +208,10 @@ class WarmUps:
         refusals += [one for code, one in OF_TORCH.items() if self.host_watch.ran(code)]
         if touched is not None:
             refusals += [host_draw(site) for site in dict.fromkeys(touched.host_draws)]
-        too_many = self._too_many_kinds()
-        return refusals + ([] if too_many is None else [too_many])
+        return refusals
 
     def _watch_host(self, tree: Tree, number: int) -> AbstractContextManager[HostRun]:
         call = tree.value
         if isinstance(call, Call):
             return self.host_watch.watch(call.args, call.kwargs, key=number)
         return self.host_watch.watch((call,), {}, key=number)
-
-    def _too_many_kinds(self) -> Refusal | None:
-        if self._num_kinds <= _MAX_KINDS:
-            return None
-        return Refusal(
-            "too_many_keys",
-            f"there are more than {_MAX_KINDS:,} kinds of batches, by shapes and plain values",
-        )
