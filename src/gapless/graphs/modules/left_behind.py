@@ -40,9 +40,9 @@ class LeftBehind:
         """Return whether these are the places."""
         return [path.place.id for path in self.paths] == [path.place.id for path in paths]
 
-    def outputs(self, out: Any) -> Outputs:
-        """Return all that a call has left, which has just returned `out`."""
-        return Outputs(out, [path.get() for path in self.paths])
+    def outputs(self, out: Any, arguments: Sequence[torch.Tensor]) -> Outputs:
+        """Return all that a call on these tensors has left, which has just returned `out`."""
+        return Outputs(out, [path.get() for path in self.paths], arguments)
 
     def put(self, values: tuple[Any, list[Any]]) -> Any:
         """Put what `Outputs.made_of` has made into the places; return what the call returns."""
@@ -78,38 +78,48 @@ class LeftBehind:
 class Outputs:
     """What a call has returned and left behind; a tensor that is there twice is one output.
 
+    An argument that it gives back as it is, as policies do with the action, is none: after a replay it is
+    the argument of that call.
+
     Attributes:
         returned: what it has returned.
         leaves: the tensors in all of it, each once.
         unknown: what in it nobody looks into.
     """
 
-    def __init__(self, out: Any, left: list[Any]) -> None:
+    def __init__(self, out: Any, left: list[Any], arguments: Sequence[torch.Tensor]) -> None:
         tree = flatten((out, left))
         self.returned = out
         self._value = tree.value
         self.unknown = tree.unknown
         # Such as `self.last = out.detach()` beside the output itself.
         wanted = {_memory_of(leaf): leaf for leaf in tree.leaves if leaf.requires_grad}
+        given = {id(one): number for number, one in enumerate(arguments) if not one.requires_grad}
+        self._arguments = arguments
         sources = [
-            leaf if leaf.requires_grad else wanted.get(_memory_of(leaf), leaf)
+            leaf if leaf.requires_grad or id(leaf) in given else wanted.get(_memory_of(leaf), leaf)
             for leaf in tree.leaves
         ]
         self._are_detached = [
             one is not leaf for one, leaf in zip(sources, tree.leaves, strict=True)
         ]
-        self.leaves = list({id(leaf): leaf for leaf in sources}.values())
+        self.leaves = list({id(leaf): leaf for leaf in sources if id(leaf) not in given}.values())
         places = {id(leaf): number for number, leaf in enumerate(self.leaves)}
+        # Arguments stand behind all outputs.
+        places |= {key: len(self.leaves) + number for key, number in given.items()}
         self._numbers = [places[id(leaf)] for leaf in sources]
-        self._are_shared = len(sources) > len(self.leaves)
+        self._are_leaves = self._numbers == list(range(len(self.leaves)))
 
-    def made_of(self, leaves: Sequence[torch.Tensor]) -> tuple[Any, list[Any]]:
-        """Return what was returned and what was left, with other tensors."""
+    def made_of(
+        self, leaves: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor] | None = None
+    ) -> tuple[Any, list[Any]]:
+        """Return what was returned and what was left, with other tensors; None: with its own arguments."""
         found = leaves
-        if self._are_shared:
+        if not self._are_leaves:
+            parts = [*leaves, *(self._arguments if arguments is None else arguments)]
             pairs = zip(self._numbers, self._are_detached, strict=True)
             found = [
-                leaves[one].detach() if is_detached else leaves[one] for one, is_detached in pairs
+                parts[one].detach() if is_detached else parts[one] for one, is_detached in pairs
             ]
         values: tuple[Any, list[Any]] = rebuilt(self._value, iter(found))
         return values

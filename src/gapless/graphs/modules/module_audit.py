@@ -63,7 +63,7 @@ class BackwardHalf:
         leaves = [leaf for leaf in out.leaves if leaf.requires_grad]
         watch_uses(leaves, self.graph.paths.targets_of(inputs), self._take)
         outs = [
-            _Audited.apply(partial(self.note_given, number), leaf) if leaf.requires_grad else leaf
+            PassedOn.apply(partial(self.note_given, number), leaf) if leaf.requires_grad else leaf
             for number, leaf in enumerate(out.leaves)
         ]
         return out.made_of(outs)
@@ -187,8 +187,8 @@ class VerdictOnCall:
         return [self._forward, *([] if found is None else [found])]
 
 
-class _Audited(torch.autograd.Function):
-    """The node behind an output of an audited call: it passes gradients on as they are."""
+class PassedOn(torch.autograd.Function):
+    """A node behind an output of a call as written: it passes gradients on as they are, and tells of them."""
 
     @staticmethod
     def forward(ctx: Any, note_given: Callable[[torch.Tensor | None], None], out: Any) -> Any:

@@ -167,7 +167,7 @@ class ModuleGraph:
             run.note_outs(outs)
         else:
             outs = self.launch_forward(run)
-        return self.left.put(self._outputs.made_of(outs))
+        return self.left.put(self._outputs.made_of(outs, inputs))
 
     def rehearse(self, inputs: list[torch.Tensor], given: Sequence[torch.Tensor | None]) -> Any:
         """Launch both passes; return their results in the graph's memory."""
@@ -195,7 +195,7 @@ class ModuleGraph:
 
     def audited_forward(self, run: Run) -> Any:
         """Launch the forward pass; return what the call returns and leaves, without gradients."""
-        return self._outputs.made_of(self.launch_forward(run))
+        return self._outputs.made_of(self.launch_forward(run), run.inputs)
 
     def audited_backward(
         self, run: Run, given: Sequence[torch.Tensor | None]

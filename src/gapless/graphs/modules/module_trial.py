@@ -35,7 +35,7 @@ from gapless.graphs.proof.fingerprints import KeptFingerprints
 from gapless.graphs.proof.same_results import Comparison, NotProved, prove
 from gapless.graphs.proof.snapshot import FirstWrites
 from gapless.graphs.proof.trial import Tried, used_anew
-from gapless.graphs.reads.addresses import address_of, share_memory
+from gapless.graphs.reads.addresses import address_of, have_elements_in_common
 from gapless.graphs.reads.touched import TouchWatch
 from gapless.graphs.reads.weight_guards import WeightsInPlace
 from gapless.graphs.refusal import Refused, read_elsewhere
@@ -172,7 +172,7 @@ class ModuleTrial:
         def as_written() -> Any:
             nonlocal out
             with look or nullcontext():
-                out = graph.left.outputs(self._plain(tree))
+                out = graph.left.outputs(self._plain(tree), tree.leaves)
             return out.made_of([leaf.detach() for leaf in out.leaves])
 
         start = self._device.now_ms()
@@ -419,13 +419,12 @@ class ModuleTrial:
 
 
 def _check_outs(passes: Passes, others: Sequence[torch.Tensor]) -> None:
-    """Check that what a module returns is memory of its own, and no two of it are one memory.
+    """Check that what a module returns is memory of its own, and that no two of it overlap.
 
     Raises:
         Refused: it is not.
     """
     known = {address_of(other) for other in [*others, *passes.inputs]}
-    if any(address_of(leaf) in known for leaf in passes.out.leaves) or share_memory(
-        passes.out.leaves
-    ):
+    outs = passes.out.leaves
+    if any(address_of(leaf) in known for leaf in outs) or have_elements_in_common(outs):
         raise Refused(RETURNS_OTHERS)

@@ -131,7 +131,7 @@ class Rehearsal:
         )
         with within_a_step(), standing as weights, torch.enable_grad():
             call: Call = static.with_leaves(inputs).value
-            out = self.left.outputs(self.runs.forward(*call.args, **call.kwargs))
+            out = self.left.outputs(self.runs.forward(*call.args, **call.kwargs), inputs)
             if out.unknown:
                 raise Refused(cannot_return(out.unknown[0]))
             if any(map(self.runs.device.needs_copy, out.leaves)):

@@ -127,7 +127,7 @@ class RunAgain:
             if failure is not None:
                 raise _cannot_run_again(failure.text)
             call: Call = self.call.with_leaves(inputs).value
-            return self.left.outputs(self._forward(*call.args, **call.kwargs)).leaves
+            return self.left.outputs(self._forward(*call.args, **call.kwargs), inputs).leaves
 
     def _check_outs(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
         """Check that a run as written returns what the replay has returned, as far as that is known."""

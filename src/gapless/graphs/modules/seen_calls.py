@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,7 @@ import torch
 
 from gapless.graphs.modules.gradient_paths import GradientPaths, edges_behind, number_of_next_node
 from gapless.graphs.modules.left_behind import LeftBehind
+from gapless.graphs.modules.module_audit import PassedOn
 from gapless.graphs.modules.module_refusals import (
     BACKWARD_WITHIN,
     CHANGES_INPUT,
@@ -31,7 +33,7 @@ from gapless.graphs.replay.batch_changes import layout_of
 from gapless.graphs.replay.versions import version_of
 from gapless.pipeline.tree.containers import containers_in
 from gapless.pipeline.tree.flatten import flatten
-from gapless.pipeline.tree.tensor_layout import has_address, misalignment
+from gapless.pipeline.tree.tensor_layout import misalignment
 
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
     from gapless.graphs.modules.backward_settings import Settings
     from gapless.graphs.modules.forward_runs import Runs
+    from gapless.graphs.modules.left_behind import Outputs
     from gapless.graphs.reads.host_watch import HostWatch
     from gapless.graphs.refusal import Refusal
     from gapless.pipeline.tree.flatten import Tree
@@ -143,7 +146,8 @@ class CallsSeen:
         seen.is_stale = False
         since = number_of_next_node()
         out = self._runs.as_written(call.args, call.kwargs)
-        outs = seen.left.outputs(out).leaves
+        outputs = seen.left.outputs(out, tree.leaves)
+        outs = outputs.leaves
         form = [(leaf.shape, leaf.dtype, leaf.requires_grad) for leaf in outs]
         if form != seen.form:
             seen.form, seen.given, seen.num_unheard = form, None, 0
@@ -163,7 +167,9 @@ class CallsSeen:
             seen.object([BACKWARD_WITHIN])
         seen.weights = [weakref.ref(weight) for weight in paths.weights]
         if leaves:
-            seen.waiting.append(_note_gradients(outs, seen, self._runs.settings))
+            passed_on, note = _note_gradients(outputs, seen, self._runs.settings)
+            seen.waiting.append(note)
+            out = out if passed_on is None else seen.left.put(passed_on)
         else:
             seen.given = Given((None,) * len(outs), None)
         return out
@@ -203,9 +209,15 @@ def _attributes_of(tensor: torch.Tensor) -> tuple[tuple[str, int], ...]:
 
 
 def _note_gradients(
-    leaves: Sequence[torch.Tensor], seen: SeenCalls, settings: Settings
-) -> weakref.ref[Any]:
-    """Note what the backward pass of a call is given; return what is gone once none can come."""
+    out: Outputs, seen: SeenCalls, settings: Settings
+) -> tuple[Any, weakref.ref[Any]]:
+    """Note what the backward pass of a call is given.
+
+    Returns:
+        What the call has returned and left behind, None if it is as it was; and what is gone once no
+        backward pass can come.
+    """
+    leaves = out.leaves
     places: dict[Any, list[int]] = {}
     for number, leaf in enumerate(leaves):
         if leaf.grad_fn is not None:
@@ -214,59 +226,47 @@ def _note_gradients(
     num_leaves = len(leaves)
     behind = _behind_others(leaves)
     # Nothing below holds a leaf or a node: torch's nodes hold their hooks, and nobody would let go.
-    # Where the gradients lie that come to outputs within the call.
-    within: dict[int, list[int]] = {place: [] for place in behind}
     found: dict[int, Layout] = {}
     # A pass for some outputs and another one for others read the same memory.
     passes: set[int] = set()
+
+    def note_one(place: int, gradient: torch.Tensor | None) -> None:
+        if gradient is not None and gradient.layout is torch.strided:
+            found[place] = Layout.of(gradient)
 
     def note(node_places: list[int], gradients: tuple[torch.Tensor | None, ...]) -> None:
         passes.add(torch._C._current_graph_task_id())
         seen.object([CREATE_GRAPH] * torch.is_grad_enabled())
         seen.object([SECOND_BACKWARD] * (len(passes) > 1))
         for place in node_places:
-            gradient = gradients[numbers[place]]
-            if gradient is None or gradient.layout is not torch.strided:
-                continue
-            # The loop's gradient comes first, and others are added to it.
-            arrived = within.get(place, [])
-            is_alone = len(arrived) == 1 and gradient.data_ptr() != arrived[0]
-            if is_alone or not arrived:
-                found[place] = Layout.of(gradient)
+            if place not in behind:
+                note_one(place, gradients[numbers[place]])
         layouts = tuple([found.get(place) for place in range(num_leaves)])
         seen.given = Given(layouts, settings.now())
 
-    for place, consumers in behind.items():
-        for node, number in consumers:
-            node.register_hook(
-                lambda gradients, _, place=place, number=number: _note_place(
-                    within[place], gradients[number]
-                )
-            )
     for node, node_places in places.items():
         node.register_prehook(
             lambda gradients, node_places=node_places: note(node_places, gradients)
         )
-    return weakref.ref(note)
+    if not behind:
+        return None, weakref.ref(note)
+    # Of the loop's gradient alone, before those of the call itself are added to it.
+    passed_on = [
+        PassedOn.apply(partial(note_one, place), leaf) if place in behind else leaf
+        for place, leaf in enumerate(leaves)
+    ]
+    return out.made_of(passed_on), weakref.ref(note)
 
 
-def _note_place(places: list[int], gradient: torch.Tensor | None) -> None:
-    if gradient is not None and has_address(gradient):
-        places.append(gradient.data_ptr())
-
-
-def _behind_others(leaves: Sequence[torch.Tensor]) -> dict[int, list[tuple[Any, int]]]:
+def _behind_others(leaves: Sequence[torch.Tensor]) -> set[int]:
     """Return the numbers of outputs of which others were computed, as logits beside a loss are.
 
-    Gradients come to them within the call: from these nodes, at these places.
+    Gradients come to them within the call as well.
     """
     numbers = {
         (leaf.grad_fn, leaf.output_nr): number
         for number, leaf in enumerate(leaves)
         if leaf.grad_fn is not None
     }
-    found: dict[int, list[tuple[Any, int]]] = {}
-    for node, place, edge in edges_behind([node for node, _ in numbers]):
-        if edge in numbers:
-            found.setdefault(numbers[edge], []).append((node, place))
-    return found
+    edges = edges_behind([node for node, _ in numbers])
+    return {numbers[edge] for _, _, edge in edges if edge in numbers}

@@ -83,8 +83,11 @@ class QueueOperations(TorchDispatchMode):
         simulation = self._simulation
         if simulation.is_quiet:
             return call.run()
-        if _is_composite(func) and any(tensor.is_inference() for tensor in call.tensors):
-            # Torch decomposes a composite operator itself, but not for tensors of inference mode.
+        is_inference = torch.is_inference_mode_enabled() or any(
+            tensor.is_inference() for tensor in call.tensors
+        )
+        if is_inference and _is_composite(func):
+            # Torch decomposes a composite operator itself, but not in inference mode.
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         # This is below autograd and autocast, so nothing else has to be switched off.
