@@ -159,7 +159,9 @@ class Trial:
         return tried
 
     def _side(self, watched: Watched) -> PythonSide:
-        kept = KeptTensors(watched.kept, on_device=self.callee.is_on_device)
+        touched = watched.touched
+        read = None if touched is None else set(map(address_of, touched.read))
+        kept = KeptTensors(watched.kept, on_device=self.callee.is_on_device, read=read)
         gradients = self.weights.gradients()
         return PythonSide(gradients, self.optimizers, kept, on_device=self.callee.is_on_device)
 

@@ -19,7 +19,7 @@ from gapless.graphs.reads.plain_values import (
     shown,
 )
 from gapless.graphs.reads.value_places import MISSING, Place, shown_key
-from gapless.pipeline.tree.containers import tensors_inside
+from gapless.pipeline.tree.containers import is_object, tensors_inside
 
 
 if TYPE_CHECKING:
@@ -107,7 +107,11 @@ class HostWrites:
         if before is MISSING or before is None:
             # A dictionary that grows is no place to copy to.
             return before is None or place.holder is not None or _is_variable(place)
-        return is_tensor_tree(before, self._on_device) and same_but_tensors(before, after)
+        if not is_tensor_tree(before, self._on_device):
+            return False
+        # Such as a distribution, of another batch.
+        is_another_object = type(before) is type(after) and is_object(after)
+        return is_another_object or same_but_tensors(before, after)
 
 
 def _changed_object(difference: Difference) -> Any:

@@ -2,24 +2,27 @@
 
 A graph reads them from memory of its own and leaves the new ones there. Before a replay, what the
 place holds is copied to where the graph reads; after it, the place gets a copy of what the graph
-left. So the place always holds tensors that nobody overwrites, as in the step as written; those that
+left. An object that each call puts there anew, and whose tensors it was not seen to read, such as a policy's
+distribution, may be of another kind before a replay. So the place always holds tensors that nobody overwrites, as in the step as written; those that
 share memory share it in the copies too. Places that every run leaves with the same plain value get
 it too.
 """
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gapless.graphs.reads.addresses import address_of, share_memory
 from gapless.graphs.replay.tensor_copies import TensorCopies, end_of
+from gapless.pipeline.tree.containers import is_object
 from gapless.pipeline.tree.flatten import flatten
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 
     from gapless.graphs.reads.host_run import KeptPath
     from gapless.pipeline.tree.flatten import Tree
@@ -31,10 +34,15 @@ class KeptTensors:
     Args:
         paths: of these places.
         on_device: says whether a tensor lies where graphs can read it.
+        read: addresses of what the step was seen to read.
     """
 
     def __init__(
-        self, paths: Sequence[KeptPath], *, on_device: Callable[[torch.Tensor], bool]
+        self,
+        paths: Sequence[KeptPath],
+        *,
+        on_device: Callable[[torch.Tensor], bool],
+        read: Container[int] | None = None,
     ) -> None:
         self.paths = list(paths)
         self._plain = [(path, path.get()) for path in paths if path.is_plain]
@@ -48,13 +56,20 @@ class KeptTensors:
             ),
             None,
         )
+        self._are_read = [
+            not is_object(tree.value)
+            or read is None
+            or any(address_of(leaf) in read for leaf in tree.leaves)
+            for tree in self._before
+        ]
         self._inputs: list[torch.Tensor] = []
         self._static: list[Any] = []
         self._left: list[KeptPath] = []
         self._updated: list[tuple[KeptPath, list[torch.Tensor]]] = []
         self._plain_after: list[Any] = []
         self._keys: list[Hashable] = []
-        self._overlaps = _overlaps(self.tensors())
+        read_trees = compress(self._before, self._are_read)
+        self._overlaps = _overlaps([leaf for tree in read_trees for leaf in tree.leaves])
 
     def __bool__(self) -> bool:
         return bool(self.paths)
@@ -76,10 +91,11 @@ class KeptTensors:
         copies = dict(zip(leaves, TensorCopies(list(leaves.values())).make(), strict=True))
         for path, tree in zip(self._paths, self._before, strict=True):
             static = tree.map(lambda leaf: copies[id(leaf)])
-            self._inputs += static.leaves
             self._static.append(static.value)
-            self._keys.append(tree.key())
             path.set(static.value)
+            if path in self._read():
+                self._inputs += static.leaves
+                self._keys.append(tree.key())
 
     def end_capture(self, outside: Iterable[torch.optim.Optimizer]) -> None:
         """Note what the captured step left in the places.
@@ -96,6 +112,9 @@ class KeptTensors:
         self._static = []
         self._plain_after = [path.get() for path, _ in self._plain]
 
+    def _read(self) -> list[KeptPath]:
+        return list(compress(self._paths, self._are_read))
+
     def left(self) -> list[Any]:
         """Return what the step has left in the places where it keeps tensors, until `reset`."""
         return [path.get() for path in self._left]
@@ -105,7 +124,7 @@ class KeptTensors:
 
         They are to share memory as those did. Where a plain value will be put, anything may stand.
         """
-        trees = [flatten(path.get()) for path in self._paths]
+        trees = [flatten(path.get()) for path in self._read()]
         if [tree.key() for tree in trees] != self._keys:
             return False
         return _overlaps([leaf for tree in trees for leaf in tree.leaves]) == self._overlaps
@@ -119,7 +138,7 @@ class KeptTensors:
 
         Sync: Does not block the host.
         """
-        leaves = [leaf for path in self._paths for leaf in flatten(path.get()).leaves]
+        leaves = [leaf for path in self._read() for leaf in flatten(path.get()).leaves]
         for target, source in zip(self._inputs, leaves, strict=True):
             target.detach().copy_(source)
 

@@ -82,6 +82,12 @@ def container_of_type(type_: type) -> Container | None:
 _known: dict[type, Container | None] = {}
 
 
+def is_object(value: Any) -> bool:
+    """Return whether a value is an object of a class written in Python, whose parts are its attributes."""
+    container = container_of_type(type(value))
+    return container is not None and container.is_object
+
+
 def taken_apart(container: Container, value: Any) -> tuple[Sequence[Any], list[Any]]:
     """Return the names and the parts of a container; no names where they are indices.
 
