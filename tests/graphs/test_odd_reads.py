@@ -64,6 +64,9 @@ def odd(name, held, read):
     return pytest.param(name, held, read, id=name)
 
 
+# Small ones are compared.
+LARGE = np.ones(100_000)
+
 ODD = [
     odd("attrgetter", Part(), lambda part: operator.attrgetter("weight")(part)),
     odd("attrgetter", operator.attrgetter("weight"), lambda read: read(Part())),
@@ -85,9 +88,9 @@ ODD = [
     odd("ReferenceType", Part(), lambda part: weakref.ref(part)().weight),
     odd("WeakSet", weakref.WeakSet(), lambda parts: len(parts) + 1.0),
     odd("numpy.ndarray", np.array([2.0, "a"], dtype=object), lambda table: table[0]),
-    odd("numpy.ndarray", np.ones(2), lambda array: float(array.mean())),
-    odd("numpy.ndarray", Part(np.ones(2)), lambda part: first_of(part)),
-    odd("numpy.ndarray", [np.ones(2)], lambda arrays: float(np.stack(arrays).mean())),
+    odd("numpy.ndarray", LARGE, lambda array: float(array.mean())),
+    odd("numpy.ndarray", Part(LARGE), lambda part: first_of(part)),
+    odd("numpy.ndarray", [LARGE], lambda arrays: float(np.stack(arrays).mean())),
     odd("numpy.void", np.ones(1, dtype=[("a", "f8")])[0], lambda record: float(record["a"])),
     odd("decimal.Decimal", decimal.Decimal(2), lambda number: float(number / 3)),
     odd("mmap.mmap", mmap.mmap(-1, 8), lambda memory: memory[0] + 1.0),

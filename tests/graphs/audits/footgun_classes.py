@@ -806,7 +806,6 @@ CLASSES = [
                 scaled(lambda net: float(net.array[0])),
                 on_net(lambda net: net.array.fill(2.0)),
                 set_up=beside("array", lambda: np.ones(1)),
-                expect=REFUSED,
             ),
             Footgun(
                 "numpy array of objects",

@@ -24,6 +24,7 @@ from torch import nn
 
 from gapless.device.torch_private import MODULE_TENSORS, is_compiled_in_place, module_of_compiled
 from gapless.graphs.reads.code_kinds import is_foreign, is_own
+from gapless.graphs.reads.inner_states import content_of, is_small_array
 from gapless.graphs.reads.odd_reads import OddRead, advice_on_object, shown_name
 from gapless.graphs.reads.value_places import (
     CONTAINERS,
@@ -40,7 +41,7 @@ from gapless.graphs.reads.value_places import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from gapless.graphs.reads.followed_code import FollowedCode
 
@@ -62,6 +63,7 @@ class Arrivals:
         is_store: whether places are stored to.
         is_users: whether the code that is followed is the user's.
         functions_of_autograd: classes with a forward and a backward pass of their own.
+        states: objects with what reads all that is compared of them, their name and site.
     """
 
     def __init__(self, code: FollowedCode, skip: Iterable[int]) -> None:
@@ -79,6 +81,7 @@ class Arrivals:
         self.compiled: set[int] = set()
         self.odd: dict[str, OddRead] = {}
         self.functions_of_autograd: set[type] = set()
+        self.states: dict[object, tuple[Any, Callable[[], Any], str, str]] = {}
 
     def name_of(self, value: object) -> str:
         """Return the name under which an object was reached, "" if it was not."""
@@ -177,6 +180,10 @@ class Arrivals:
                     self.code.note_function(unwrapped(found[1]), must_follow=True)
 
     def _arrive_at_object(self, value: Any, name: str, site: str) -> None:
+        if is_small_array(value):
+            read = functools.partial(content_of, value)
+            self.states.setdefault((id(value), "content"), (value, read, name, site))
+            return
         entries = entries_of(value)
         if entries is not None or isinstance(value, CONTAINERS) or not is_foreign(type(value)):
             self.objects.setdefault(id(value), (value, name))

@@ -133,7 +133,7 @@ class HostState:
         # Their gradients are the optimizer's affair.
         self._weights = {id(weight) for weight in _weights_of_optimizers(reach)}
         self._take(reach)
-        self._take_of_torch(reach)
+        self._take_states(reach)
 
     # --- before ---
 
@@ -165,8 +165,8 @@ class HostState:
             if not (is_taken or self._is_global(place) or owners & self._skip):
                 self._places.append((place, place.read()))
 
-    def _take_of_torch(self, reach: Reach | Reached) -> None:
-        for value, reader, name, site in reach.of_torch.values():
+    def _take_states(self, reach: Reach | Reached) -> None:
+        for value, reader, name, site in reach.states.values():
             # That a step calls a schedule is seen by itself.
             if not isinstance(value, torch.optim.lr_scheduler.LRScheduler):
                 state = state_by(reader)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+# Larger arrays are not compared before each replay.
+_MOST_BYTES = 1 << 16
+
+
 class Text(str):
     """A text about a state, as against a value that is a string."""
 
@@ -51,6 +55,20 @@ def inner_state_of(value: Any) -> Callable[[Any], Any] | None:
     if numpy is not None and isinstance(value, numpy.random.Generator | numpy.random.RandomState):
         return _numpy_state
     return None
+
+
+def is_small_array(value: Any) -> bool:
+    """Return whether a value is an array of numpy that is compared as a whole, such as the bounds of a space."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or type(value) is not numpy.ndarray:
+        return False
+    return bool(value.nbytes <= _MOST_BYTES) and not value.dtype.hasobject
+
+
+def content_of(array: Any) -> tuple[Any, ...]:
+    """Return all that a read of a small array of numpy shows."""
+    flags = array.flags.num
+    return array.dtype.str, array.shape, array.strides, flags, array.tobytes()
 
 
 def state_by(reader: Callable[[], Any]) -> Callable[[Any], _State]:

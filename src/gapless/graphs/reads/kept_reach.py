@@ -41,7 +41,7 @@ class Reached:
     objects: dict[int, tuple[Any, str]]
     modules: dict[int, tuple[nn.Module, str]]
     tensors: dict[int, tuple[torch.Tensor, str, str]]
-    of_torch: dict[object, tuple[Any, Callable[[], Any], str, str]]
+    states: dict[object, tuple[Any, Callable[[], Any], str, str]]
     functions: dict[int, list[FunctionType]]
     codes: dict[int, Executed]
 
@@ -73,7 +73,7 @@ class KeptReach:
         self._objects = _refs_of(reach.objects)
         self._modules = _refs_of(reach.modules)
         self._tensors = _refs_of(reach.tensors)
-        self._of_torch = dict(reach.of_torch)
+        self._states = dict(reach.states)
         self._functions = {key: list(map(_ref_of, each)) for key, each in reach.functions.items()}
         self._codes = dict(reach.codes)
 
@@ -114,14 +114,14 @@ class KeptReach:
             objects,
             modules,
             tensors,
-            self._of_torch,
+            self._states,
             functions,
             self._codes,
         )
 
     def _forget(self) -> None:
         self._places = []
-        self._whole, self._of_torch, self._functions, self._codes = {}, {}, {}, {}
+        self._whole, self._states, self._functions, self._codes = {}, {}, {}, {}
         self._objects, self._modules, self._tensors = {}, {}, {}
 
 

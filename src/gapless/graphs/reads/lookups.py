@@ -54,14 +54,11 @@ class Lookups:
 
     Attributes:
         listed: ids of modules of which the code asks for all parameters, buffers or modules.
-        of_torch: objects of torch whose methods are named: each with what reads all that these
-            depend on, its name and site.
     """
 
     def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals
         self.listed: set[int] = set()
-        self.of_torch: dict[object, tuple[Any, Callable[[], Any], str, str]] = {}
         self._parts: dict[int, list[tuple[Any, str]]] = {}
 
     def parts_of(self, value: Any, name: str) -> list[tuple[Any, str]]:
@@ -202,7 +199,7 @@ class Lookups:
             reader = _reader_of_method(value, key)
             if reader is not None:
                 name = shown.rpartition(".")[0]
-                self.of_torch.setdefault((id(value), key), (value, reader, name, site))
+                self._arrivals.states.setdefault((id(value), key), (value, reader, name, site))
             return []
         results = self._arrivals.place("class", owner, key, shown, site)
         if isinstance(attribute, property | functools.cached_property):

@@ -25,6 +25,7 @@ from types import (
 from typing import Any, NamedTuple
 
 from gapless.graphs.reads.code_kinds import FOREIGN_PACKAGES
+from gapless.graphs.reads.inner_states import is_small_array
 from gapless.graphs.reads.known_classes import is_known
 
 
@@ -125,6 +126,8 @@ def advice_on_object(value: Any) -> str | None:
         return "make it in the step"
     if kind.__module__ == "torch.utils.data.dataloader" and hasattr(kind, "__next__"):
         return "take the batch outside of the step"
+    if is_small_array(value):
+        return None
     if kind.__module__ == "numpy" and not is_known(kind):
         return "make it a tensor outside of the step"
     return None if is_known(kind) else "read it outside of the step, and pass what it gives"

@@ -59,8 +59,8 @@ class Reach:
         tensors: tensors reached, with name and site, by id.
         compiled: ids of modules whose compiled code runs in place of their own.
         listed: ids of modules of which the code asks for all parameters, buffers or modules.
-        of_torch: objects of torch whose methods are named: each with what reads all that these
-            depend on, its name and site.
+        states: objects of torch whose methods are named, and arrays of numpy: each with what reads all that
+            is compared of it, its name and site.
         functions: functions reached, by id of their code.
         odd: ways to read of the user's code that are not followed.
         codes: all code followed, by id: what ran, and what is followed without having run.
@@ -80,7 +80,7 @@ class Reach:
         self.places, self.read, self.stored = arrivals.places, arrivals.read, arrivals.stored
         self.whole, self.objects, self.modules = arrivals.whole, arrivals.objects, arrivals.modules
         self.tensors, self.compiled, self.odd = arrivals.tensors, arrivals.compiled, arrivals.odd
-        self.listed, self.of_torch = lookups.listed, lookups.of_torch
+        self.listed, self.states = lookups.listed, arrivals.states
         self.functions, self.codes = code.functions, code.codes
         self._least_runs = least_runs
         # What chains stand for, by id of the code.

@@ -108,7 +108,7 @@ class ReadGuards:
             if executed.kind is CodeKind.USER:
                 for function in reach.functions.get(id(executed.code), []):
                     self._add_function(function)
-        for _, reader, name, site in reach.of_torch.values():
+        for _, reader, name, site in reach.states.values():
             self._add_state(reader, name, site)
         for tensor, name, site in reach.tensors.values():
             self._add_tensor(tensor, name, site)
