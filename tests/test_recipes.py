@@ -91,5 +91,5 @@ def test_the_index_lists_every_recipe_once():
     pages = {path.stem for path in recipes.PAGES.glob("*.md")}
 
     assert sorted(listed) == recipes.NAMES
-    assert pages == {"README", "report", *recipes.NAMES}
+    assert pages == {"README", "report", "frameworks", *recipes.NAMES}
     assert scripts == sorted(f"{name}_{kind}" for name in listed for kind in ("before", "after"))
