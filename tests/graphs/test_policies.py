@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributions import Normal
 
 import gapless
+from gapless.graphs.proof.capture_failure import why_it_failed
 from gapless.testing import SimulatedDevice
 
 
@@ -157,3 +158,22 @@ def test_a_small_array_is_compared(change):
     assert losses == expected
     assert gapless.capture_report(policy).num_replays > 0
     assert any("space" in line for line in gapless.capture_report(policy).changes)
+
+
+@pytest.mark.parametrize(
+    ("function", "advice"), [("normal", "rsample"), ("is_all_true", "set_default_validate_args")]
+)
+def test_the_advice_on_distributions_says_what_does_not_wait(monkeypatch, function, advice):
+    """Drawing looks at the deviation on a GPU, and checks of arguments at all of them."""
+
+    def waits(*args, **kwargs):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    if function == "normal":
+        monkeypatch.setattr(torch, "normal", waits)
+    else:
+        monkeypatch.setattr(torch.distributions.constraints.real, "check", waits)
+    with pytest.raises(RuntimeError) as raised:
+        Normal(torch.zeros(2), torch.ones(2)).sample()
+
+    assert advice in why_it_failed(raised.value, ["train.py:1"])[0].text

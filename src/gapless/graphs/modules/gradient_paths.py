@@ -309,3 +309,20 @@ class CapturedPaths:
 def repeated(tensors: Iterable[torch.Tensor], counts: Sequence[int]) -> list[torch.Tensor]:
     """Return each tensor as many times as it counts."""
     return list(chain.from_iterable(map(repeat, tensors, counts)))
+
+
+class PassedOn(torch.autograd.Function):
+    """A node behind an output of a call as written: it passes gradients on as they are, and tells of them."""
+
+    @staticmethod
+    def forward(ctx: Any, note_given: Callable[[torch.Tensor | None], None], out: Any) -> Any:
+        """Return the output: the same memory, whose versions are counted together."""
+        ctx.note_given = note_given
+        ctx.set_materialize_grads(False)
+        return out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """Note the gradient, and return it."""
+        ctx.note_given(given[0])
+        return None, given[0]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.device.torch_private import current_graph_task
-from gapless.graphs.modules.gradient_paths import watch_uses
+from gapless.graphs.modules.gradient_paths import PassedOn, watch_uses
 
 
 if TYPE_CHECKING:
@@ -185,20 +185,3 @@ class VerdictOnCall:
     def _verdicts(self) -> list[Verdict]:
         found = None if self._found is None else self._found.verdict
         return [self._forward, *([] if found is None else [found])]
-
-
-class PassedOn(torch.autograd.Function):
-    """A node behind an output of a call as written: it passes gradients on as they are, and tells of them."""
-
-    @staticmethod
-    def forward(ctx: Any, note_given: Callable[[torch.Tensor | None], None], out: Any) -> Any:
-        """Return the output: the same memory, whose versions are counted together."""
-        ctx.note_given = note_given
-        ctx.set_materialize_grads(False)
-        return out.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """Note the gradient, and return it."""
-        ctx.note_given(given[0])
-        return None, given[0]

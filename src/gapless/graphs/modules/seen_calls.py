@@ -15,9 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from gapless.graphs.modules.gradient_paths import GradientPaths, edges_behind, number_of_next_node
+from gapless.graphs.modules.gradient_paths import (
+    GradientPaths,
+    PassedOn,
+    edges_behind,
+    number_of_next_node,
+)
 from gapless.graphs.modules.left_behind import LeftBehind
-from gapless.graphs.modules.module_audit import PassedOn
 from gapless.graphs.modules.module_refusals import (
     BACKWARD_WITHIN,
     CHANGES_INPUT,

@@ -46,22 +46,30 @@ def _reads_for_a_scaler(error: Exception) -> bool:
     )
 
 
-def _checks_a_distribution(error: Exception) -> bool:
-    """Return whether a distribution made the host wait, to check its arguments."""
+def _advice_on_distributions(error: Exception) -> str:
+    """Return what to write where a distribution made the host wait, "" if none did."""
+    folder = f"torch{os.sep}distributions{os.sep}"
     frames = traceback.extract_tb(error.__traceback__)
-    return any(f"torch{os.sep}distributions{os.sep}" in frame.filename for frame in frames)
+    found = [frame for frame in frames if folder in frame.filename]
+    if any(one.filename.endswith("normal.py") and one.name == "sample" for one in found):
+        return _DRAWS
+    return _CHECKS if found else ""
 
 
 def why_it_failed(error: Exception, host_reads: Sequence[str]) -> list[Refusal]:
     """Return the reasons why a capture failed, all lines that read on the host among them."""
     if isinstance(error, Refused):
         return [error.refusal]
-    advice = _CHECKS if _checks_a_distribution(error) else ""
+    advice = _advice_on_distributions(error)
     advice = _UNFUSED if _reads_for_a_scaler(error) else advice
     sites = () if isinstance(error, torch.OutOfMemoryError) else dict.fromkeys(host_reads)
     reads = [host_read(site, advice=advice) for site in sites]
     return reads or [capture_failed(error)]
 
 
-_CHECKS = "a distribution checks its arguments; give it validate_args=False"
+_CHECKS = (
+    "a distribution checks its arguments; give it validate_args=False, or call "
+    "Distribution.set_default_validate_args(False)"
+)
+_DRAWS = "torch.normal looks at the deviation; rsample() draws the same and does not"
 _UNFUSED = "GradScaler reads for an optimizer that is not fused; give it fused=True"
