@@ -101,11 +101,14 @@ def table(entries: list[Entry]) -> str:
 
 
 def page(entries: list[Entry]) -> list[str]:
-    """Return what a page of results shows: ours, and the fastest of others in the same call."""
+    """Return what a page of results shows: ours, and the fastest of others in the same call.
+
+    Without blanks between cells: pages are counted in words.
+    """
     heads = ("script", "steps/s as written", "in place", "whole step", "compiled")
     heads += ("in the first minute",)
     heads += ("whole step over the best peer with equal edits", "over the best of all")
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines = [f"|{'|'.join(heads)}|", "|---" * len(heads) + "|"]
     for name, calls in rows(entries).items():
         written = next((one for entry in calls if (one := speed(entry, AS_WRITTEN))), None)
         ours = (IN_PLACE, _shown_whole_step(calls), WHOLE_STEP_COMPILED)
@@ -116,7 +119,7 @@ def page(entries: list[Entry]) -> list[str]:
         for peers in (EQUAL_PEERS, PEERS):
             best = best_peer(calls, peers)
             cells.append("" if best is None else f"{best[0]:.2f} ({best[1]} over {best[2]})")
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"|{'|'.join(cells)}|")
     return [*_where(entries), "", *lines]
 
 
