@@ -237,12 +237,17 @@ BUT_RATES = {
     "Adadelta": partial(optim.Adadelta, lr=1),
     "Adadelta, foreach": partial(optim.Adadelta, lr=0.1, maximize=True, foreach=True),
     "Adadelta, two groups": partial(two_groups, kind=optim.Adadelta, foreach=True),
+    # 1 - lr * weight_decay is beta2: one is of the rate, the other is not.
+    "AdamW, foreach": partial(optim.AdamW, lr=0.1, weight_decay=0.01, foreach=True),
+    "Adam, foreach": partial(
+        optim.Adam, lr=0.1, amsgrad=True, maximize=True, weight_decay=0.1, foreach=True
+    ),
+    "AdamW, two groups": partial(two_groups, kind=optim.AdamW, foreach=True),
 }
 OUTSIDE = {
     "Adam": partial(optim.Adam, lr=0.1),
     "Adam, two groups": partial(two_groups, kind=optim.Adam),
     "AdamW, loop": partial(optim.AdamW, lr=0.1, foreach=False),
-    "AdamW, foreach": partial(optim.AdamW, lr=0.1, foreach=True),
     "Adagrad": partial(optim.Adagrad, lr=0.1, lr_decay=0.1),
     "Rprop": partial(optim.Rprop, lr=0.01),
     "Adamax": partial(optim.Adamax, lr=0.1),

@@ -14,7 +14,6 @@ import update_loops
 from gapless.device.find import find_device
 from gapless.graphs.updates.update_outside import Updates
 from update_loops import (
-    BUT_RATES,
     Adversaries,
     Scheduled,
     Trainee,
@@ -428,8 +427,13 @@ INSIDE = {
 }
 
 
+# Where nothing is said, a GPU has Adam over lists of weights.
+BUT_RATES = {
+    **update_loops.BUT_RATES,
+    **{name: update_loops.OUTSIDE[name] for name in ("Adam", "Adam, two groups")},
+}
 OUTSIDE = {
-    **update_loops.OUTSIDE,
+    **{name: make for name, make in update_loops.OUTSIDE.items() if name not in BUT_RATES},
     "SGD, rate on the device": partial(on_the_device, kind=optim.SGD),
     "ASGD": partial(optim.ASGD, lr=0.01),
 }
@@ -531,7 +535,7 @@ def test_a_scaler_unscales_and_skips_at_every_replay(device, name, between):
 
 def test_an_unfused_optimizer_under_a_scaler_cannot_be_captured(device):
     """The scaler reads on the host, and what was tried leaves the optimizer as it was."""
-    trainee, updates = Scaled(device, OUTSIDE["Adam"]), Updates(device)
+    trainee, updates = Scaled(device, ALL["Adam"]), Updates(device)
     for _ in range(2):
         with updates.watch():
             trainee.step()

@@ -13,6 +13,7 @@ import torch
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+import gapless
 import update_loops
 from gapless.graphs.updates.update_outside import Updates
 from gapless.testing.simulated.simulated_device import SimulatedDevice
@@ -71,6 +72,31 @@ def test_what_reads_its_rate_last_is_captured_but_for_that(device, name):
     assert found.values == expected.values
     (captured,) = found.captured
     assert (captured.inside, captured.outside) == ([found.trainee.optimizer], {})
+
+
+@pytest.mark.parametrize("name", ["RMSprop, foreach", "RMSprop, loop"])
+def test_gradients_that_a_loop_keeps_are_not_those_of_the_next_update(device, name):
+    """They get memory of their own; the operation that takes rate and gradients has copies."""
+
+    def trained(captured):
+        torch.manual_seed(1)
+        model = torch.nn.Linear(3, 2).to(device.torch_device)
+        optimizer = BUT_RATES[name](model.parameters())
+
+        def step(x):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+
+        step = gapless.capture(step, device=device) if captured else step
+        kept = []
+        for number in range(9):
+            step(on(device, torch.arange(6.0).view(2, 3) + number))
+            kept += [weight.grad for weight in model.parameters()]
+        assert not captured or step.report.num_replays == 6
+        return [one.tolist() for one in (*model.parameters(), *kept)]
+
+    assert trained(True) == trained(False)
 
 
 @pytest.mark.parametrize("name", OUTSIDE)

@@ -1,22 +1,30 @@
 """Capture all of an update but the operations that take its rate, which each replay calls.
 
-Adadelta and RMSprop without `capturable=True` count their steps on the host, but no formula of theirs reads
-the count, and their rate is a number of the last operation alone, which writes to the weights. So a graph
-holds all that comes before, and is cut there: every replay counts on the host, and calls the last operation
-of torch's own `step()` with the rate of that moment. Numbers and operations are those of the update as
-written, whatever a schedule does, and a rate that changes changes no graph.
+Without `capturable=True` an update counts its steps on the host. No formula of Adadelta or RMSprop reads the
+count, and their rate is a number of the last operation alone. Adam over lists of weights has three operations
+whose numbers follow from the rate and the count. So a graph holds all that has other numbers, and is cut
+behind that: every replay counts on the host, and calls the rest of torch's own `step()` with the numbers of
+that moment. Operations and numbers are those of the update as written, whatever a schedule does, and a rate
+that changes changes no graph.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.device.torch_private import TorchDispatchMode, schema_of
+from gapless.device.torch_private import TorchDispatchMode, foreach_copy_, schema_of
 from gapless.graphs.updates.noted_calls import tensors_in
+from gapless.graphs.updates.update_operations import (
+    corrections_of_adam,
+    decay_of_adam,
+    is_foreach_adam,
+    sizes_of_adam,
+    values_of,
+)
 
 
 if TYPE_CHECKING:
@@ -26,15 +34,36 @@ if TYPE_CHECKING:
 
 
 _optim: Any = torch.optim
-_KINDS = frozenset({_optim.Adadelta, _optim.RMSprop})
+
+
+def _minus_rate(group: dict[str, Any], _: object) -> float:
+    return -float(group["lr"])
+
+
+# What each replay computes anew, of a group and the counts of its weights: a number of an operation that writes
+# to weights or to others, and is one for all or one for each.
+_OF_RATE: dict[tuple[str, str], Callable[..., Any]] = {("weights", "one"): _minus_rate}
+_OF_ADAM: dict[tuple[str, str], Callable[..., Any]] = {
+    ("weights", "one"): decay_of_adam,
+    ("others", "each"): corrections_of_adam,
+    ("weights", "each"): sizes_of_adam,
+}
+_NUMBERS: dict[type, dict[tuple[str, str], Callable[..., Any]]] = {
+    _optim.Adadelta: _OF_RATE,
+    _optim.RMSprop: _OF_RATE,
+    _optim.Adam: _OF_ADAM,
+    _optim.AdamW: _OF_ADAM,
+}
 
 # Torch forbids to capture updates that count on the host; here their counts are no part of the graph.
 _CHECKS = ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
 
 
 def takes_rate_last(optimizer: Optimizer) -> bool:
-    """Return whether an update needs nothing of the host but its rate, at its end, and counts there."""
-    return type(optimizer) in _KINDS and not any(
+    """Return whether an update needs nothing of the host but numbers of its last operations."""
+    if type(optimizer) not in (_optim.Adadelta, _optim.RMSprop) and not is_foreach_adam(optimizer):
+        return False
+    return not any(
         group["capturable"]
         or type(group["lr"]) not in (float, int)
         or any(map(torch.is_complex, group["params"]))
@@ -52,54 +81,99 @@ class RateOutside(TorchDispatchMode):
 
     def __init__(self, optimizer: Optimizer, gradients: list[torch.Tensor | None]) -> None:
         super().__init__()
-        groups = optimizer.param_groups
-        self._groups = {id(weight): group for group in groups for weight in group["params"]}
-        self._counts = {id(state["step"]) for state in optimizer.state.values() if "step" in state}
+        self._numbers = _NUMBERS[type(optimizer)]
+        self._groups: dict[int, dict[str, Any]] = {}
+        self._weights: set[int] = set()
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                self._weights.add(id(weight))
+                self._groups[id(optimizer.state.get(weight, {}).get("step"))] = group
         self._gradients = set(map(id, gradients))
-        self._calls: list[Callable[[], object]] = []
+        self._kept: list[_Kept] = []
+        # Of the weights that are updated now.
+        self._group: dict[str, Any] = {}
+        self._counts: list[torch.Tensor] = []
         self._written: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, or keep it for the replays."""
         kwargs = kwargs or {}
         if schema_of(func).is_mutable:
-            written = list(map(id, tensors_in(args[0])))
-            if self._counts.issuperset(written):
-                self._calls.append(partial(func, *args, **kwargs))
+            written = list(tensors_in(args[0]))
+            ids = set(map(id, written))
+            if self._groups.keys() >= ids:
+                self._group, self._counts = self._groups[id(written[0])], written
+                self._kept.append(_Kept(func, args, kwargs))
                 return _result(args[0])
-            if self._groups.keys() >= set(written):
-                self._keep_with_rate(func, args, kwargs, self._groups[written[0]])
-                self._written.update(written)
+            if self._keeps(func, args, kwargs, ids):
+                self._written |= ids
                 return _result(args[0])
         if not self._written.isdisjoint(map(id, tensors_in((args, kwargs)))):
-            raise RuntimeError("an update reads a weight that it has written")
+            raise RuntimeError("an update reads what it has written with its rate")
         return func(*args, **kwargs)
 
     def call(self) -> None:
-        """Call what was kept, with the rates of now."""
+        """Call what was kept, with the numbers of now."""
         with torch.no_grad():
-            for call in self._calls:
-                call()
+            known: dict[int, list[float]] = {}
+            for one in self._kept:
+                one.call(known)
 
-    def _keep_with_rate(self, func: Any, args: Any, kwargs: Any, group: dict[str, Any]) -> None:
+    def _keeps(self, func: Any, args: Any, kwargs: Any, written: set[int]) -> bool:
+        """Keep an operation whose numbers change, or which goes on with what such a one has written."""
         numbers = list(filter(_is_number, (*args, *kwargs.values())))
-        if numbers != [-group["lr"]]:
-            raise RuntimeError("an update writes to its weights with other numbers than its rate")
-        args = [args[0], *map(self._own, args[1:])]
-
-        def call() -> None:
-            rate = -float(group["lr"])
-            func(
-                *[rate if _is_number(one) else one for one in args],
-                **{name: rate if _is_number(one) else one for name, one in kwargs.items()},
-            )
-
-        self._calls.append(call)
+        to = "weights" if self._weights >= written else "others"
+        each = "each" if any(isinstance(one, list) for one in numbers) else "one"
+        goes_on = not self._written.isdisjoint(written)
+        if (to, each) == ("others", "one") and not goes_on:
+            return False
+        kept = _Kept(func, [args[0], *map(self._own, args[1:])], kwargs)
+        if (to, each) != ("others", "one"):
+            kept.group, kept.counts = self._group, self._counts
+            kept.number_of = self._numbers.get((to, each))
+            if kept.number_of is None or numbers != [kept.number({})]:
+                raise RuntimeError("an update has numbers that are not known")
+        self._kept.append(kept)
+        return True
 
     def _own(self, value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return list(map(self._own, value))
-        return value.clone() if id(value) in self._gradients else value
+        """Return an argument to keep: copies of gradients, so that nobody else holds the graph's."""
+        tensors = list(tensors_in(value))
+        if self._gradients.isdisjoint(map(id, tensors)):
+            return value
+        copies = list(map(torch.empty_like, tensors))
+        foreach_copy_(copies, tensors)
+        return copies if isinstance(value, list | tuple) else copies[0]
+
+
+@dataclass
+class _Kept:
+    """An operation that replays call, and how its number is computed, if that changes."""
+
+    func: Callable[..., object]
+    args: Any
+    kwargs: dict[str, Any]
+    number_of: Callable[..., Any] | None = None
+    group: Any = None
+    counts: Any = ()
+
+    def call(self, known: dict[int, list[float]]) -> None:
+        """Call it; `known` are the counts that were read since they changed."""
+        if self.number_of is None:
+            self.func(*self.args, **self.kwargs)
+            return
+        number = self.number(known)
+        self.func(
+            *[number if _is_number(one) else one for one in self.args],
+            **{name: number if _is_number(one) else one for name, one in self.kwargs.items()},
+        )
+
+    def number(self, known: dict[int, list[float]]) -> Any:
+        """Return its number of now."""
+        assert self.number_of is not None
+        if self.number_of is not _minus_rate and id(self.counts) not in known:
+            known[id(self.counts)] = values_of(self.counts)
+        return self.number_of(self.group, known.get(id(self.counts)))
 
 
 def _result(written: Any) -> Any:
@@ -107,7 +181,10 @@ def _result(written: Any) -> Any:
     return written if isinstance(written, torch.Tensor) else None
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: Any) -> bool:
+    """Return whether an argument is a number, or one for each weight."""
+    if isinstance(value, list | tuple):
+        return bool(value) and isinstance(value[0], float | int)
     return isinstance(value, float | int)
 
 

@@ -88,6 +88,14 @@ class Way:
     counts_on_host: bool = False
 
 
+def is_foreach_adam(optimizer: Optimizer) -> bool:
+    """Return whether the update is that of Adam over lists of weights, which counts on the host."""
+    if type(optimizer) not in (_optim.Adam, _optim.AdamW):
+        return False
+    groups = optimizer.param_groups
+    return all(way_of(optimizer, group, group["params"]) is _FOREACH_ADAM for group in groups)
+
+
 def way_of(optimizer: Optimizer, group: dict[str, Any], weights: list[torch.Tensor]) -> Way | None:
     """Return how `step()` updates weights of a group; None if that is none of the ways of this file."""
     if group["differentiable"] or optimizer.defaults["differentiable"]:
@@ -140,13 +148,13 @@ def _foreach_adam(
     weights: _Tensors, gradients: Any, state: _State, group: _Group, *_: None
 ) -> None:
     averages, squares, largest, steps = state
-    rate, decay, (beta1, beta2) = group["lr"], group["weight_decay"], group["betas"]
+    decay, (beta1, beta2) = group["weight_decay"], group["betas"]
     if group["maximize"]:
         gradients = torch._foreach_neg(gradients)
     torch._foreach_add_(steps, torch.tensor(1.0, device="cpu"), alpha=1.0)
     if decay != 0:
         if group["decoupled_weight_decay"]:
-            torch._foreach_mul_(weights, 1 - rate * decay)
+            torch._foreach_mul_(weights, decay_of_adam(group))
         elif group["maximize"]:
             torch._foreach_add_(gradients, weights, alpha=decay)
         else:
@@ -154,16 +162,42 @@ def _foreach_adam(
     torch._foreach_lerp_(averages, gradients, 1 - beta1)
     torch._foreach_mul_(squares, beta2)
     torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-    # Torch reads each count by itself, and computes both numbers for each weight.
-    counts = torch.stack(steps).tolist()
-    rates = {count: (rate / (1 - beta1**count)) * -1 for count in set(counts)}
-    corrections = {count: (1 - beta2**count) ** 0.5 for count in rates}
+    counts = values_of(steps)
     if group["amsgrad"]:
         torch._foreach_maximum_(largest, squares)
     roots = torch._foreach_sqrt(largest if group["amsgrad"] else squares)
-    torch._foreach_div_(roots, [corrections[count] for count in counts])
+    torch._foreach_div_(roots, corrections_of_adam(group, counts))
     torch._foreach_add_(roots, group["eps"])
-    torch._foreach_addcdiv_(weights, averages, roots, [rates[count] for count in counts])
+    torch._foreach_addcdiv_(weights, averages, roots, sizes_of_adam(group, counts))
+
+
+def values_of(counts: list[torch.Tensor]) -> list[float]:
+    """Return the counts of steps, which lie on the host."""
+    values: list[float] = torch.stack(counts).tolist()
+    return values
+
+
+# Torch reads each count by itself, and computes both numbers for each weight.
+
+
+def sizes_of_adam(group: _Group, counts: list[float]) -> list[float]:
+    """Return the size of the step of each weight, of which so many came before."""
+    rate, (beta1, _) = group["lr"], group["betas"]
+    sizes = {count: (rate / (1 - beta1**count)) * -1 for count in set(counts)}
+    return [sizes[count] for count in counts]
+
+
+def corrections_of_adam(group: _Group, counts: list[float]) -> list[float]:
+    """Return the correction of the average of squares of each weight."""
+    _, beta2 = group["betas"]
+    corrections = {count: (1 - beta2**count) ** 0.5 for count in set(counts)}
+    return [corrections[count] for count in counts]
+
+
+def decay_of_adam(group: _Group, _: object = None) -> float:
+    """Return what decoupled decay multiplies weights by."""
+    decayed: float = 1 - group["lr"] * group["weight_decay"]
+    return decayed
 
 
 def _state_of_adam(group: dict[str, Any]) -> tuple[str | None, ...]:

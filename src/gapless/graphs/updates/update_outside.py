@@ -13,7 +13,8 @@ Inside are only updates that have the same bits there, by what is known of torch
     Adam, AdamW, Adagrad                  fused=True (it counts on the device)   counts on the host
     Adam, AdamW, NAdam, RAdam, Adamax,
     Adadelta, RMSprop, Rprop, ASGD        capturable=True                        counts on the host
-    Adadelta, RMSprop                     all but what takes the rate            -
+    Adadelta, RMSprop; Adam and AdamW     all but what takes numbers of the      -
+    over lists of weights (foreach)       rate and of the count
     SparseAdam, Adafactor, Muon,
     subclasses, optimizers of others      never                                  may use new numbers
 
