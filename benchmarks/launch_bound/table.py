@@ -283,7 +283,8 @@ def _problems(found: dict[str, list[Entry]]) -> list[str]:
             if not known:
                 continue
             one = known[0]
-            reasons = [one.get("left_out"), one.get("problem"), one.get("unchecked")]
+            reasons = [one.get("left_out"), one.get("problem")]
+            reasons += [f"checks: {why}"] if (why := one.get("unchecked")) else []
             bits = one.get("bits", SAME)
             may_differ = variant in (*GPU_ONLY, WHOLE_STEP_COMPILED)
             reasons += [] if may_differ or bits.startswith(SAME) else [bits]
