@@ -55,13 +55,14 @@ class Row:
         words = [name, "--device", options.device, "--others", str(options.others)]
         words += ["--lines"] * lines + ["--tiny"] * options.tiny
         self.log = options.logs / f"{name}{'_lines' * lines}.txt"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.recipes.worker", *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log.open("w"),
-            text=True,
-        )
+        with self.log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.recipes.worker", *words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
 
     def window(self):
         """Wait for the end of a window; return what it says, or what the process says at its end."""
@@ -80,7 +81,7 @@ class Row:
     def end(self):
         """End it."""
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
 
 def pace(window):
