@@ -141,12 +141,14 @@ def readme_rows(entries: list[Entry]) -> list[str]:
         "whole step with `compile=True`": dict.fromkeys(fixed, WHOLE_STEP_COMPILED),
     }
     for title, variants in ours.items():
-        later = _mean([ratio(calls, variants[n], AS_WRITTEN) for n, calls in fixed.items()])
-        first = _mean([first_minute(calls, variants[n]) for n, calls in fixed.items()])
-        lines.append(
-            f"| {len(fixed)} launch-bound scripts, {title}, over the script as published: later, "
-            f"first minute | {hardware} | {later}, {first} |"
-        )
+        later = [ratio(calls, variants[n], AS_WRITTEN) for n, calls in fixed.items()]
+        first = [first_minute(calls, variants[n]) for n, calls in fixed.items()]
+        if any(later):
+            lines.append(
+                f"| {sum(one is not None for one in later)} launch-bound scripts, {title}, over the "
+                f"script as published: later, first minute | {hardware} | "
+                f"{', '.join(filter(None, map(_mean, (later, first))))} |"
+            )
     for peers, title in ((EQUAL_PEERS, "with the same edits"), (PEERS, "of any kind")):
         ahead = [best[0] for calls in fixed.values() if (best := best_peer(calls, peers))]
         if ahead:
