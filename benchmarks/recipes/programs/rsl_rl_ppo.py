@@ -45,6 +45,8 @@ config = {
 }
 runner = OnPolicyRunner(Robots(64, clock.device), config, device=str(clock.device))
 actor, critic, optimizer = runner.alg.actor, runner.alg.critic, runner.alg.optimizer
+# torch.normal, of which samples are drawn, looks at their deviation on the host; this draws the same.
+torch.distributions.Normal.sample = lambda self, shape=(): self.rsample(shape).detach()  # gapless
 gapless.capture(actor, critic, optimizer, device=clock.device)  # gapless
 clock.length = 20 if clock.tiny else 40
 runner.alg.update = clock.timed(runner.alg.update, num=20)
