@@ -26,7 +26,7 @@ _WORTH_A_LINE = 0.01
 _SMALLEST_BYTES = 1 << 20
 
 # Reasons that fewer shapes would mend.
-_OF_SHAPES = ("graph_limit", "memory_budget")
+_OF_SHAPES = ("graph_limit", "memory_budget", "unlike_calls")
 
 # Nobody reads more.
 _MAX_REFUSALS = 100
