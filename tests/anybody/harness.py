@@ -168,9 +168,15 @@ class GpuPlace(_InPlace, captured_harness.GpuPlace):
 
     def launched(self, work):
         torch.cuda.synchronize()
-        with torch.profiler.profile() as profile:
-            out = work()
-            torch.cuda.synchronize()
+        # Deterministic algorithms fill each tensor that is made: launches of the test alone.
+        deterministic = torch.utils.deterministic
+        deterministic.fill_uninitialized_memory = False
+        try:
+            with torch.profiler.profile() as profile:
+                out = work()
+                torch.cuda.synchronize()
+        finally:
+            deterministic.fill_uninitialized_memory = True
         return out, sum(event.name.startswith(_LAUNCHES) for event in profile.events())
 
     def races(self):
