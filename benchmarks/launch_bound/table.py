@@ -118,7 +118,7 @@ def page(entries: list[Entry]) -> list[str]:
         cells.append(", ".join(filter(None, minutes)))
         for peers in (EQUAL_PEERS, PEERS):
             best = best_peer(calls, peers)
-            cells.append("" if best is None else f"{best[0]:.2f} ({best[1]} over {best[2]})")
+            cells.append("" if best is None else f"{best[0]:.2f}({best[2]})")
         lines.append(f"|{'|'.join(cells)}|")
     return [*_where(entries), "", *lines]
 

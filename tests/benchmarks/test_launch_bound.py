@@ -325,7 +325,7 @@ def test_a_page_shows_ours_and_the_fastest_of_others():
     made = entry("one", as_written=1.0, **speeds)
     other = entry("two", as_written=1.0, whole_step=3.0)
 
-    best = "2.00 (whole-step-equal over compile-step)|0.50 (whole-step-equal over compile)|"
+    best = "2.00(compile-step)|0.50(compile)|"
     text = "\n".join(table.page([made, other]))
     assert f"|one|1.0|2.00|4.00||2.00, 4.00|{best}" in text
     assert "|two|1.0||3.00||3.00|||" in text
