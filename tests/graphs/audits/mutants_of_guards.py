@@ -362,7 +362,7 @@ VERDICTS = [
     ),
     GuardMutant(
         "the node of an audit",
-        "_Audited.backward",
+        "PassedOn.backward",
         "(None, given[0])",
         "(None, None if given[0] is None else given[0] * 2)",
         "plain",
@@ -370,7 +370,7 @@ VERDICTS = [
     ),
     without(
         "gradients of an audited module",
-        "_Audited.backward",
+        "PassedOn.backward",
         "ctx.note_given(given[0])",
         "patched function in a backward pass",
         "in_place",
