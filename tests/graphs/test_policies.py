@@ -174,6 +174,6 @@ def test_the_advice_on_distributions_says_what_does_not_wait(monkeypatch, functi
     else:
         monkeypatch.setattr(torch.distributions.constraints.real, "check", waits)
     with pytest.raises(RuntimeError) as raised:
-        Normal(torch.zeros(2), torch.ones(2)).sample()
+        Normal(torch.zeros(2), torch.ones(2), validate_args=True).sample()
 
     assert advice in why_it_failed(raised.value, ["train.py:1"])[0].text
