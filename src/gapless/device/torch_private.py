@@ -452,6 +452,13 @@ def sequence_number(node: Any) -> int | None:
     return None if ask is None else ask()
 
 
+next_sequence_number: Callable[[], int] = _look_up(
+    "torch._C._autograd._get_sequence_nr",
+    why="The order in which gradients are summed depends on how many nodes each thread has made.",
+    missing="It is taken for settled.",
+    otherwise=lambda: 0,
+)
+
 _note(
     "torch.autograd.forward_ad._current_level",
     "torch._C._are_functorch_transforms_active",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
     from gapless.graphs.entry import Entry
+    from gapless.graphs.reads.gradient_order import RecordNumbers
     from gapless.graphs.reads.host_watch import HostWatch
     from gapless.graphs.reads.observation import Observer
     from gapless.graphs.reads.touched import FirstUses
@@ -76,6 +77,7 @@ class WarmUps:
     ran_backward: bool = False
     _num_kinds: int = 0
     _num_seen: int = 0
+    _numbers: RecordNumbers | None = None
 
     def are_done(self, entry: Entry) -> bool:
         """Return whether a kind had all of its runs."""
@@ -150,7 +152,9 @@ class WarmUps:
         self.weights.add(host.got_gradients)
         self.ran_backward = self.ran_backward or seen.ran_backward
         self.use_compiled_code = self.use_compiled_code or host.runs_compiled
-        is_only = may_be_only and looks and host.only_computed
+        is_settled = seen.numbers.are_settled(self._numbers)
+        self._numbers = seen.numbers
+        is_only = may_be_only and looks and host.only_computed and is_settled
         # What is made by compiled code looks as if it had been there before.
         is_only = is_only and not (sees_all and host.runs_compiled)
         if sees_all and (is_last or is_only):
@@ -162,7 +166,9 @@ class WarmUps:
         # What torch compiles in a run hides the rest of it. In the last run no code is new: what
         # a function gets as arguments shows in two runs.
         has_new_code = is_last and host.found_code
-        if looks and host.is_complete and not has_new_code:
+        # Ahead of a run nothing is recorded by a loop that could overtake.
+        is_early = is_last and not is_settled and first_uses is None
+        if looks and host.is_complete and not has_new_code and not is_early:
             entry.num_watched = self.num_warmup if is_only else entry.num_watched + 1
             entry.move(Event.SEEN if self.are_done(entry) else Event.WATCHED)
         entry.num_new_code = entry.num_new_code + 1 if has_new_code else 0
