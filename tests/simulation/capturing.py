@@ -200,6 +200,12 @@ def gradients_that_graphs_add_to(device):
     assert (loop.capture_report.num_graphs, loop.capture_report.num_eager) == (2, 0)
 
 
+def made_training(device):
+    """Return a training of `toy_steps`, whose weights are brought by copies that block."""
+    with device.allow_waits():
+        return toy_steps.Training(device)
+
+
 def captured_ahead(device, training):
     """Return the report of a step of `toy_steps` that was to run ahead."""
     with TrainLoop(plan="captured", device=device) as loop:
@@ -211,7 +217,7 @@ def captured_ahead(device, training):
 @scenario(only="asap")
 def a_step_that_may_change_other_objects_is_captured_as_batches_come(device):
     """What it does not say cannot be put back."""
-    training = toy_steps.Training(device)
+    training = made_training(device)
     training.changes_no_other_objects = False
     report = captured_ahead(device, training)
     assert report.num_graphs == 0
@@ -221,7 +227,7 @@ def a_step_that_may_change_other_objects_is_captured_as_batches_come(device):
 @scenario(only="asap")
 def a_step_of_sharded_weights_does_not_run_ahead(device):
     """No graph could take them, and what gathers them keeps more than Python shows."""
-    training = toy_steps.Training(device)
+    training = made_training(device)
     training.part = torch.nn.Linear(2, 2)
     named = {"__module__": "torch.distributed.fsdp"}
     training.part.__class__ = type("FSDPModule", (torch.nn.Linear,), named)
@@ -233,7 +239,7 @@ def a_step_of_sharded_weights_does_not_run_ahead(device):
 @scenario(only="asap")
 def momentum_that_begins_as_a_gradient(device):
     """What the first step makes is put back, so that graphs of it are captured when it is there."""
-    training = toy_steps.Training(device)
+    training = made_training(device)
     training.group["dampening"] = 0.5
     report = captured_ahead(device, training)
     assert "which was put back" in report.note
