@@ -342,6 +342,7 @@ MISSING = {
     "torch.autograd.graph.Node._sequence_nr": gives(
         lambda module: module.sequence_number(BARE), None
     ),
+    "torch._C._autograd._get_sequence_nr": gives(lambda module: module.next_sequence_number(), 0),
     "torch.autograd.forward_ad._current_level": gives(
         lambda module: module.is_transformed(), False
     ),
