@@ -18,6 +18,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import gapless
 from gapless import testing
+from gapless.graphs import audit
 from gapless.graphs.step_call import is_within_a_step
 from gapless.integrations import packed_positions
 from gapless.integrations.transformers import CaptureInTraining, capture_trainer
@@ -77,6 +78,8 @@ def trained(folder, rows, *, captured, scheduler="asap", **settings):
     with testing.SimulatedDevice(scheduler=scheduler) as device, pytest.MonkeyPatch.context() as m:
         m.setenv("ACCELERATE_TORCH_DEVICE", str(device.torch_device))
         m.setattr(type(device), "max_queued_copy_bytes", 4096)
+        # The run of an audit as written waits.
+        m.setattr(audit, "DEFAULT_EVERY", 10**9)
         waits = Waits(device)
         trainer = trainer_on(device, folder, rows, callbacks=[waits], **settings)
         if captured:
