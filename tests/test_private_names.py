@@ -35,7 +35,7 @@ STILL: dict[str, int] = {
     "graphs/reads/code_kinds.py": 5,
     "graphs/reads/code_reads.py": 1,
     "graphs/replay/gradient_graph.py": 2,
-    "graphs/modules/gradient_paths.py": 4,
+    "graphs/modules/gradient_paths.py": 3,
     "graphs/replay/graph_gradients.py": 6,
     "graphs/reads/host_state.py": 8,
     "graphs/reads/inner_states.py": 2,

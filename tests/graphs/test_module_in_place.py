@@ -13,11 +13,8 @@ import torch
 from torch import nn
 
 import gapless
-from gapless.graphs.modules.gradient_paths import (
-    GradientPaths,
-    gradients_by_use,
-    number_of_next_node,
-)
+from gapless.device.torch_private import next_sequence_number
+from gapless.graphs.modules.gradient_paths import GradientPaths, gradients_by_use
 from gapless.testing import SimulatedDevice
 
 
@@ -179,7 +176,7 @@ def test_a_gradient_that_goes_elsewhere_is_told():
     """A tensor of the loop that is no argument gets one, and so no graph can take the call."""
     weight = torch.ones(2, requires_grad=True)
     outside = torch.ones(2, requires_grad=True) * 2.0
-    since = number_of_next_node()
+    since = next_sequence_number()
 
     inside = GradientPaths.of([(weight * 3.0).sum()], [], since=since)
     elsewhere = GradientPaths.of([(weight * outside).sum()], [], since=since)

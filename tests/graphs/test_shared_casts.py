@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._device import DeviceContext
 
+from gapless.device.torch_private import next_sequence_number
 from gapless.graphs.in_place.shared_casts import watch_rest_of_block
-from gapless.graphs.modules.gradient_paths import number_of_next_node
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def in_autocast():
 
 
 def watched(model, x, sites=None):
-    since = number_of_next_node()
+    since = next_sequence_number()
     out = model(x)
     leave = watch_rest_of_block(
         out, since=since, on_use=[].append if sites is None else sites.append

@@ -454,7 +454,7 @@ def sequence_number(node: Any) -> int | None:
 
 next_sequence_number: Callable[[], int] = _look_up(
     "torch._C._autograd._get_sequence_nr",
-    why="The order in which gradients are summed depends on how many nodes each thread has made.",
+    why="Nodes that a call has made have this number or a higher one, and gradients are summed in the order of numbers.",
     missing="It is taken for settled.",
     otherwise=lambda: 0,
 )

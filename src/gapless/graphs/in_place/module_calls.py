@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from gapless.device.torch_private import next_sequence_number
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.in_place.create_graph import SecondOrder
 from gapless.graphs.in_place.first_calls import FIRST_CALLS
 from gapless.graphs.in_place.parts_to_capture import part_to_capture
 from gapless.graphs.in_place.shared_casts import AutocastBlocks
 from gapless.graphs.modules.forward_runs import Runs
-from gapless.graphs.modules.gradient_paths import number_of_next_node
 from gapless.graphs.modules.module_refusals import COMPILED_AROUND
 from gapless.graphs.modules.module_trial import ModuleTrial
 from gapless.graphs.objections import (
@@ -117,7 +117,7 @@ class ModuleCalls:
         """
         if self._must_run_as_written():
             self.report.num_eager += 1
-            since = number_of_next_node()
+            since = next_sequence_number()
             out = self.runs.as_written(args, kwargs)
             self.autocast.end_as_written(out, since=since)
             return out

@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 
-def number_of_next_node() -> int:
-    """Return the number that the next node of this thread will have; later ones have higher.
-
-    Read before a call it says which nodes are the call's: `since` in what follows.
-    """
-    number: int = torch._C._autograd._get_sequence_nr()
-    return number
-
-
 @dataclass
 class GradientPaths:
     """The nodes between the outputs of a call and what it was given.

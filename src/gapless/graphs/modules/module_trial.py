@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.device.torch_private import next_sequence_number
 from gapless.graphs.modules.forward_runs import Run
-from gapless.graphs.modules.gradient_paths import number_of_next_node, uses_of
+from gapless.graphs.modules.gradient_paths import uses_of
 from gapless.graphs.modules.left_behind import LeftBehind
 from gapless.graphs.modules.module_audit import BackwardHalf, VerdictOnCall
 from gapless.graphs.modules.module_graph import ModuleGraph
@@ -166,7 +167,7 @@ class ModuleTrial:
         versions = graph.again.versions_of_unsaved
         run = Run(tree.leaves, graph.paths.nodes, versions, random=None, written=[])
         look = TouchWatch(self._device, sees_reads=False) if watched.is_seen_in_audit() else None
-        since = number_of_next_node()
+        since = next_sequence_number()
         out: Outputs | None = None
 
         def as_written() -> Any:

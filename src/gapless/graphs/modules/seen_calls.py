@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from gapless.device.torch_private import next_sequence_number
 from gapless.graphs.modules.gradient_paths import (
     GradientPaths,
     PassedOn,
     edges_behind,
-    number_of_next_node,
 )
 from gapless.graphs.modules.left_behind import LeftBehind
 from gapless.graphs.modules.module_refusals import (
@@ -148,7 +148,7 @@ class CallsSeen:
         for refusal in hooks_within(self._module):
             self._runs.report.refuse(refusal)
         seen.is_stale = False
-        since = number_of_next_node()
+        since = next_sequence_number()
         out = self._runs.as_written(call.args, call.kwargs)
         outputs = seen.left.outputs(out, tree.leaves)
         outs = outputs.leaves
