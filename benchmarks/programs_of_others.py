@@ -50,6 +50,13 @@ MASKED = re.compile(
     r"mfu [\d.-]+%|\d{9,}"
 )
 
+# Of what `gapless run` reports of each object.
+PARTS = (
+    *("name", "num_graphs", "num_replays", "num_quick", "num_eager", "audits", "waiting"),
+    *("saved_seconds", "watching_seconds", "capturing_seconds", "auditing_seconds"),
+    *("beside_seconds", "refusals", "note"),
+)
+
 # For a rate in their second half.
 LEAST_STEPS = 10
 
@@ -120,7 +127,9 @@ def one_run(name, way, options):
         folder.joinpath("results").mkdir(exist_ok=True)
         write_text(root, folder)
         before = {path for path in root.rglob("*") if path.is_file()}
-        command = [sys.executable, "-m", "gapless", "run"] if way == "run" else [sys.executable]
+        report = Path(temporary) / "report.json"
+        ours = ["-m", "gapless", "run", "--report", str(report)]
+        command = [sys.executable, *(ours if way == "run" else ())]
         own = [str(HERE.parent / "src"), str(root), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
         marks = Path(temporary) / "marks"
@@ -146,6 +155,7 @@ def one_run(name, way, options):
             if path.is_file() and path not in before and "__pycache__" not in path.parts
         }
         times = array("d", marks.read_bytes() if marks.exists() else b"")
+        objects = json.loads(report.read_text())["objects"] if report.exists() else []
     return {
         "program": name,
         "way": way,
@@ -155,6 +165,7 @@ def one_run(name, way, options):
         "output": [MASKED.sub("#", line) for line in done.stdout.splitlines()],
         "errors": done.stderr.splitlines(),
         "files": files,
+        "objects": [{part: one[part] for part in PARTS} for one in objects],
     }
 
 
@@ -204,7 +215,7 @@ def compare_rates(name, options):
     if plain["code"] or not plain["times"]:
         return failed(plain)
     said = said_by(run, plain)
-    row = {"code": run["code"], "said": said}
+    row = {"code": run["code"], "said": said, "objects": run["objects"]}
     num = min(len(plain["times"]), len(run["times"]))
     if num < LEAST_STEPS or run["code"]:
         return row, "\n    ".join([f"exit code {run['code']}, {num} steps", *said])

@@ -144,6 +144,7 @@ def test_json_has_the_texts_of_refusals():
         "watching_seconds": 0.0,
         "capturing_seconds": 0.0,
         "auditing_seconds": 0.0,
+        "beside_seconds": 0.0,
         "saved_seconds": 0.0,
         "waiting": 0,
         "audits": 0,

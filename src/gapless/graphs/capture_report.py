@@ -299,6 +299,7 @@ class CaptureReport:
             "watching_seconds": self.spent.watching_s,
             "capturing_seconds": self.spent.capturing_s,
             "auditing_seconds": self.spent.auditing_s,
+            "beside_seconds": self.spent.beside_s,
             "saved_seconds": self.spent.saved_s,
             "waiting": self.spent.num_waiting,
             "audits": self.audits.num,
