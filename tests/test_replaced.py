@@ -28,7 +28,6 @@ from gapless.doctor.watching.step_source import StepSource
 from gapless.doctor.watching.torch_import import TorchImport
 from gapless.graphs import interludes
 from gapless.graphs.compiled_layers import LayerCompiler
-from gapless.nmt.run.rank_warnings import RankWarnings
 from gapless.nmt.run_folder.disk_space import DiskTroubles
 from gapless.nmt.run_folder.logs import RunLogs
 from gapless.ranks.leaving import errors_end_all
@@ -272,7 +271,6 @@ def tells_nothing():
 
 
 PULSE = SimpleNamespace(fail=None)
-TWO_RANKS = SimpleNamespace(world=2)
 
 CASES = {
     "autocast_blocks": (kept_block, {"torch.clear_autocast_cache"}),
@@ -291,7 +289,6 @@ CASES = {
     ),
     "sync_warnings": (hears_of_reads, {"warnings._showwarnmsg"}),
     "leaving": (lambda: errors_end_all(PULSE), {"sys.excepthook"}),
-    "rank_warnings": (lambda: RankWarnings(TWO_RANKS, say=print), {"warnings.showwarning"}),
     "progress": (TrainingProgress, {"warnings.showwarning"}),
     "scripts": (tells_nothing, {"sys.excepthook"}),
     "step_hooks": (

@@ -7,7 +7,6 @@ What is patched in the whole process, by which file, and until when. All go thro
 * `graphs/interludes.py`: `nn.Module.train`, `state_dict` and `load_state_dict`, while graphs may be audited
 * `graphs/compiled_layers.py`: `nn.Module.__call__`, in the first call of a step whose layers are to be compiled
 * `ranks/leaving.py`: `sys.excepthook`, while the ranks are joined
-* `nmt/run/rank_warnings.py`: `warnings.showwarning`, for a run on several ranks
 * `nmt/run_folder/logs.py`: `threading.excepthook`, while the logs of a run are open
 * `cli/progress.py`: `warnings.showwarning`, while a bar is drawn
 * `scripts.py`: `sys.excepthook`, until Python has shown the interrupt that ends the script

@@ -13,7 +13,6 @@ from gapless.cli.shared_options import (
     add_device_option,
     add_setting_options,
     given_settings,
-    warn_of_removed,
 )
 from gapless.compare.ranking import DEFAULT_WEIGHTS, make_weights
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
@@ -270,7 +269,6 @@ def _config(asked: CompareSettings, *, config: Path | None, given: dict[str, Any
     # One layout of batches for all plans: the one that can be captured. Compiled layers round
     # differently, so they are for all plans or for none.
     flags["plan"] = "captured"
-    warn_of_removed(config)
     made = make_config(flags, file=config)
     return made if made.compile else replace(made, compile=False)
 

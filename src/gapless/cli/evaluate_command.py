@@ -37,9 +37,6 @@ _WRITTEN = ("sources", "references", "hypotheses")
 # What a run calls its splits where it keeps which pairs they had.
 _KEPT_AS = {"train": "training", "val": "validation", "test": "test"}
 
-# Lines that a warning names.
-_MOST_NAMED = 3
-
 
 def add_options(parser: Parser) -> None:
     """Add what `run` reads."""
@@ -88,7 +85,6 @@ def run(options: Namespace) -> int:
     from gapless.nmt.run.out_of_memory import naming_phase
     from gapless.nmt.run.scores import evaluate
     from gapless.nmt.run.translator import longest_source
-    from gapless.nmt.run_folder.trained_on import find_trained_on
     from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer
 
     translator = make_translator(options)
@@ -98,13 +94,8 @@ def run(options: Namespace) -> int:
         pairs = _own_pairs(config, translator, options)
     else:
         pairs = _other_pairs(config, data=options.data, split=options.split)
-    trained_on = find_trained_on(options.run, pairs.src)
     empty = notes_of_empty(pairs, split=options.split)
-    for note in (
-        *pairs.notes,
-        *empty,
-        *_note_trained_on(trained_on, options, of=len(pairs)),
-    ):
+    for note in (*pairs.notes, *empty):
         warn(note)
     score_tokenizer = choose_score_tokenizer(config)
     folder = options.out or options.run
@@ -128,7 +119,6 @@ def run(options: Namespace) -> int:
         **_without_width(result, score_tokenizer),
         "cut": [number + 1 for number in result.cut],
         "long": [number + 1 for number in result.long],
-        "trained_on": None if trained_on is None else len(trained_on),
         "max_length": settings.max_length,
         "longest_source": longest_source(config),
         "beam": settings.beam,
@@ -236,29 +226,6 @@ def _other_pairs(config: TrainConfig, *, data: Path, split: str) -> Pairs:
     if found is None:
         raise DataError(f"{data} has no {split} split for {config.src} and {config.tgt}")
     return found
-
-
-def _note_trained_on(found: list[int] | None, options: Namespace, *, of: int) -> list[str]:
-    """Return a line if scores are not of new text.
-
-    Args:
-        found: numbers of the sources that the run was trained with; None: it does not say.
-        options: of the command.
-        of: number of sources.
-    """
-    from gapless.nmt.run_folder.trained_on import are_many
-
-    # Whoever asks for the training split knows; a run may not have recorded its text.
-    if options.split == "train" or found is None:
-        return []
-    if not are_many(len(found), of=of):
-        return []
-    lines = ", ".join(str(number + 1) for number in found[:_MOST_NAMED])
-    return [
-        f"{len(found):,} of these {of:,} sources are in the text that {options.run} was trained with, such as "
-        f"line{'s' if len(found) > 1 else ''} {lines} of sources.{options.split}.txt, so the scores are not of new "
-        "text; score other text with --data, or leave these pairs out"
-    ]
 
 
 def _without_width(result: Evaluation, score_tokenizer: ScoreTokenizer) -> dict[str, Any]:

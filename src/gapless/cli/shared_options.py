@@ -6,17 +6,14 @@ import argparse
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from gapless.cli.output import warn
 from gapless.cli.parser import count_or_auto, file_or_folder, flag, one_of
 from gapless.nmt.settings.config import TrainConfig
-from gapless.nmt.settings.config_file import check_removed
 from gapless.plans import PLANS
 
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
     from dataclasses import Field
-    from pathlib import Path
 
     from gapless.cli.parser import Group, Parser
     from gapless.nmt.model.decode import DecodeSettings
@@ -36,17 +33,6 @@ _COUNT_OR_AUTO: dict[str, Any] = {"type": count_or_auto, "metavar": "N"}
 
 TRAIN_SETTINGS = fields(TrainConfig)
 COMPARE_SETTINGS = tuple(item for item in TRAIN_SETTINGS if item.metadata["compare"])
-
-
-def warn_of_removed(file: Path | None) -> None:
-    """Say in one line which settings of a file that a user gave were removed.
-
-    Raises:
-        UserError: one of them has another value than its old default, or the file cannot be read.
-    """
-    if file is not None:
-        for line in check_removed(file, advice="take its line out"):
-            warn(line)
 
 
 def add_setting_options(

@@ -20,7 +20,7 @@ from gapless.cli.ranks import (
     resume_command,
 )
 from gapless.cli.requirements import require_extra, require_writable
-from gapless.cli.shared_options import add_setting_options, given_settings, warn_of_removed
+from gapless.cli.shared_options import add_setting_options, given_settings
 from gapless.cli.signals import Signals
 from gapless.errors import RunFolderError, UserError
 from gapless.nmt.settings.defaults import CHOSEN
@@ -212,7 +212,6 @@ def _start(
     flags = given_settings(options)
     given = {**flags, "config": options.config, "resume": options.resume}
     check_same_start(ranks, given, device=device)
-    on_first_rank(ranks, lambda: warn_of_removed(options.config))
     resume = on_first_rank(ranks, lambda: _run_to_resume(options))
     return _trainer(flags, options.config, resume, observer, ranks=ranks, device=device)
 
@@ -318,7 +317,6 @@ def _dry_run(options: Namespace) -> int:
     from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer
     from gapless.ranks.launch import read_launch
 
-    warn_of_removed(options.config)
     world = read_launch(os.environ).world
     chosen = _choose_run(given_settings(options), options.config, world=world)
     config, corpus = chosen.config, chosen.task.corpus

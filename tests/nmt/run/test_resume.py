@@ -426,18 +426,6 @@ def test_a_side_may_be_called_by_another_name_of_its_language(tmp_path, begun, n
     assert resolve_resumed(other, kept).accumulate == 2
 
 
-def test_a_state_that_does_not_name_the_sides_goes_by_the_settings(copy, monkeypatch):
-    """As older runs wrote them."""
-    run = copy("stopped")
-    checkpoint, state = checkpoints.load_state(run, on_damaged=print)
-    for side in ("src", "tgt"):
-        del state["layout"][side]
-    monkeypatch.setattr("gapless.nmt.run.resume.load_state", lambda *_, **__: (checkpoint, state))
-
-    with pytest.raises(UserError, match="`src` is fr, but the run began with en"):
-        resume(run, src="fr")
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -98,12 +98,3 @@ def test_a_state_does_not_change_with_its_progress(progress):
     assert state["updates"] == 1
     assert len(state["records"]) == 2
     assert state["batches"] == 2
-
-
-@pytest.mark.parametrize(("batches", "updates"), [(0, 0), (4, 2), (5, 3)])
-def test_a_state_of_an_earlier_version_counts_batches_alone(progress, batches, updates):
-    """The last update of an epoch may have fewer batches than the others."""
-    state = {**progress.state(), "batches": batches}
-    del state["updates"]
-
-    assert TrainingProgress.of_state(state, accumulate=2).updates == updates

@@ -193,26 +193,13 @@ def test_ranks_that_cannot_share_an_update_are_refused():
 
 
 def test_a_change_of_ranks_is_said():
-    """And what stays the same in spite of it; a run of an earlier version had one rank."""
+    """And what stays the same in spite of it."""
     config = make(**TOKENS, accumulate=4)
     kept = settings_to_keep(config, resolve(config, is_accelerator=False, world=2))
 
     assert changed_world(kept, world=2) == []
-    assert changed_world({}, world=1) == []
     (line,) = changed_world(kept, world=1)
     assert line.startswith("the run had 2 ranks and goes on with 1: updates, their batches")
-
-
-def test_a_run_of_an_earlier_version_had_one_rank():
-    """Its updates have batches of any shape, in the order in which it began."""
-    config = make(**TOKENS, pack=True, accumulate=2)
-    kept = settings_to_keep(config, resolve(config, is_accelerator=False))
-    for name in ("world", "one_shape"):
-        del kept[name]
-
-    resumed = resolve_resumed(config, kept, world=2)
-
-    assert (resumed.accumulate, resumed.one_shape) == (1, False)
 
 
 def test_only_training_decides_the_batches_of_an_update():

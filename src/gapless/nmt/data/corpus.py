@@ -35,7 +35,7 @@ _MAX_HELD_OUT = 1000
 _HELD_OUT_SHARE = 0.05
 
 # Short sentences occur in any text; more than this share of a split is no chance.
-SEEN_SHARE = 0.05
+_SEEN_SHARE = 0.05
 
 _NAMES_SHOWN = 12
 
@@ -159,7 +159,7 @@ def _notes_of_seen(pairs: Pairs, *, split: str, known: Collection[str]) -> tuple
     """
     seen = sum(plain(source) in known for source in pairs.src)
     notes = []
-    if seen > SEEN_SHARE * len(pairs):
+    if seen > _SEEN_SHARE * len(pairs):
         notes.append(
             f"{seen:,} of {len(pairs):,} {split} sources are training sources too, so scores say less "
             "of new text; leave them out of the training text"

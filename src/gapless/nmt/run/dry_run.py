@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gapless.device.find import find_device
@@ -13,7 +12,6 @@ from gapless.nmt.data.sampler import PairBatches, make_loader
 from gapless.nmt.run.build import make_parts, training_sampler
 from gapless.nmt.run_folder.disk_space import check_disk_space
 from gapless.nmt.run_folder.folder import check_writable, choose_run_dir
-from gapless.nmt.run_folder.trained_on import notes_of_known
 from gapless.nmt.settings.effective_settings import resolve
 from gapless.report.figures import megabytes, time_left
 
@@ -42,7 +40,6 @@ class Estimate:
         world: number of ranks.
         accumulate: batches of each rank in an update.
         gradient_bytes: that the ranks sum in an update.
-        notes: what the scores of the run are not, a line each.
     """
 
     parameters: int
@@ -54,7 +51,6 @@ class Estimate:
     world: int = 1
     accumulate: int = 1
     gradient_bytes: int = 0
-    notes: tuple[str, ...] = ()
 
     @property
     def lines(self) -> list[str]:
@@ -68,7 +64,6 @@ class Estimate:
             "scores of the final model take longer",
             f"memory: {megabytes(self.memory_bytes)}, measured",
             *([self._of_ranks] if self.world > 1 else []),
-            *(f"note: {note}" for note in self.notes),
         ]
 
     @property
@@ -101,9 +96,8 @@ def estimate_run(config: TrainConfig, task: Task, *, world: int = 1) -> Estimate
     set_numerics(device, config.precision, deterministic=config.deterministic)
     seed_everything(config.seed)
     effective = resolve(config, is_accelerator=device.is_accelerator, world=world)
-    plan, first = effective.plan, config.init_from
     budget = config.capture_memory_bytes()
-    with TrainLoop(plan=plan, device=device, memory_budget_bytes=budget) as loop:
+    with TrainLoop(plan=effective.plan, device=device, memory_budget_bytes=budget) as loop:
         with loop.on_compute_stream():
             parts = make_parts(config, task, device=device, total_updates=config.max_steps or 1)
         check_disk_space(run_dir, config, parts.step.model)
@@ -127,7 +121,6 @@ def estimate_run(config: TrainConfig, task: Task, *, world: int = 1) -> Estimate
             world=world,
             accumulate=effective.accumulate,
             gradient_bytes=sum(one.nbytes for one in weights if one.requires_grad),
-            notes=() if first is None else notes_of_known(Path(first), task.corpus),
         )
 
 

@@ -68,7 +68,6 @@ class Epochs:
         self._decisions = decisions
         self._messages = messages
         self._stop = stop
-        self._has_trained = False
 
     def train(self, loader: WatchedLoader[AnyBatch]) -> None:
         """Train to the end of the run, or until it is asked to stop, and save the last state.
@@ -126,7 +125,6 @@ class Epochs:
             skip=progress.updates,
             max_updates=self._validations.updates_to_go(),
         )
-        self._note_training()
         num_done = run.sampler.num_skipped
         earlier = losses.read_since(max(0, losses.num_added - 1))
         self._messages.observer.epoch_started(
@@ -158,12 +156,6 @@ class Epochs:
             result = run.loop.run_epoch(batches, run.step, on_batch=part.on_batch)
         part.end(result)
         self._decisions.settle()
-
-    def _note_training(self) -> None:
-        """Keep what is trained on, once, when there is something to train on."""
-        if len(self._run.sampler) and not self._has_trained:
-            self._run.note_training()
-            self._has_trained = True
 
     def _close_epoch(self, record: TrainingEpoch) -> None:
         """Save the weights after an epoch, or a part of the last one, and validate them."""

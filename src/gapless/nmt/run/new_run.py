@@ -26,7 +26,6 @@ from gapless.nmt.run_folder.folder import (
     files_of_run,
     write_files,
 )
-from gapless.nmt.run_folder.trained_on import begin_trained_on, notes_of_known
 from gapless.nmt.settings.config import DEMO, make_config
 from gapless.nmt.settings.defaults import (
     Choice,
@@ -324,11 +323,6 @@ def _begin_folder(run: TrainingRun) -> None:
             path.unlink(missing_ok=True)
         # The folder keeps the settings as asked, so that they serve on another device too.
         write_files(run.run_dir, files_of_run(run.config, run.task.vocabs))
-        init_from = run.config.init_from
-        earlier = None if init_from is None else Path(init_from)
-        begin_trained_on(run.run_dir, earlier=earlier)
-    if earlier is not None:
-        run.notes += notes_of_known(earlier, run.task.corpus)
 
 
 @contextmanager

@@ -28,12 +28,9 @@ from gapless.nmt.run_folder.folder import (
     changed_files,
     files_of_run,
     read_config,
-    settings_file,
     write_files,
 )
 from gapless.nmt.run_folder.logs import ERRORS, METRICS, SUMMARY
-from gapless.nmt.run_folder.trained_on import TRAINED_ON, notes_of_known
-from gapless.nmt.settings.config_file import check_removed
 from gapless.nmt.settings.effective_settings import (
     changed_settings,
     changed_world,
@@ -89,7 +86,7 @@ def _remove_beginning(run_dir: Path) -> None:
     for name in (FOLDER, "tensorboard"):
         shutil.rmtree(run_dir / name, ignore_errors=True)
     # The settings last: killed in between, a folder without them is no run, and the rest would stay.
-    for name in (METRICS, ERRORS, TRAINED_ON, *VOCAB_FILES, CONFIG):
+    for name in (METRICS, ERRORS, *VOCAB_FILES, CONFIG):
         (run_dir / name).unlink(missing_ok=True)
 
 
@@ -194,12 +191,9 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
             f"`init_from` is {config.init_from}, but a resumed run goes on with its own weights; leave it "
             "out, or begin a new run"
         )
-    notes += check_removed(settings_file(run_dir), advice="start a new run")
     notes += changed_files(run_dir) + changed_numerics(state["numerics"])
     notes += changed_world(state["layout"], world=world)
-    # States of older runs do not say what the sides were called.
-    sides = {"src": begun.src, "tgt": begun.tgt}
-    effective = resolve_resumed(config, {**sides, **state["layout"]}, world=world)
+    effective = resolve_resumed(config, state["layout"], world=world)
     vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
     is_recorded = config.data == begun.data
     corpus = read_recorded(config, run_dir=run_dir) if is_recorded else read_corpus(config)
@@ -233,7 +227,7 @@ def _validates_anew(
 ) -> bool:
     """Return whether the scores of validations cannot be compared with those of the state."""
     now = task.fingerprint["validation"]
-    return not has_same_score_tokenizer(config, begun) or now != dict(pairs.get("validation", now))
+    return not has_same_score_tokenizer(config, begun) or now != dict(pairs["validation"])
 
 
 def _check_state(state: dict[str, Any], *, path: Path) -> None:
@@ -258,4 +252,3 @@ def _check_folder(run: TrainingRun) -> None:
         )
     check_disk_space(run.run_dir, run.config, run.model)
     write_files(run.run_dir, files_of_run(run.config, run.task.vocabs))
-    run.notes += notes_of_known(run.run_dir, run.task.corpus)

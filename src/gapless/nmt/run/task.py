@@ -53,11 +53,6 @@ class Task:
         """How many training pairs are left out because they are too long."""
         return len(self.long)
 
-    def batched_sources(self) -> list[str]:
-        """Return the sources of the training pairs that batches are made of."""
-        long = set(self.long)
-        return [text for n, text in enumerate(self.corpus.train.src) if n not in long]
-
     @cached_property
     def fingerprint(self) -> dict[str, dict[str, int]]:
         """Tells the pairs of each split, in this order, from others.

@@ -16,7 +16,6 @@ from gapless.nmt.run.learning import LearningWatch
 from gapless.nmt.run.new_run import new_run
 from gapless.nmt.run.out_of_memory import OF_BATCHES, OF_MODELS, naming_phase
 from gapless.nmt.run.rank_agreement import decisions_of
-from gapless.nmt.run.rank_warnings import RankWarnings
 from gapless.nmt.run.resume import resumed_run
 from gapless.nmt.run.run_report import Messages, describe_run, summarize
 from gapless.nmt.run.stopping import StopNow, StopRequest
@@ -165,7 +164,6 @@ class Trainer:
         if run.ranks.is_first:
             self._forget_later()
         logs = self._open_logs()
-        warnings = RankWarnings(run.ranks, say=messages.observer.warned)
         decisions = decisions_of(
             run.ranks,
             stop=stop,
@@ -178,7 +176,6 @@ class Trainer:
             run,
             messages=messages,
             decisions=decisions,
-            warnings=warnings,
             check_learning=learning.at_validation,
             poll=self._writer.poll,
         )
@@ -194,7 +191,7 @@ class Trainer:
             stop=stop,
         )
         # The writer is left before the stop request: a second SIGTERM must not cut the last save short.
-        with warnings, stop, run.loop, logs, self._writer, self._declared_compiles():
+        with stop, run.loop, logs, self._writer, self._declared_compiles():
             start = perf_counter()
             self._capture_ahead(decisions, stop)
             warm_up_seconds = perf_counter() - start
@@ -202,11 +199,10 @@ class Trainer:
             self._writer.reserve(run.model)
             with closing(self._loader(stop)) as loader:
                 epochs.train(loader)
-            warnings.gather()
             if stop.failure is not None and stop.number is None:
                 saved = f"update {run.step.num_updates} is saved"
                 raise LoaderError(f"{stop.failure}; {saved}") from stop.failure
-            scores = None if stop.is_set else self._test_on_all_ranks(logs, warnings, stop)
+            scores = None if stop.is_set else self._test_on_all_ranks(logs, stop)
             summary = summarize(
                 run,
                 scores,
@@ -284,9 +280,7 @@ class Trainer:
 
     # --- the end ---
 
-    def _test_on_all_ranks(
-        self, logs: AnyLogs, warnings: RankWarnings, stop: StopRequest
-    ) -> Scores | None:
+    def _test_on_all_ranks(self, logs: AnyLogs, stop: StopRequest) -> Scores | None:
         """Make and score the final model, on all ranks; None if one of them is asked to stop."""
         ranks = self.run.ranks
         # No update follows at whose end ranks could agree: a signal counts at once, and is agreed on below.
@@ -294,7 +288,6 @@ class Trainer:
         with ranks.pause("the final model", may_be_silent=False):
             scores = self._test(logs, stop)
             agreed = max(ranks.agree(stop.number or 0))
-            warnings.gather()
         # A signal that came after the agreement is dropped: this rank alone would stop for it.
         stop.number = agreed or None
         return None if agreed else scores

@@ -19,12 +19,11 @@ from gapless.nmt.run.scores import num_compared, num_translated
 from gapless.nmt.run.stopping import AgreedClock, TimeLimit, WallClock
 from gapless.nmt.run_folder.checkpoints import set_weights
 from gapless.nmt.run_folder.folder import LOCK
-from gapless.nmt.run_folder.trained_on import add_trained_on
 from gapless.nmt.run_folder.training_progress import TrainingProgress
 from gapless.nmt.settings.effective_settings import check_shapes, settings_to_keep
 from gapless.nmt.settings.interval import DueClock
 from gapless.pipeline.host_waits import HostWaits
-from gapless.ranks import CollectiveDecision, SingleRank, on_first_rank
+from gapless.ranks import CollectiveDecision, SingleRank
 
 
 if TYPE_CHECKING:
@@ -215,16 +214,6 @@ class TrainingRun:
             "numerics": numerics_in_force(),
         }
 
-    def note_training(self) -> None:
-        """Keep what the run is trained on from now on; call it on all ranks, before the first update.
-
-        A run that is resumed and trains nothing has not learned from its text, whatever that is.
-
-        Sync: Blocks the host until rank 0 has written it.
-        """
-        sources = self.task.batched_sources
-        on_first_rank(self.ranks, lambda: add_trained_on(self.run_dir, sources()))
-
     def _random_states(self) -> dict[str, Any]:
         own = random_state(self.device)
         if self.ranks.world == 1:
@@ -254,9 +243,7 @@ class TrainingRun:
         """
         set_weights(self.model, state["model"], path=path)
         self.step.load_state(state["step"])
-        self.progress = TrainingProgress.of_state(
-            state["position"], accumulate=state["layout"]["accumulate"]
-        )
+        self.progress = TrainingProgress.of_state(state["position"])
         self.covered = Content(**state["metrics"])
         self.clock.earlier_seconds = self.progress.wall_seconds
         self._load_random_state(state)

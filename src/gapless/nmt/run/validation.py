@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from gapless.nmt.data.sampler import MicrobatchSampler
     from gapless.nmt.data.token_pairs import TokenPairs
     from gapless.nmt.run.rank_agreement import Decisions
-    from gapless.nmt.run.rank_warnings import RankWarnings
     from gapless.nmt.run.run_report import Messages
     from gapless.nmt.run.scores import Scores
     from gapless.nmt.run.training_run import TrainingRun
@@ -146,7 +145,6 @@ class Validations:
         run: to validate.
         messages: tell of it.
         decisions: the ranks agree on what is open after each validation.
-        warnings: of other ranks, gathered after each validation.
         check_learning: called on rank 0 after each validation.
         poll: called after each batch, so that what waits to be saved does not wait longer.
     """
@@ -157,14 +155,12 @@ class Validations:
         *,
         messages: Messages,
         decisions: Decisions,
-        warnings: RankWarnings,
         check_learning: Callable[[], None],
         poll: Callable[[], None],
     ) -> None:
         self._run = run
         self._messages = messages
         self._decisions = decisions
-        self._warnings = warnings
         self._check_learning = check_learning
         self._poll = poll
         self._interval = run.config.validation_interval()
@@ -237,7 +233,6 @@ class Validations:
         with pause, run.naming_phase("validating", lower=OF_BATCHES):
             found = validate(run, on_batch=self._poll)
         seconds = run.ranks.share(perf_counter() - start)
-        self._warnings.gather()
         self._check(found["val_loss"])
         record.validation.clear()
         record.validation.update(found)

@@ -41,9 +41,6 @@ BEST = "best"
 
 _EPOCH = re.compile(r"epoch-(\d{4,})")
 
-# Of the state of a run before checkpoints had manifests.
-_OLD_STATE = "state.pt"
-
 
 # --- weights ---
 
@@ -391,11 +388,6 @@ def load_state(
         ) from error
     if found is not None:
         return found, unpack(found.tensors, found.meta)
-    if (run_dir / FOLDER / _OLD_STATE).exists():
-        raise RunFolderError(
-            f"{run_dir / FOLDER / _OLD_STATE} is of an older version, which cannot be resumed; "
-            "start a new run"
-        )
     raise RunFolderError(
         f"{run_dir / FOLDER} holds no state, so this run cannot be resumed: it was stopped before "
         f"it had saved one, or its states were removed; {_instead_of_resuming(run_dir)}"

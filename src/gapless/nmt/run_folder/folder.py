@@ -21,7 +21,6 @@ from gapless.nmt.run_folder.checkpoints import (
     state_store,
 )
 from gapless.nmt.run_folder.logs import METRICS, go_back
-from gapless.nmt.run_folder.trained_on import TRAINED_ON, is_damaged
 from gapless.nmt.settings.config import make_config
 from gapless.nmt.settings.config_file import shown, to_yaml
 from gapless.report.figures import shell_name
@@ -143,7 +142,7 @@ def _what_to_do_with(path: Path) -> str:
 
 def begun_files(path: Path) -> list[Path]:
     """Return the files of a run's begin that killed processes have not written to the end."""
-    names = (CONFIG, *VOCAB_FILES, TRAINED_ON)
+    names = (CONFIG, *VOCAB_FILES)
     return [found for name in names for found in path.glob(f".{name}.*.tmp") if found.is_file()]
 
 
@@ -268,8 +267,6 @@ def damaged_files(path: Path) -> list[str]:
         difference = covered.difference(data[: covered.size])
         if difference is not None:
             lines.append(f"{file}: {difference}")
-    if is_damaged(path):
-        lines.append(f"{path / TRAINED_ON}: holds other bytes than were written")
     return lines
 
 

@@ -128,24 +128,23 @@ class TrainingProgress:
         return TrainingProgress.of_state(self.state())
 
     @classmethod
-    def of_state(cls, state: dict[str, Any], *, accumulate: int = 1) -> TrainingProgress:
+    def of_state(cls, state: dict[str, Any]) -> TrainingProgress:
         """Return the progress that `state` described.
 
         Args:
             state: of a run.
-            accumulate: batches in an update, for states of earlier versions, which count only them.
         """
         return cls(
             epoch=state["epoch"],
-            updates=state.get("updates", -(-state["batches"] // accumulate)),
+            updates=state["updates"],
             batches=state["batches"],
             losses=list(map(float, state["losses"])),
             weights=list(map(float, state["weights"])),
             records=[TrainingEpoch.of_state(record) for record in state["records"]],
             best_loss=state["best_loss"],
-            best_bleu=state.get("best_bleu", -math.inf),
-            validations_without_better=state.get("validations_without_better", 0),
-            validated_at=state.get("validated_at", -1),
+            best_bleu=state["best_bleu"],
+            validations_without_better=state["validations_without_better"],
+            validated_at=state["validated_at"],
             wall_seconds=state["wall_seconds"],
         )
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 import math
 import re
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from gapless.errors import UserError
-from gapless.nmt.settings.score_tokenizer import tokenizer_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Container, Iterator, Sequence
     from pathlib import Path
 
     from _typeshed import DataclassInstance
@@ -41,7 +40,7 @@ def to_yaml(config: DataclassInstance) -> str:
 
 
 def read_settings(file: Path, settings: type[DataclassInstance]) -> dict[str, Any]:
-    """Return the settings in a file, checked for their names and types, without those that were removed.
+    """Return the settings in a file, checked for their names and types.
 
     Args:
         file: written by `to_yaml`, or by hand.
@@ -58,7 +57,7 @@ def read_settings(file: Path, settings: type[DataclassInstance]) -> dict[str, An
         raise UserError(
             f"config {file} sets {', '.join(twice)} more than once; keep one line of each"
         )
-    unknown = sorted(set(map(str, values)) - known - REMOVED.keys())
+    unknown = sorted(set(map(str, values)) - known)
     if unknown:
         named = ", ".join(f"{name}{_meant_by(name, known)}" for name in unknown)
         raise UserError(f"config {file} has unknown settings {named}; correct or remove them")
@@ -66,7 +65,6 @@ def read_settings(file: Path, settings: type[DataclassInstance]) -> dict[str, An
     return {
         name: _typed(value, written.get(name), hints[name], f"{name} in {file}")
         for name, value in values.items()
-        if name in known
     }
 
 
@@ -94,29 +92,6 @@ def values_in(file: Path) -> tuple[dict[str, Any], str]:
     if not isinstance(values, dict):
         raise UserError(f"config {file} holds no settings, expected lines such as lr: 0.001")
     return values, text
-
-
-def check_removed(file: Path, *, advice: str) -> list[str]:
-    """Return a line about the settings of a file that were removed; none if it has none.
-
-    Args:
-        file: with settings.
-        advice: what a user can do about one that asks for something that is gone.
-
-    Raises:
-        UserError: a removed setting has another value than its old default, or the file cannot be read.
-    """
-    values, _ = values_in(file)
-    found = [name for name in REMOVED if name in values]
-    for name in found:
-        if not REMOVED[name].may_be_ignored(values[name], values):
-            raise UserError(
-                f"{name} is {shown(values[name])} in {file}, but this setting was removed: "
-                f"{REMOVED[name].now}; {advice}"
-            )
-    if not found:
-        return []
-    return [f"{file} has settings that were removed ({', '.join(found)}); they are ignored"]
 
 
 @contextmanager
@@ -231,64 +206,3 @@ def _shown(value: Any, written: ScalarNode | None) -> str:
     # A text may be of several lines, and anchors make a long one of a short file.
     text = f"{quote}{' '.join(written.value.split())}{quote}" or "empty"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
-
-
-# --- settings that were removed ---
-
-
-def _never(value: Any, others: Mapping[str, Any]) -> bool:
-    del value, others
-    return False
-
-
-def _is_scored_as_now(value: Any, others: Mapping[str, Any]) -> bool:
-    """Return whether a language of the target leads to the tokenizer that the target's name leads to.
-
-    Runs wrote down by themselves which language or tokenizer (`auto:13a`) their text showed.
-    """
-    if others.get("score_tokenizer") is not None:
-        return True
-    found = str(value).removeprefix("auto:")
-    return tokenizer_of(str(others.get("tgt"))) in (found, tokenizer_of(found))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Removed:
-    """A setting that was removed.
-
-    Attributes:
-        default: value of runs that did not set it, which is what all runs do now.
-        now: says in a few words what all runs do now, for those who had another value.
-        means_the_same: whether another value, beside the other settings of its file, is what all runs do.
-    """
-
-    default: Any
-    now: str
-    means_the_same: Callable[[Any, Mapping[str, Any]], bool] = _never
-
-    def may_be_ignored(self, value: Any, others: Mapping[str, Any]) -> bool:
-        """Return whether a run with a value is what it was without the setting.
-
-        Args:
-            value: of the setting.
-            others: all settings of its file, by name.
-        """
-        return bool(value == self.default) or self.means_the_same(value, others)
-
-
-_ONE_SUM = "the gradients of several ranks are summed in one piece after the backward pass"
-
-REMOVED: Mapping[str, Removed] = {
-    "sum": Removed(default="flat", now=_ONE_SUM),
-    "sum_bucket_mib": Removed(default=25.0, now=_ONE_SUM),
-    "sum_in_place": Removed(default=False, now=_ONE_SUM),
-    "sum_precision": Removed(default="fp32", now=_ONE_SUM + ", as they are"),
-    "sum_priority": Removed(default="normal", now=_ONE_SUM),
-    "sum_channels": Removed(default=None, now=_ONE_SUM),
-    "check_columns": Removed(default=True, now="a side is what its name says"),
-    "tgt_language": Removed(
-        default=None,
-        now="the target's language is what tgt says, and score_tokenizer sets how to score",
-        means_the_same=_is_scored_as_now,
-    ),
-}

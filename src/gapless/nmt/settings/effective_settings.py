@@ -117,9 +117,6 @@ _OF_ONE_PROCESS = ("run_dir", "allow_changed_data")
 # Fixed as well, but None keeps what the run began with.
 _LAYOUT_SETTINGS = ("pack", "fixed_shapes", "one_shape")
 
-# What runs of one rank had before there were several.
-_ALONE = {"world": 1, "one_shape": False}
-
 
 def resolve_resumed(
     config: TrainConfig, begun: Mapping[str, Any], *, world: int = 1
@@ -137,7 +134,6 @@ def resolve_resumed(
         UserError: a setting that must stay the same differs, or the ranks cannot share the batches
             of an update.
     """
-    begun = {**_ALONE, **begun}
     _check_resumable(config, begun)
     accumulate = accumulated(begun["accumulate"] * begun["world"], world)
     if config.accumulate not in ("auto", begun["accumulate"], accumulate):
@@ -163,7 +159,7 @@ def changed_world(begun: Mapping[str, Any], *, world: int) -> list[str]:
         begun: what `settings_to_keep` returned for the run so far.
         world: number of ranks.
     """
-    before = begun.get("world", 1)
+    before = begun["world"]
     if before == world:
         return []
     return [
@@ -205,11 +201,11 @@ def _check_resumable(config: TrainConfig, begun: Mapping[str, Any]) -> None:
     for name in (*_LAYOUT_SETTINGS, *FIXED_ON_RESUME):
         asked = getattr(config, name)
         is_left_open = asked is None and name in _LAYOUT_SETTINGS
-        if not is_left_open and asked != begun.get(name, asked):
+        if not is_left_open and asked != begun[name]:
             raise _changed(name, asked, begun)
     for name in _SIDES:
         asked = getattr(config, name)
-        before = begun.get(name, asked)
+        before = begun[name]
         if asked != before and not is_same_language(asked, before):
             raise _changed(name, asked, begun)
 
