@@ -32,7 +32,7 @@ from gapless.cli.progress import Steps
 from gapless.cli.workloads import in_one_process, translation_workload
 from gapless.compare.bench import run_bench
 from gapless.compare.compare_plans import REFERENCE, compare_bits
-from gapless.compare.ranking import make_weights, recommend
+from gapless.compare.ranking import recommend
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.compare.timed_plan import TimedPlan
 from gapless.device.find import find_device
@@ -153,7 +153,6 @@ class _Run:
                 verify_steps=self._verify_steps(options.verify_steps),
             ),
             plans=plans,
-            weights=make_weights({}),
             seconds=options.seconds,
         )
         options.out.mkdir(parents=True, exist_ok=True)
@@ -272,12 +271,7 @@ class _Run:
             unit=found.unit,
             settings={"steps": settings.rounds.steps, "rounds": settings.rounds.rounds},
             rows=rows,
-            recommendation=recommend(
-                rows,
-                weights=settings.weights,
-                is_accelerator=self._device.is_accelerator,
-                total_memory_bytes=self._device.total_memory_bytes(),
-            ),
+            recommendation=recommend(rows, is_accelerator=self._device.is_accelerator),
             notes=found.notes,
             in_turns=found.in_turns,
         )

@@ -75,6 +75,6 @@ def comparison_of(rows, *, is_accelerator=True, cores=16):
         unit="steps",
         settings={},
         rows=tuple(rows.values()),
-        recommendation=Recommendation(plan=None, reasons=(), scores={}, weights={}),
+        recommendation=Recommendation(plan=None, reasons=()),
     )
     return json.loads(comparison_json(report)) | {"cores": cores}

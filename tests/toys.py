@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from gapless.compare.ranking import make_weights, recommend
+from gapless.compare.ranking import recommend
 from gapless.compare.recorded_run import run_plan
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.compare.workload import Workload
@@ -70,7 +70,6 @@ def compare_settings(plans=("blocking", "gapless", "interval"), *, device=CPU, *
         run=RunSettings(device=device, **run),
         rounds=Rounds(**{**numbers, **changed}),
         plans=tuple(plans),
-        weights=make_weights({}),
         seconds=seconds,
     )
 
@@ -129,9 +128,7 @@ def made_up_report(**changed):
         unit="target tokens",
         settings={"steps": 50, "rounds": 3, "tolerance": None},
         rows=rows,
-        recommendation=recommend(
-            rows, weights=make_weights({}), is_accelerator=True, total_memory_bytes=3 * 2**30
-        ),
+        recommendation=recommend(rows, is_accelerator=True),
         notes=("A note.",),
         reproducible=True,
     )

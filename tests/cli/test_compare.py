@@ -291,8 +291,6 @@ def test_bits_are_compared_on_batches_of_one_process(tiny_data):
         (["--verify-steps", "-1"], ["--verify-steps must be at least 0, but is -1"]),
         (["--tolerance", "-1"], ["tolerance must be a finite number"]),
         (["--seed", "-1", "--verify-steps", "0"], ["seed must be 0 to"]),
-        (["--weight", "speed"], ["weight must be NAME=NUMBER", "'speed'"]),
-        (["--weight", "beauty=1"], ["'beauty'", "speed, memory"]),
         (["--json", "."], ["--json . is a folder"]),
         (["--html", "absent/a.html"], ["--html absent/a.html lies in absent", "not exist"]),
         (["--html", "a", "--json", "a"], ["--json and --html both name a"]),

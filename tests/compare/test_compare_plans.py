@@ -121,7 +121,6 @@ def test_numerics_of_the_process_are_as_before():
         ({"plans": ["fast"]}, "unknown plan 'fast'"),
         ({"plans": []}, "`plans` must name at least one plan"),
         ({"steps": 0}, "`steps` must be at least 1, but is 0"),
-        ({"weights": {"beauty": 1.0}}, "'beauty'"),
         ({"precision": "bf16"}, "torch.autocast"),
         ({"device": "tpu"}, "unknown device 'tpu'"),
     ],

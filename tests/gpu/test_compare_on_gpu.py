@@ -11,7 +11,6 @@ import torch
 
 from gapless.cli.main import run_command
 from gapless.compare.bench import run_bench
-from gapless.compare.ranking import make_weights
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.compare.workload import Workload
 from gapless.device.find import find_device
@@ -71,7 +70,6 @@ def settings_of(*plans, **changed):
         run=RunSettings(device=DEVICE),
         rounds=Rounds(**numbers),
         plans=plans,
-        weights=make_weights({}),
     )
 
 

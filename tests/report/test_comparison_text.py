@@ -10,7 +10,7 @@ from toys import made_up_report, made_up_rows
 
 
 def test_the_text_shows_where_the_time_went():
-    """Both tables, the warnings, and the recommendation with its scores are there."""
+    """Both tables, the warnings, and the recommendation are there."""
     text = comparison_text(made_up_report())
     lines = [" ".join(line.split()) for line in text.splitlines()]
 
@@ -23,8 +23,6 @@ def test_the_text_shows_where_the_time_went():
     assert "auto: launch-bound" in lines
     assert "A note." in lines
     assert "Recommended: captured" in lines
-    assert "weights: speed 0.75, memory 0.25" in lines
-    assert "scores: captured 0.88, auto 0.88, blocking 0.33" in lines
     assert max(map(len, text.splitlines())) <= 110
 
 

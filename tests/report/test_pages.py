@@ -166,7 +166,7 @@ FIGURES = [
         *("compare", "Plans", "blocking"),
         "same bits=yes; time|ms a step=41.0; spread=24.4%; speed|tokens/s=20,000; host "
         "waits|a step=2.00; launch|ms a step=25.0; waited|ms a step=12.5; data wait|ms a "
-        "step=0.50; host CPU=101%; score=0.33",
+        "step=0.50; host CPU=101%",
     ),
     (
         *("compare", "Device", "captured"),

@@ -119,7 +119,7 @@ def whole_operations() -> None:
     found = gapless.verify_plan(make_workload, "captured", against="gapless", tolerance=1e-5)
     assert_type(found.holds, bool)
     assert_type(found.is_same("captured"), bool | None)
-    report = gapless.compare_plans(make_workload, ["blocking", "gapless"], weights={"speed": 1.0})
+    report = gapless.compare_plans(make_workload, ["blocking", "gapless"])
     assert_type(report.holds, bool)
     assert_type(report.recommendation.plan, str | None)
 

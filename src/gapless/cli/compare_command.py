@@ -14,7 +14,6 @@ from gapless.cli.shared_options import (
     add_setting_options,
     given_settings,
 )
-from gapless.compare.ranking import DEFAULT_WEIGHTS, make_weights
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.device.precision import Precision
 from gapless.plans import PLANS, get_plan
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 DETAILS = """
 First compares bits: every plan has to give the losses and tensors of a plain
 loop. Then times the plans in turns, says of each where its time went, and
-recommends a plan by weights that you can set. Without --workload it is the
+recommends the fastest that computes the same. Without --workload it is the
 model of gapless train on the embedded corpus, or on your own text with --data.
 
 Exit code: 0 done, 1 a plan computes something else or that cannot be told,
@@ -46,8 +45,6 @@ numbers, 2 a mistake in what was asked.
 _CPU_SECONDS = 45.0
 
 _NUMBERS = tuple(field.name for field in fields(Rounds))
-
-_WEIGHTS = ", ".join(f"{name} {weight:g}" for name, weight in DEFAULT_WEIGHTS.items())
 
 
 def add_options(parser: Parser) -> None:
@@ -69,12 +66,6 @@ def add_options(parser: Parser) -> None:
     )
     _add_counts(parser)
     report = parser.add_group("report")
-    report.add_argument(
-        "--weight",
-        action="append",
-        metavar="NAME=NUMBER",
-        help=f"weight of a criterion of the recommendation; may be repeated [defaults: {_WEIGHTS}]",
-    )
     report.add_argument(
         "--json", type=file_or_folder, metavar="FILE", help="file for all figures; a row a plan"
     )
@@ -189,7 +180,6 @@ def _settings(options: Namespace, device: Device) -> CompareSettings:
         ),
         rounds=Rounds.on(device, **numbers),
         plans=_names(options.plans),
-        weights=make_weights(_weights(options.weight or [])),
         # Rounds that were asked for are measured however long they last.
         seconds=None if is_asked or device.is_accelerator else _CPU_SECONDS,
         timelines=options.perfetto is not None,
@@ -199,19 +189,6 @@ def _settings(options: Namespace, device: Device) -> CompareSettings:
 def _names(plans: str | None) -> tuple[str, ...]:
     names = PLANS if plans is None else [name.strip() for name in plans.split(",")]
     return tuple(name for name in names if name)
-
-
-def _weights(items: list[str]) -> dict[str, float]:
-    weights = {}
-    for item in items:
-        name, _, text = item.partition("=")
-        try:
-            weights[name] = float(text)
-        except ValueError:
-            raise UsageError(
-                f"--weight must be NAME=NUMBER, such as speed=0.5, but is {item!r}"
-            ) from None
-    return weights
 
 
 # --- the workload ---

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.compare.bench import run_bench
-from gapless.compare.ranking import make_weights, recommend
+from gapless.compare.ranking import recommend
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings, VerifySettings
 from gapless.compare.verify_plan import run_verification
 from gapless.compare.workload import checked_workload_function, require_float32
@@ -24,7 +24,7 @@ from gapless.report.verification_text import why_not_comparable
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from gapless.compare.verify_plan import OnProgress, OnVerdict
     from gapless.compare.workload import PlanWorkloadFunction, Workload, WorkloadFunction
@@ -52,7 +52,6 @@ def compare_plans(
     rounds: int | None = None,
     warmup_rounds: int | None = None,
     verify_steps: int | None = None,
-    weights: Mapping[str, float] | None = None,
     seed: int = 1,
     precision: str = "fp32",
     tolerance: float | None = None,
@@ -74,8 +73,6 @@ def compare_plans(
         rounds: timed rounds of each plan, at least 1; None: 5 or 3.
         warmup_rounds: rounds of each plan before those, at least 1; None: 3 or 1.
         verify_steps: steps in which bits are compared; 0: none. None: 48 or 6.
-        weights: of the criteria of the recommendation, by name; see `DEFAULT_WEIGHTS` in
-            `gapless.compare.ranking`. What is not named keeps its default.
         seed: of every run, 0 or more.
         precision: of float32 matrix products, `fp32` or `tf32`; steps may use `torch.autocast`.
         tolerance: largest relative difference that counts as none. None compares bits, for which
@@ -105,7 +102,6 @@ def compare_plans(
             verify_steps=verify_steps,
         ),
         plans=tuple(PLANS if plans is None else plans),
-        weights=make_weights(weights or {}),
         seconds=seconds,
     )
     make = checked_workload_function(workload)
@@ -221,9 +217,7 @@ def _recommend(
     device = settings.run.device
     return recommend(
         rows,
-        weights=settings.weights,
         is_accelerator=device.is_accelerator,
-        total_memory_bytes=device.total_memory_bytes(),
         reference=REFERENCE,
         unknown=() if verification is None else why_not_comparable(verification.itself),
     )

@@ -138,7 +138,6 @@ class CompareSettings:
         run: shared by all runs.
         rounds: how many steps are compared and timed.
         plans: names of the plans, in the order of the report.
-        weights: of the criteria of the recommendation, summing to 1.
         seconds: after which no further round begins; one round always runs. None: no limit.
         timelines: whether a few more steps of each plan are recorded for a timeline, after the rounds.
 
@@ -149,7 +148,6 @@ class CompareSettings:
     run: RunSettings
     rounds: Rounds
     plans: tuple[str, ...]
-    weights: dict[str, float]
     seconds: float | None = None
     timelines: bool = False
 

@@ -170,15 +170,11 @@ class Recommendation:
     Attributes:
         plan: name of the plan; None if no plan can be recommended.
         reasons: one line each.
-        scores: weighted score, 0 to 1, of every plan that can be recommended, best first.
-        weights: weights of the criteria, summing to 1.
         excluded: plans that cannot be recommended, with the reason.
     """
 
     plan: str | None
     reasons: tuple[str, ...]
-    scores: dict[str, float]
-    weights: dict[str, float]
     excluded: dict[str, str] = field(default_factory=dict)
 
 

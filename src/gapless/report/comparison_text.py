@@ -121,11 +121,6 @@ def _recommendation(report: ComparisonReport) -> Iterator[str]:
     yield f"Recommended: {found.plan or 'none'}"
     for reason in found.reasons:
         yield f"  {reason}"
-    if report.is_accelerator and found.scores:
-        weights = ", ".join(f"{name} {w:.2f}" for name, w in found.weights.items() if w)
-        yield f"  weights: {weights}"
-        scores = ", ".join(f"{plan} {score:.2f}" for plan, score in found.scores.items())
-        yield f"  scores: {scores}"
     for plan, reason in found.excluded.items():
         yield f"  not {plan}: it {reason}"
 

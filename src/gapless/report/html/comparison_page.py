@@ -95,7 +95,6 @@ def _seconds(value: float) -> str:
 
 
 def _host_columns(report: ComparisonReport) -> list[Column[PlanRow]]:
-    scores = report.recommendation.scores if report.is_accelerator else {}
     is_exact = report.settings.get("tolerance") is None
     return [
         Column(
@@ -111,7 +110,6 @@ def _host_columns(report: ComparisonReport) -> list[Column[PlanRow]]:
         _time("data wait", lambda row: row.data_wait_ms_per_step),
         _time("launch", lambda row: row.launch_ms_per_step),
         _figure("host CPU", lambda row: row.host_cpu_percent, whole_percent),
-        _figure("score", lambda row: scores.get(row.plan), "{:.2f}".format),
     ]
 
 
