@@ -117,7 +117,12 @@ def check_runs(program: Program) -> None:
         raise UserError(f"cannot run {program.target}: the folder has no __main__.py")
 
 
-def run_program(program: Program, *, hides_between: bool = False) -> Ending:
+def run_program(
+    program: Program,
+    *,
+    hides_between: bool = False,
+    before_traceback: Callable[[], None] = lambda: None,
+) -> Ending:
     """Run a program in this process and thread to the end of its main thread.
 
     An exception is shown as Python shows it, without frames of the caller. Threads that are no
@@ -126,6 +131,8 @@ def run_program(program: Program, *, hides_between: bool = False) -> Ending:
     Args:
         program: to run; `check_runs` says whether it can.
         hides_between: whether frames of gapless between those of the program are not shown either.
+        before_traceback: called before an exception that ends the program is shown, whose traceback is
+            then the last that is said of it.
     """
     try:
         code, main = _prepare(program)
@@ -133,6 +140,9 @@ def run_program(program: Program, *, hides_between: bool = False) -> Ending:
     except BaseException as error:
         if hides_between:
             _hide_between(error)
+        if not isinstance(error, SystemExit):
+            with suppress(BaseException):  # an interrupt too: the program's own error is shown
+                before_traceback()
         return _ended_by(error)
     return Ending(code=0)
 

@@ -204,23 +204,21 @@ def _run_script(options: Namespace) -> int:
     reports = Reports(options)
     # The first that is registered runs last: after everything that the script has to say.
     atexit.register(reports.print_text)
-    settings = WatchSettings(
-        step=options.step or "auto",
-        warm_up=_WARM_UP if options.warm_up is None else options.warm_up,
-        num_steps=options.steps or _STEPS,
-        stops_after=options.stop_after,
-        is_exact=options.exact,
-        variants=None if options.tries is None else partial(_variants, options.tries),
-        tries_all=bool(options.tries),
-    )
-    outcome = (
-        watch_launch(program, _words_for_workers(options))
-        if is_launcher(program)
-        else watch_program(program, settings)
-    )
-    found = reports.take(outcome.session, outcome.problem)
-    ending = outcome.ending
-    return 1 if ending.is_success and fails(found, options.fail_on) else ending.code
+    if is_launcher(program):
+        ending = watch_launch(program, _words_for_workers(options), reports)
+    else:
+        settings = WatchSettings(
+            step=options.step or "auto",
+            warm_up=_WARM_UP if options.warm_up is None else options.warm_up,
+            num_steps=options.steps or _STEPS,
+            stops_after=options.stop_after,
+            is_exact=options.exact,
+            variants=None if options.tries is None else partial(_variants, options.tries),
+            tries_all=bool(options.tries),
+        )
+        reports.begin_to_keep()
+        ending = watch_program(program, settings, reports)
+    return 1 if ending.is_success and fails(reports.findings, options.fail_on) else ending.code
 
 
 def _words_for_workers(options: Namespace) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from gapless.cli.last_words import LastWords
 from gapless.cli.output import print_result, terminal_columns, write
 from gapless.cli.parser import UsageError
 from gapless.errors import UserError
@@ -38,12 +39,18 @@ class Reports:
 
     Args:
         options: of the command.
+
+    Attributes:
+        findings: that were reported.
     """
 
     def __init__(self, options: Namespace) -> None:
+        self.findings: tuple[Finding, ...] = ()
         self._options = options
         self._text = ""
         self._unwritten: list[str] = []
+        self._last_words = LastWords()
+        self._is_announced = False
         # Absolute: the script may change the working folder.
         self._paths = {
             name: Path(getattr(options, name)).absolute()
@@ -53,44 +60,74 @@ class Reports:
         # A script may replace sys.stderr.
         self._stream = sys.stderr
 
-    def take(self, session: Session | None, problem: str) -> tuple[Finding, ...]:
-        """Write all files, keep the text for `print_text`, and return the findings.
+    def begin_to_keep(self) -> None:
+        """See to it that what `keep` is given is printed however this process ends."""
+        self._last_words.begin()
+
+    def keep(self, session: Session, *, is_over: bool) -> None:
+        """Write all files, and have the text printed if this process dies.
 
         Args:
-            session: what was seen; None if the doctor could not say.
+            session: what was seen so far.
+            is_over: whether nothing more is watched: then one line says where the report is.
+        """
+        # A device or a pipe would get the report twice.
+        files = [path for path in self._paths.values() if path.is_file() or not path.exists()]
+        self._last_words.set(self._written(session, files))
+        self._unwritten.clear()
+        if is_over and files and not self._is_announced:
+            self._is_announced = True
+            names = [
+                getattr(self._options, name) for name, path in self._paths.items() if path in files
+            ]
+            write(self._stream, f"gapless: report in {', '.join(names)}\n")
+
+    def take(self, session: Session | None, problem: str, *, is_failure: bool) -> None:
+        """Write all files, and keep the findings, and the text for `print_text`.
+
+        Args:
+            session: what was seen; None if the doctor could not say, or if another process reports.
             problem: what went wrong with the doctor itself; empty if nothing.
+            is_failure: whether the script failed.
         """
         try:
             if session is not None:
-                self._write_all(session)
+                self.findings = session.findings
+                self._text = self._written(session, list(self._paths.values()))
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
+        if self._text and is_failure and session is not None and _has_seen_nothing(session):
+            self._text = f"{HEADING}: the script failed before a step was seen\n"
         self._text += "".join(f"gapless: warning: {reason}\n" for reason in self._unwritten)
         if problem:
             self._text += f"gapless: warning: the doctor failed, the script did not: {problem}\n"
-        return () if session is None else session.findings
+        self._last_words.set(self._text)
 
     def print_text(self) -> None:
         """Print to standard error what is to go there."""
         text, self._text = self._text, ""
         if text:
             write(self._stream, text)
+        self._last_words.set("")
 
-    def _write_all(self, session: Session) -> None:
+    def _written(self, session: Session, files: Sequence[Path]) -> str:
+        """Write those reports that go to some files, and return what is to be printed."""
         session = for_reports(session, self._options)
         form = self._options.format
-        if not self._put("out", lambda: _formatted(session, form, to_file=True)):
+        text = ""
+        if not self._put("out", lambda: _formatted(session, form, to_file=True), files):
             # Also where it could not be written: what was seen is not lost.
-            self._text = _formatted(session, form, to_file=False)
-        self._put("save", lambda: session_json(session))
-        self._put("perfetto", lambda: perfetto_json((_timeline(session), session.findings)))
+            text = _formatted(session, form, to_file=False)
+        self._put("save", lambda: session_json(session), files)
+        self._put("perfetto", lambda: perfetto_json((_timeline(session), session.findings)), files)
         timeline_file = self._paths["perfetto"].name if "perfetto" in self._paths else ""
-        self._put("html", lambda: _page(session, timeline_file))
+        self._put("html", lambda: _page(session, timeline_file), files)
+        return text
 
-    def _put(self, name: str, make: Callable[[], str]) -> bool:
-        """Write a report if it is asked for, whatever became of the others; return whether it was."""
+    def _put(self, name: str, make: Callable[[], str], files: Sequence[Path]) -> bool:
+        """Write a report if it is among those, whatever became of the others; return whether it was."""
         path = self._paths.get(name)
-        if path is None:
+        if path is None or path not in files:
             return False
         try:
             _put(path, make())
@@ -98,6 +135,11 @@ class Reports:
             self._unwritten.append(f"cannot write {path}: {error.strerror or error}")
             return False
         return True
+
+
+def _has_seen_nothing(session: Session) -> bool:
+    """Whether all that is known is what the syntax of the script shows."""
+    return session.steps is None and not any(one.certainty == "seen" for one in session.findings)
 
 
 def _page(session: Session, timeline_file: str) -> str:

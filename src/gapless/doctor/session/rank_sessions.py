@@ -63,11 +63,16 @@ class Rank:
             raise PermissionError(f"{self.folder} belongs to somebody else")
         (self.folder / f"{self.local}.pid").write_text(str(os.getpid()), encoding="utf-8")
 
-    def put(self, session: Session) -> None:
-        """Hand over what this process has seen."""
+    def put(self, session: Session, *, is_over: bool = True) -> None:
+        """Hand over what this process has seen.
+
+        Args:
+            session: what was seen so far.
+            is_over: whether the process has come to its end.
+        """
         unfinished = self.folder / f"{self.local}.unfinished"
         unfinished.write_text(session_json(session), encoding="utf-8")
-        unfinished.rename(self.folder / f"{self.number}.session")
+        unfinished.rename(self.folder / f"{self.number}.{'session' if is_over else 'early'}")
 
     def wait_for_others(self) -> None:
         """Wait until all processes of this machine have put their sessions, or have ended."""
@@ -127,10 +132,11 @@ def _meeting_place(environ: Mapping[str, str]) -> Path:
 
 def collect(folder: Path) -> Session | None:
     """Return one session from those of all processes, and remove the folder; None if there is none."""
-    sessions = {}
-    for path in folder.glob("*.session"):
-        with contextlib.suppress(OSError):
-            sessions[int(path.stem)] = read_session(path.read_text(encoding="utf-8"), str(path))
+    early, ended = (_read_sessions(folder, suffix) for suffix in ("early", "session"))
+    sessions = {
+        **{rank: _as_it_ended_early(one) for rank, one in early.items()},
+        **ended,
+    }
     num_missing = len(list(folder.glob("*.pid"))) - len(sessions)
     shutil.rmtree(folder, ignore_errors=True)
     if not sessions:
@@ -140,6 +146,19 @@ def collect(folder: Path) -> Session | None:
         note = f"{num_missing} of {num_missing + len(sessions)} processes ended without a report."
         found = replace(found, notes=(*found.notes, note))
     return found
+
+
+def _read_sessions(folder: Path, suffix: str) -> dict[int, Session]:
+    found = {}
+    for path in folder.glob(f"*.{suffix}"):
+        with contextlib.suppress(OSError):
+            found[int(path.stem)] = read_session(path.read_text(encoding="utf-8"), str(path))
+    return found
+
+
+def _as_it_ended_early(session: Session) -> Session:
+    note = "It did not come to its end: this is what was known before."
+    return replace(session, notes=(*session.notes, note))
 
 
 def together(sessions: Mapping[int, Session]) -> Session:

@@ -30,6 +30,7 @@ class Seconds:
     Args:
         make_pass: returns a pass.
         on_problem: called with what goes wrong, in the thread of this object.
+        on_seen: called there with what was seen so far.
         seconds: that one step takes.
     """
 
@@ -38,10 +39,12 @@ class Seconds:
         make_pass: Callable[[], Pass],
         *,
         on_problem: Callable[[Exception], None],
+        on_seen: Callable[[SeenWindow], None] = lambda _: None,
         seconds: float = 1.0,
     ) -> None:
         self._make_pass = make_pass
         self._on_problem = on_problem
+        self._on_seen = on_seen
         self._seconds = seconds
         self._over = threading.Event()
         self._seen: SeenWindow | None = None
@@ -62,9 +65,12 @@ class Seconds:
         try:
             self._seen = self._watched(_FIRST_SECONDS)
             if not self._over.is_set():
+                self._on_seen(self._seen)
                 later = self._watched(_MOST_SECONDS)
                 if later.num_steps > 1:
                     self._seen = later
+                    if not self._over.is_set():
+                        self._on_seen(later)
         except Exception as error:
             self._on_problem(error)
 

@@ -115,6 +115,7 @@ class Watch:
         settings: of the run.
         findings_so_far: returns what has been found in the windows that are over; variants are
             chosen by that.
+        on_seen: called whenever more is known: between steps, or in another thread where there are none.
 
     Attributes:
         source: what a step is.
@@ -132,6 +133,7 @@ class Watch:
         settings: WatchSettings,
         *,
         findings_so_far: Callable[[Watch], Sequence[Finding]] = lambda _: (),
+        on_seen: Callable[[Watch], None] = lambda _: None,
     ) -> None:
         self.source = StepSource(settings.step)
         self.seen: list[SeenWindow] = []
@@ -139,6 +141,7 @@ class Watch:
         self.has_torch = self.has_gpu = False
         self._settings = settings
         self._findings_so_far = findings_so_far
+        self._on_seen = on_seen
         self._phases: Phases | None = None
         self.seen_seconds: SeenWindow | None = None
         self._seconds: Seconds | None = None
@@ -190,9 +193,15 @@ class Watch:
         self._chosen = None
         if self._phases is None and not self._is_ended and self.is_in_its_process:
             self._seconds = Seconds(
-                lambda: _passes_of("sites", is_exact=False)[0], on_problem=self._give_up
+                lambda: _passes_of("sites", is_exact=False)[0],
+                on_problem=self._give_up,
+                on_seen=self._seconds_are_seen,
             )
             self._seconds.start()
+
+    def _seconds_are_seen(self, seen: SeenWindow) -> None:
+        self.seen_seconds = seen
+        self._on_seen(self)
 
     def _end_seconds(self) -> SeenWindow | None:
         seconds, self._seconds = self._seconds, None
@@ -221,7 +230,6 @@ class Watch:
             self._phases = self._new_phases()
         self._phases.step_ended()
         if self._phases.is_over:
-            self.is_complete = True
             self._try_variants()
             if self._hooks is not None and not self._is_trying and not self._settings.stops_after:
                 self._hooks.remove()
@@ -235,7 +243,10 @@ class Watch:
         if self._settings.variants is None or self._hooks is None:
             return
         if self.variant_trials is not None:
+            num_done = len(self.variant_trials.trials)
             self.variant_trials.next_step()
+            if len(self.variant_trials.trials) > num_done:
+                self._on_seen(self)
             return
         from gapless.device.torch_gpu import synchronize
         from gapless.doctor.watching.variant_trials import VariantTrials, those_for
@@ -255,9 +266,18 @@ class Watch:
             num_steps=self._settings.num_steps,
             has_times=self.has_gpu,
         )
-        phases = Phases(windows, start=self._started, wants_backward=_wants_backward)
+        phases = Phases(
+            windows,
+            start=self._started,
+            wants_backward=_wants_backward,
+            on_seen=self._window_is_seen,
+        )
         self.seen = phases.seen
         return phases
+
+    def _window_is_seen(self) -> None:
+        self.is_complete = self._phases is not None and self._phases.is_over
+        self._on_seen(self)
 
     def _started(self, phase: Phase) -> Sequence[Pass]:
         """Return the passes of a phase, started."""

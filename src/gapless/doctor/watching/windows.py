@@ -85,6 +85,7 @@ class Phases:
         windows: in this order.
         start: returns the passes of a phase, started.
         wants_backward: called at the end; whether steps are watched for the lines of backward passes.
+        on_seen: called when a window in which something was watched is over, before the next begins.
         clock: in nanoseconds.
 
     Attributes:
@@ -98,6 +99,7 @@ class Phases:
         *,
         start: Callable[[Phase], Sequence[Pass]],
         wants_backward: Callable[[list[SeenWindow]], bool] = lambda _: False,
+        on_seen: Callable[[], None] = lambda: None,
         clock: Callable[[], int] = perf_counter_ns,
     ) -> None:
         self.seen: list[SeenWindow] = []
@@ -105,6 +107,7 @@ class Phases:
         self._waiting = list(windows)
         self._start = start
         self._wants_backward: Callable[[list[SeenWindow]], bool] | None = wants_backward
+        self._on_seen = on_seen
         self._clock = clock
         self._now: SeenWindow | None = None
         self._left = 0
@@ -136,8 +139,10 @@ class Phases:
             wants, self._wants_backward = self._wants_backward, None
             if wants(self.seen):
                 self._waiting.append(Window(phase="backward", num_steps=_BACKWARD_STEPS))
-        if not self._waiting:
-            self.is_over = True
+        self.is_over = not self._waiting
+        if self.seen and self.seen[-1].phase != "rest":
+            self._on_seen()
+        if self.is_over:
             return
         window = self._waiting.pop(0)
         self._left = window.num_steps
