@@ -1,21 +1,11 @@
-"""Train small models in every plan, and print losses, final tensors and host waits as JSON.
-
-    PYTHONPATH=TREE/src python benchmarks/side_by_side_worker.py [--only TEXT]
-
-A process of its own for `side_by_side`, which runs it on two trees. It uses public names alone,
-so that it runs on trees whose modules have other names.
-"""
+"""Small models trained in every plan: losses, final tensors and host waits, by public names alone."""
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
-import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,8 +26,6 @@ _NUM_EPOCHS = 2
 _NUM_BATCHES = 12
 
 Schedules = Sequence[tuple[str, int]]
-
-SCHEDULES: Schedules = [("asap", 0), ("lazy", 0), *(("random", seed) for seed in range(3))]
 
 
 def put(tensor: torch.Tensor, device: Any) -> torch.Tensor:
@@ -217,7 +205,7 @@ def run_own_loop(schedules: Schedules) -> list[Value]:
     ]
 
 
-def cases(schedules: Schedules = SCHEDULES) -> dict[str, Callable[[], list[Value]]]:
+def cases(schedules: Schedules) -> dict[str, Callable[[], list[Value]]]:
     """Return everything that this process can run, by name.
 
     Args:
@@ -229,19 +217,3 @@ def cases(schedules: Schedules = SCHEDULES) -> dict[str, Callable[[], list[Value
             found[f"plan {plan}, {kind}"] = partial(run_plan, plan, chosen)
         found[f"prefetch and capture, {kind}"] = partial(run_own_loop, chosen)
     return found
-
-
-def main() -> int:
-    """Run the cases that were asked for and print what came of them."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="")
-    only = parser.parse_args().only
-    torch.set_num_threads(1)
-    record = {name: run() for name, run in cases().items() if only in name}
-    source = str(Path(gapless.__file__).parents[1])
-    sys.stdout.write(json.dumps({"source": source, "cases": record}) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,7 +4,7 @@
 the CPU. Bits also depend on a CPU's vector unit; a process of its own takes the instructions that
 every CPU of an architecture has. To write down the bits of this torch:
 
-    PYTHONPATH=src:. python tests/benchmarks/test_pinned.py
+    PYTHONPATH=src:tests python tests/pinned/test_pinned.py
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.side_by_side_worker import cases
+
+from pinned.small_trainings import cases
 
 
-FILE = Path(__file__).parents[1] / "pinned" / "trainings.json"
+FILE = Path(__file__).with_name("trainings.json")
 # Of work on the simulated device; that other schedules give the same bits is a test of its own.
 SCHEDULES = [("lazy", 0)]
 
