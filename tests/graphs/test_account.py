@@ -183,12 +183,63 @@ def test_what_a_first_watch_takes_is_not_expected_of_further_kinds():
         times.num, times.as_written_s = NUM_PLAIN, 0.05
     account.time_s = 2.0
 
-    account._factors["first watch"] = deque([50.0])
+    account._actions["first watch"] = deque([(2.5, 0.05)])
     spent[0].num_captures = 1
 
     assert account.has_room_for(further, "watch")
     assert not account.has_room_for(other, "watch")
     assert str(spent[1]) == "spent no time, saved 0.0 s; 1 calls waited for room: 1 to be watched"
+
+
+def test_an_audit_that_replays_earn_back_is_the_way_out_of_debt():
+    """Behind an action that took far longer than expected all calls would run as written for long."""
+    loop = Loop([0.01], {"watch": 3.0, "capture": 5.0}, 0.5)
+    for _ in range(200):
+        loop.call(0)
+    room_s = SHARE * loop.account.as_written_s + ALLOWANCE_S
+    may = []
+    for debt_s in (room_s - 0.001, room_s + 3.0):
+        loop.account.time_s = loop.account.as_written_s + debt_s
+        may.append(loop.account.has_room_for(loop.times[0], "audit"))
+    loop.account._actions["audit"] = deque([(0.5, 0.01)])
+    may.append(loop.account.has_room_for(loop.times[0], "audit"))
+
+    assert may == [False, True, False]
+
+
+def test_a_small_object_does_not_tell_what_a_large_one_takes():
+    """What is done beside runs does not grow with them: an optimizer is watched in fifty of its short calls."""
+    account = Account(lambda: 0.0)
+    small, large = CallTimes(TimeSpent()), CallTimes(TimeSpent())
+    small.num, small.as_written_s = NUM_PLAIN, 0.002
+    large.num, large.as_written_s = NUM_PLAIN, 0.1
+    account._actions["watch"] = account._actions["first watch"] = deque([(0.1, 0.002)])
+    account._actions["capture"] = deque([(0.4, 0.002)])
+    account.as_written_s = 20.0
+
+    assert account.may_learn(large, has_begun=False, num_calls=10)
+
+
+def test_a_kind_that_waits_for_room_holds_back_those_of_shorter_calls():
+    """A model saves more than its optimizer, which comes behind it and needs less room."""
+    account = Account(lambda: 0.0)
+    long, short = CallTimes(TimeSpent()), CallTimes(TimeSpent())
+    long.num, long.as_written_s = 100, 0.4
+    short.num, short.as_written_s = 100, 0.01
+    account.time_s = 1.0
+
+    def learns(one):
+        return account.may_learn(one, has_begun=False, num_calls=100)
+
+    assert [learns(short), learns(long), learns(short)] == [True, False, False]
+
+    account.as_written_s = 40.0
+    assert [learns(short), learns(long), learns(short)] == [False, True, True]
+
+    account.as_written_s = 0.0
+    assert not learns(long)
+    # One that is not called any more holds nobody back.
+    assert [learns(short) for _ in range(300)][-1]
 
 
 def test_what_replays_save_makes_room():
@@ -309,7 +360,8 @@ def test_a_rare_shape_stays_plain_and_the_report_says_what_was_spent(monkeypatch
 
 
 def test_a_graph_whose_audit_waits_for_room_is_not_replayed(monkeypatch):
-    """Its calls run as written, with the same results, until there is room."""
+    """Its calls run as written, with the same results, until there is room, unless replays earn it back."""
+    monkeypatch.setattr(account, "_LEAST_BETWEEN_AUDITS", 0)
     with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
         torch.manual_seed(0)
         training = Training(device)

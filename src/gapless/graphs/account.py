@@ -22,17 +22,19 @@ saves more than these have shown, and replays that are slower are given up.
 What there is room for is not always worth it: replays of the calls of a kind that are still to come have to
 save what it takes to learn it. A loop is expected to go on for as many calls as it has had, but for
 `LEAST_AHEAD` at least, of which each kind has the same share as so far. They save what replays of the object
-have saved.
+have saved. A kind that waits for room holds back those of shorter calls for a while, such as those of an
+optimizer those of its model: they save less.
 
-The expected time of an action is that of a plain call times a factor, the largest of the last ones that
-this process has seen, or a guess as long as it has seen none, less for calls that take long. To watch the first kind of an object takes
-longer than to watch those after it, whose code is known by then: it has a factor of its own. The first capture
-of a process loads libraries, and says nothing of others.
+The expected time of an action is that of a plain call times the largest factor of the last ones that this
+process has seen, or the largest time of them if that is less: most of it is work of the host, which does not grow
+with the call. It is no less than a guess then. As long as none was seen it is the guess, less for calls
+that take long. The first kind of an object takes longer to watch than those after it, whose code is known by
+then, and is counted apart. The first capture of a process loads libraries, and says nothing of others.
 
-A watch that takes longer than expected is not broken off. Of what it takes beyond a plain call about four
-fifths are looks before the run and behind it; only the profile could be taken off in its midst, and the call
-would have to be watched once more. Graphs would come later: of calls of 0.3 s, watches that take 50 of them
-would cost 44 s in place of 32 s until the first replay.
+Beyond the limit, where an action took longer than expected, an audit begins that its replays earn back.
+
+A watch that takes longer than expected is not broken off: four fifths of what it takes beyond a plain call are
+looks before and behind the run, and the call would have to be watched once more.
 """
 
 from __future__ import annotations
@@ -87,6 +89,12 @@ LEAST_AHEAD = 2_000
 _SHARE_SAVED = 0.6
 _NUM_GUESSED = 20
 
+# Replays between two audits of a graph, at least.
+_LEAST_BETWEEN_AUDITS = 32
+
+# For so many calls a kind that waits for room holds back those of shorter calls.
+_LONGEST_IN_LINE = 200
+
 # Calls of others, after which a graph whose calls are timed counts as not called any more.
 _MOST_OTHERS = 1_000
 
@@ -106,7 +114,7 @@ class CallTimes:
         verdict: whether replays pay, None as long as that was not shown.
     """
 
-    __slots__ = ("_num_at_plain", "_pauses", "_plain", "_saving_s", "_unknown", "as_written_s", "least_of_replay_s", "most_of_replay_s", "num", "saved_s", "spent", "usual_pause_s", "verdict")  # fmt: skip
+    __slots__ = ("__weakref__", "_num_at_plain", "_pauses", "_plain", "_saving_s", "_unknown", "as_written_s", "least_of_replay_s", "most_of_replay_s", "num", "saved_s", "spent", "usual_pause_s", "verdict")  # fmt: skip
 
     def __init__(self, spent: TimeSpent) -> None:
         self.spent = spent
@@ -271,7 +279,8 @@ class Account:
         self.as_written_s = 0.0
         self._charged_s = 0.0
         self._now_ms = now_ms
-        self._factors: dict[str, deque[float]] = {}
+        # Of the last actions of each sort: what they took, and what a plain call of their kind takes.
+        self._actions: dict[str, deque[tuple[float, float]]] = {}
         self._has_captured = False
         self._begun_ms = self._ended_ms = 0.0
         # Of the work of a plain call: when it has begun, and what it has taken.
@@ -282,6 +291,8 @@ class Account:
         # Whose calls are timed on the device, and how often others have asked since.
         self._timed: weakref.ref[object] | None = None
         self._num_asked = 0
+        self._first_in_line: weakref.ref[CallTimes] | None = None
+        self._num_in_line = 0
 
     @property
     def debt_s(self) -> float:
@@ -360,8 +371,8 @@ class Account:
         if action == "capture" and not self._has_captured:
             self._has_captured = True
         elif action in _FACTORS and times.as_written_s:
-            factors = self._factors.setdefault(action, deque(maxlen=_NUM_ACTIONS))
-            factors.append(seconds / times.as_written_s)
+            actions = self._actions.setdefault(action, deque(maxlen=_NUM_ACTIONS))
+            actions.append((seconds, times.as_written_s))
 
     def charge(self, seconds: float) -> None:
         """Count time that no call has taken, such as that of loading a library: it leaves that much less."""
@@ -392,12 +403,23 @@ class Account:
         """
         if has_begun:
             return self.has_room_for(times, "watch")
-        may = self._is_worth_it(times, num_calls) and self._leaves_room(
-            self._to_learn_s(times, max), "watch"
-        )
+        may = self._is_worth_it(times, num_calls) and self._is_next(times)
         if not may:
             times.spent.waiting["watch"] += 1
         return may
+
+    def _is_next(self, times: CallTimes) -> bool:
+        """Return whether there is room to learn a kind, and no kind of longer calls has waited shortly for that."""
+        self._num_in_line -= 1
+        first = None if self._first_in_line is None else self._first_in_line()
+        if first is not None and self._num_in_line > 0 and _longer(first, times):
+            return False
+        has_room = self._leaves_room(self._to_learn_s(times, max), "watch")
+        if has_room and first is times:
+            self._first_in_line = None
+        elif not has_room and first is not times:
+            self._first_in_line, self._num_in_line = weakref.ref(times), _LONGEST_IN_LINE
+        return has_room
 
     def _is_worth_it(self, times: CallTimes, num_calls: int) -> bool:
         """Return whether replays of a kind are expected to save what it takes to learn it."""
@@ -409,37 +431,55 @@ class Account:
         num_ahead = (times.num - 1) * max(LEAST_AHEAD / max(num_calls, 1), 1.0)
         return num_ahead * plain_s * saved_s >= self._to_learn_s(times, median) * replayed_s
 
-    def _to_learn_s(self, times: CallTimes, of: Callable[[deque[float]], float]) -> float:
+    def _to_learn_s(self, times: CallTimes, of: Callable[[list[float]], float]) -> float:
         watch_s = self._expected_s(times, "watch", of)
         return 2 * watch_s + self._expected_s(times, "capture", of)
 
     def has_room_for(self, times: CallTimes, what: What) -> bool:
         """Return whether an action may begin now; calls that wait for that are counted."""
-        has_room = self._leaves_room(self._expected_s(times, what), what)
+        expected_s = self._expected_s(times, what)
+        has_room = self._leaves_room(expected_s, what) or (
+            what == "audit" and self.debt_s > self._room_s() and self._earns(times, expected_s)
+        )
         if not has_room:
             times.spent.waiting[what] += 1
         return has_room
 
+    def _earns(self, times: CallTimes, expected_s: float) -> bool:
+        """Return whether the replays behind an audit save what it is expected to take, beyond any other way."""
+        spent = times.spent
+        share = spent.saved_s / spent.replayed_s if spent.replayed_s else _SHARE_SAVED
+        return expected_s < _LEAST_BETWEEN_AUDITS * share * (times.as_written_s or 0.0)
+
+    def _room_s(self) -> float:
+        return SHARE * self.as_written_s + ALLOWANCE_S - self._charged_s
+
     def _leaves_room(self, expected_s: float, what: What) -> bool:
-        room_s = _SHARES[what] * (SHARE * self.as_written_s + ALLOWANCE_S - self._charged_s)
-        return self.debt_s + expected_s <= room_s
+        return self.debt_s + expected_s <= _SHARES[what] * self._room_s()
 
     def _expected_s(
-        self, times: CallTimes, what: What, of: Callable[[deque[float]], float] = max
+        self, times: CallTimes, what: What, of: Callable[[list[float]], float] = max
     ) -> float:
         """Return how much longer an action is expected to take than a plain call; 0.0 if none was seen.
 
         Args:
             times: of its kind.
             what: it is.
-            of: what is taken of the last factors.
+            of: what is taken of the last ones.
         """
         action, plain_s = _action(times, what), times.as_written_s or 0.0
-        known = self._factors.get(action)
-        if known:
-            return plain_s * max(of(known) - 1.0, 0.0)
         of_host_s = min(plain_s * (_FACTORS[action] - _NUM_RUNS[action]), _MOST_OF_HOST_S)
-        return plain_s * (_NUM_RUNS[action] - 1.0) + of_host_s
+        of_runs_s = plain_s * (_NUM_RUNS[action] - 1.0)
+        known = self._actions.get(action)
+        if not known:
+            return of_runs_s + of_host_s
+        factor = of([took_s / written_s for took_s, written_s in known])
+        known_s = of([took_s - _NUM_RUNS[action] * written_s for took_s, written_s in known])
+        return min(plain_s * max(factor - 1.0, 0.0), of_runs_s + max(known_s, of_host_s))
+
+
+def _longer(one: CallTimes, other: CallTimes) -> bool:
+    return (one.as_written_s or 0.0) > (other.as_written_s or 0.0)
 
 
 def _action(times: CallTimes, what: What) -> str:
