@@ -83,7 +83,6 @@ TEXTS = {
     "graphs/reads/static_values.py": "_of_",  # begin of a method's name
     "integrations/lightning_logs.py": "_step|_epoch",  # ends of names of metrics
     "report/difference_text.py": "_ms",  # end of a key
-    "report/html/difference_page.py": "_ms",
     "testing/simulated/operator_call.py": "_like",  # end of an operator's name
 }
 

@@ -10,7 +10,7 @@ import torch
 
 from gapless.checkpoint import CheckpointStore
 from gapless.checkpoint.files import Disk, replace_file
-from gapless.testing.power_cut import PowerCuts, RecordedDisk, put_back
+from power_cut import PowerCuts, RecordedDisk, put_back
 
 
 def tensors_of(step):

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gapless.records.finding import Site
-from gapless.records.session_difference import SessionDifference
 from gapless.report.html.comparison_page import comparison_page
-from gapless.report.html.difference_page import difference_page
 from gapless.report.html.session_page import session_page
 from gapless.report.html.training_page import training_page
 from made_up_session import FINDINGS, made_up_session
@@ -34,11 +32,9 @@ def made_up_pages(word=""):
     texts = {"verdict": word, "step": word, "device": word, "notes": (word,), "command": (word,)}
     session = made_up_session(num_steps=8, kernels=120)
     session = replace(session, findings=findings, **(texts if word else {}))
-    after = made_up_session(num_steps=8, kernels=120, mended=True)
     texts = {"workload": word, "hardware": word, "notes": (word,), "unit": word}
     return {
         "doctor": session_page(session, timeline_file=word or "timeline.json"),
-        "diff": difference_page(SessionDifference.of(session, after)),
         "compare": comparison_page(made_up_report(**(texts if word else {}))),
         "train": training_page(
             made_up_run(), title=word or "runs/multi30k", about={"device": word} if word else ABOUT

@@ -14,18 +14,16 @@ from gapless.doctor.session.notebook import Watched
 from gapless.errors import UserError
 from gapless.records.comparison import Spread
 from gapless.records.finding import Session, Trial
-from gapless.records.session_difference import SessionDifference
 from gapless.records.timeline import Gap
 from gapless.records.training import RunHistory
 from gapless.report.figures import short_number
 from gapless.report.html.bars import Bar, Part, bars
 from gapless.report.html.charts import Curve, chart, thinned
 from gapless.report.html.comparison_page import comparison_page
-from gapless.report.html.difference_page import difference_page
 from gapless.report.html.page import element, joined
 from gapless.report.html.session_page import session_page, step_bars
 from gapless.report.html.training_page import training_page
-from made_up_session import CLIP, COPY, HOSTILE, ITEM, LOADER, PRINT, UNKNOWN, made_up_session
+from made_up_session import CLIP, COPY, HOSTILE, ITEM, PRINT, UNKNOWN, made_up_session
 from made_up_training import made_up_epoch
 from report.pages import made_up_pages
 from toys import made_up_report, made_up_rows
@@ -97,10 +95,6 @@ def run_page(*rows, **changed):
     return training_page(history(*rows, **changed), title="r", about={})
 
 
-def diff_page(before, after):
-    return difference_page(SessionDifference.of(before, after))
-
-
 # ------------------------------------------------------------------------------------ every page
 
 
@@ -158,11 +152,6 @@ FIGURES = [
         "written=61.2 (60.7 to 61.9); windows=5; clear=yes",
     ),
     (
-        *("diff", "Findings", "GAP016"),
-        "what became of it=changed; idle|ms before=0.93; idle|ms after=0.05; waited|ms "
-        "before=1.10; waited|ms after=0.09; a step|count before=1; a step|count after=1",
-    ),
-    (
         *("compare", "Plans", "blocking"),
         "same bits=yes; time|ms a step=41.0; spread=24.4%; speed|tokens/s=20,000; host "
         "waits|a step=2.00; launch|ms a step=25.0; waited|ms a step=12.5; data wait|ms a "
@@ -191,23 +180,6 @@ def test_figures_stand_in_their_columns(name, caption, first, cells):
 
     expected = dict(cell.split("=") for cell in cells.split("; "))
     assert {key: row[key] for key in expected} == expected
-
-
-def test_the_step_of_two_runs_stands_side_by_side():
-    """Before, after and the change; a share has none, as percents of percents mislead."""
-    before, after = of(), of()
-    before = replace(before, steps=replace(before.steps, wall_ms=Spread.of([8.0]), wait_ms=4.0))
-    after = replace(after, steps=replace(after.steps, wall_ms=Spread.of([6.0]), wait_ms=0.0))
-    page = Page(diff_page(before, after))
-
-    assert page.row("The step", "time, ms") == {
-        "a step": "time, ms",
-        "before": "8.00",
-        "after": "6.00",
-        "change": "-25.0 %",
-    }
-    assert page.row("The step", "the host waits for the device, ms")["change"] == "-100.0 %"
-    assert page.row("The step", "device busy")["change"] == "-"
 
 
 # ---------------------------------------------------------------------- what a page says, and not
@@ -301,18 +273,12 @@ CPU_ROWS = tuple(replace(row, **ON_A_CPU) for row in made_up_rows())
         (run_page(*BARE), [], ["Utilisation", "BLEU", "gap between steps"]),
         (run_page(losses=()), ["No epoch has ended; 0 batches."], ["Epochs", "Course"]),
         (run_page(EPOCHS[0]), ["100 target tokens a second."], ["without the first"]),
-        (
-            diff_page(of(ITEM, device="A"), of(ITEM, COPY, device="B")),
-            ["A before, B after", "before: One blocking call", "Let the loader pin"],
-            ["Neither run"],
-        ),
-        (diff_page(NOTHING, NOTHING), ["Neither run has any."], ["The step"]),
     ],
     ids=[
         "findings", "the same mend", "gain", "where else", "verdict and facts",
         "nothing", "timeline in a file", "no timeline file", "trials", "plans",
         "plans on a cpu", "no plan wins", "a run", "a validation", "a run on a cpu",
-        "no epoch", "one epoch", "two devices", "two of nothing",
+        "no epoch", "one epoch",
     ],
 )  # fmt: skip
 def test_a_page_says_what_is_known_and_no_more(text, said, unsaid):
@@ -321,21 +287,6 @@ def test_a_page_says_what_is_known_and_no_more(text, said, unsaid):
 
     assert [one for one in said if one not in found] == []
     assert [one for one in unsaid if one in found] == []
-
-
-def test_findings_of_two_runs_have_their_fate():
-    """Gone and new ones first, then those that cost something else, then those as before."""
-    dearer = replace(LOADER, exposed_ms=5.0)
-    moved = replace(ITEM, site=replace(ITEM.site, line=99))
-    page = Page(diff_page(of(ITEM, LOADER, COPY), of(dearer, CLIP, moved)))
-
-    assert [(row["code"], row["what became of it"]) for row in page.rows("Findings")] == [
-        ("GAP005", "gone"),
-        ("GAP010", "new"),
-        ("GAP016", "changed"),
-        ("GAP001", "as before"),
-    ]
-    assert page.row("Findings", "GAP001")["line"] == "train.py:99"
 
 
 def test_findings_keep_their_order_and_unknown_columns_are_left_out():

@@ -66,6 +66,7 @@ EXCLUDES = (
     ("--diff", "--steps"),
     ("--diff", "--stop-after"),
     ("--diff", "--save"),
+    ("--diff", "--html"),
     ("--diff", "-m"),
     ("--try", "--stop-after"),
 )

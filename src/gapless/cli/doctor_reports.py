@@ -228,10 +228,6 @@ def write_difference(difference: SessionDifference, options: Namespace) -> None:
     Raises:
         UserError: one cannot be written.
     """
-    if options.html is not None:
-        from gapless.report.html.difference_page import difference_page
-
-        _write_report(Path(options.html), difference_page(difference))
     if options.perfetto is not None:
         runs = (("before", difference.before), ("after", difference.after))
         drawn = [(_timeline(run, title=name), run.findings) for name, run in runs]

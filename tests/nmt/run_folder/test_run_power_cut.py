@@ -11,7 +11,7 @@ from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.logs import METRICS
 from gapless.nmt.settings.config import make_config
-from gapless.testing.power_cut import PowerCuts, RecordedDisk, put_back
+from power_cut import PowerCuts, RecordedDisk, put_back
 
 
 OPERATIONS = (

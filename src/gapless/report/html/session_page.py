@@ -66,14 +66,8 @@ def _facts(session: Session) -> list[tuple[str, str]]:
 # --- the time of a step ---
 
 
-def step_bars(steps: StepTimes, *, title: str = "") -> list[Bar]:
-    """Return where the time of a step went: a bar of the host, and one of the device if it is known.
-
-    Args:
-        steps: of a session.
-        title: what stands before the bars' own; empty: nothing.
-    """
-    before = f"{title}, " if title else ""
+def step_bars(steps: StepTimes) -> list[Bar]:
+    """Return where the time of a step went: a bar of the host, and one of the device if it is known."""
     host = [
         Part(name="waits for data", colour="data", ms=steps.data_ms or 0.0),
         Part(name="waits for the device", colour="wait", ms=steps.wait_ms or 0.0),
@@ -81,7 +75,7 @@ def step_bars(steps: StepTimes, *, title: str = "") -> list[Bar]:
     ]
     rest = max(0.0, steps.mean_ms - sum(part.ms for part in host))
     host.append(Part(name="other host code", colour="other", ms=rest))
-    found = [Bar(title=f"{before}host", parts=host)]
+    found = [Bar(title="host", parts=host)]
     if steps.busy_ms is not None and steps.idle_ms is not None:
         compute = steps.busy_ms if steps.compute_ms is None else steps.compute_ms
         device = [
@@ -89,7 +83,7 @@ def step_bars(steps: StepTimes, *, title: str = "") -> list[Bar]:
             Part(name="only copies", colour="copy", ms=max(0.0, steps.busy_ms - compute)),
             Part(name="idle", colour="idle", ms=steps.idle_ms),
         ]
-        found.append(Bar(title=f"{before}device", parts=device))
+        found.append(Bar(title="device", parts=device))
     return found
 
 
@@ -104,14 +98,14 @@ def _breakdown(steps: StepTimes) -> Html:
 # --- findings ---
 
 
-def line_of(finding: Finding) -> str:
+def _line_of(finding: Finding) -> str:
     """Return the line of a finding as people write it."""
     return "no line known" if finding.site is None else str(finding.site)
 
 
 _FINDING_COLUMNS: tuple[Column[Finding], ...] = (
     Column(title="code", cell=lambda one: one.code, is_number=False),
-    Column(title="line", cell=lambda one: element("code", line_of(one)), is_number=False),
+    Column(title="line", cell=lambda one: element("code", _line_of(one)), is_number=False),
     Column(title="waited", unit="ms a step", cell=lambda one: milliseconds(one.waited_ms)),
     Column(title="idle", unit="ms a step", cell=lambda one: milliseconds(one.exposed_ms)),
     Column(title="gain", unit="ms a step", cell=lambda one: milliseconds(one.gain_ms)),
@@ -132,8 +126,8 @@ def _findings(findings: Sequence[Finding]) -> Html:
 
     def details(one: Finding) -> Html:
         first = first_with[one.mend]
-        said = mend(one) if one is first else _as_for(first, name=names[id(first)])
-        return element("div", *finding_lines(one), said, id=names[id(one)])
+        said = _mend(one) if one is first else _as_for(first, name=names[id(first)])
+        return element("div", *_finding_lines(one), said, id=names[id(one)])
 
     meanings = [
         "Costliest first. Waited: the host stood still. Idle: the device had no work because of it; no mend "
@@ -145,7 +139,7 @@ def _findings(findings: Sequence[Finding]) -> Html:
     return section("Findings", drawn, about=" ".join(meanings))
 
 
-def finding_lines(finding: Finding) -> list[Html]:
+def _finding_lines(finding: Finding) -> list[Html]:
     """Return the source of a finding, where else it belongs to, and what happens there."""
     source = finding.site.source if finding.site else ""
     where = ", ".join(circumstances(finding))
@@ -153,7 +147,7 @@ def finding_lines(finding: Finding) -> list[Html]:
     return [element("p", line) for line in (*lines, finding.cause) if line is not None]
 
 
-def mend(finding: Finding) -> Html:
+def _mend(finding: Finding) -> Html:
     """Return what to write instead: a sentence, and the lines under it as code."""
     sentence, _, code = finding.mend.partition("\n")
     return joined(
@@ -165,7 +159,7 @@ def mend(finding: Finding) -> Html:
 
 
 def _as_for(first: Finding, *, name: str) -> Html:
-    link = element("a", f"{first.code} {line_of(first)}", href=f"#{name}")
+    link = element("a", f"{first.code} {_line_of(first)}", href=f"#{name}")
     return element("p", element("b", "Instead: "), "as for ", link)
 
 
@@ -191,7 +185,7 @@ def _longest_gaps(timeline: Timeline, findings: Sequence[Finding]) -> Html | Non
     def finding(gap: Gap) -> str:
         if gap.finding is None or gap.finding >= len(findings):
             return MISSING
-        return f"{findings[gap.finding].code} {line_of(findings[gap.finding])}"
+        return f"{findings[gap.finding].code} {_line_of(findings[gap.finding])}"
 
     columns: list[Column[Gap]] = [
         Column(
