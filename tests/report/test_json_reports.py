@@ -35,7 +35,7 @@ format version command device versions step steps findings verdict notes trials 
 ROW = {one.name for one in fields(Span)}
 
 FINDING_KEYS = """
-code site thread call per_step waited_ms exposed_ms gain_ms share certainty cause mend forward rank
+code site thread call per_step waited_ms exposed_ms gain_ms share certainty cause mend part forward rank
 """
 
 

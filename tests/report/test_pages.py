@@ -295,7 +295,9 @@ def test_findings_keep_their_order_and_unknown_columns_are_left_out():
     page = Page(session_page(of(*(replace(one, **unseen) for one in (PRINT, UNKNOWN, ITEM)))))
 
     assert [row["code"] for row in page.rows("Findings")] == ["GAP002", "GAP021", "GAP001"]
-    assert page.tables["Findings"][0] == ["code", "line", "count|a step", "call", "certainty"]
+    assert page.tables["Findings"][0] == [
+        *("code", "line", "count|a step", "call", "certainty", "part")
+    ]
 
 
 def test_the_longest_gaps_are_listed_with_what_exposed_them():

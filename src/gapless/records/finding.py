@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import mean
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gapless.records.comparison import Spread
     from gapless.records.timeline import Timeline
 
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
 # How sure a finding is: it was seen while the script ran; the syntax shows it; the syntax cannot show
 # whether a value is on a device.
 Certainty = Literal["seen", "surely", "maybe"]
+
+# The part of a program that a line belongs to, in the order in which they count.
+Part = Literal["step", "called", "evaluation", "saving", "set-up"]
+PARTS: tuple[Part, ...] = get_args(Part)
 
 # Parts of a step are means; what differs from the median by more is said.
 _SKEWED = 0.1
@@ -61,6 +67,7 @@ class Finding:
         certainty: how sure it is.
         cause: what happens there, in one sentence.
         mend: what to write instead: a sentence, and code where there is some.
+        part: of the program: the training step, what it calls, evaluation and so on.
         forward: the line whose backward pass waits, where the site is in it and one is known.
         rank: of the process that it was seen in; None where there is only one, or in all of them.
     """
@@ -77,8 +84,14 @@ class Finding:
     certainty: Certainty = "seen"
     cause: str
     mend: str
+    part: Part = "step"
     forward: Site | None = None
     rank: int | None = None
+
+
+def by_part(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings part by part, the training step first; within one in the order that they have."""
+    return sorted(findings, key=lambda one: PARTS.index(one.part))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +178,7 @@ class Session:
         versions: of python, torch, gapless and the driver, by name.
         step: what a step is here, in a few words: "a call of AdamW.step".
         steps: where their time went; None where no step was seen.
-        findings: those that cost most first.
+        findings: part by part of the program, those that cost most first.
         verdict: one sentence: what holds the script back, and whether mending the findings will help.
         notes: what could not be seen or measured, and why; one sentence each.
         trials: variants that were measured.

@@ -13,7 +13,7 @@ from gapless.report.terminal_text import Page, display_width, shown, table_lines
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gapless.records.finding import Finding, Session, StepTimes, Trial
+    from gapless.records.finding import Finding, Part, Session, StepTimes, Trial
 
 
 # From this share on the device has so much to do that waits of the host cost next to nothing.
@@ -151,24 +151,60 @@ def _say_findings(page: Page, session: Session, limit: int | None) -> None:
     if not findings:
         page.say("No findings.")
         return
-    page.say("Findings, costliest first", style=_BOLD)
+    is_timed = any(one.waited_ms is not None or one.exposed_ms is not None for one in findings)
+    page.say(f"Findings, {'costliest' if is_timed else 'surest'} first", style=_BOLD)
     if _is_busy(session) and "will not help" not in session.verdict:
         page.say("The device is busy nearly all the time: removing these will not help.")
-    table = _Table(findings)
+    whole, folded = _folded(findings)
+    table = _Table(whole)
     for line in table.legend():
         page.say(line, indent=2)
     page.say_as_it_is(table.head, style=_DIM)
     first_with: dict[str, int] = {}
-    shown_ones = findings if limit is None else findings[:limit]
+    shown_ones = whole if limit is None else whole[:limit]
     for number, finding in enumerate(shown_ones, start=1):
         if number > 1:
             page.say("")
+        if folded and (number == 1 or finding.part != shown_ones[number - 2].part):
+            page.say(TITLES[finding.part], style=_BOLD)
         _say_row(page, table.rows[number - 1], finding)
         _say_about(page, finding)
         _say_mend(page, finding, first_with.setdefault(finding.mend, number), number)
-    if left := findings[len(shown_ones) :]:
+    if left := whole[len(shown_ones) :]:
         page.say("")
         page.say(f"... and {counted(len(left), 'more finding')}{_together(left)}.")
+    for line in _folded_lines(folded):
+        page.say(line, rest=4)
+
+
+# What stands above the findings of a part of the program.
+TITLES: dict[Part, str] = {
+    "step": "In the training step",
+    "called": "Called from it",
+    "evaluation": "Evaluation",
+    "saving": "Saving",
+    "set-up": "Set-up, and what runs seldom",
+}
+
+
+def _folded(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Return what is shown whole and what is folded: all but training, where something is of it."""
+    whole = [one for one in findings if one.part in ("step", "called")]
+    return (whole, [one for one in findings if one not in whole]) if whole else ([*findings], [])
+
+
+def _folded_lines(findings: Sequence[Finding]) -> list[str]:
+    """Return a line for each part: its findings by file, each with its code."""
+    lines = [] if not findings else [""]
+    for part in dict.fromkeys(one.part for one in findings):
+        by_file: dict[str, list[str]] = {}
+        for one in findings:
+            if one.part == part:
+                path, line = (one.site.path, f"{one.site.line} ") if one.site else ("?", "")
+                by_file.setdefault(path, []).append(f"{line}{_code(one)}")
+        places = "; ".join(f"{path}: {', '.join(its)}" for path, its in by_file.items())
+        lines.append(f"{TITLES[part]}: {places}")
+    return lines
 
 
 def _is_busy(session: Session) -> bool:
@@ -302,21 +338,45 @@ def _outcome(trial: Trial) -> str:
 def static_text(findings: Sequence[Finding], *, num_files: int) -> str:
     """Return findings as lines of text, then how many there are.
 
-    A mend is shown with the first finding that has it.
+    The training step comes first; what is no training is folded. A mend is shown with the first finding
+    that has it.
 
     Args:
-        findings: of the syntax, by file and line.
+        findings: of the syntax, by part of the program.
         num_files: that were looked at.
     """
     lines: list[str] = []
     said: set[str] = set()
-    for one in findings:
+    whole, folded = _folded(findings)
+    if len(findings) > _MANY:
+        lines += ["Findings by file, those in the training step first:", *_by_file(findings), ""]
+    title = ""
+    for one in whole:
+        if folded and title != TITLES[one.part]:
+            title = TITLES[one.part]
+            lines.append(f"{title}:")
         mark = " maybe:" if one.certainty == "maybe" else ""
         lines.append(f"{one.site or '?'}: {one.code}{mark} {one.cause}")
         if one.mend not in said:
             said.add(one.mend)
             lines += [f"    {line}" for line in one.mend.splitlines()]
-    return "\n".join([*lines, _total(findings, num_files)]) + "\n"
+    return "\n".join([*lines, *_folded_lines(folded), _total(findings, num_files)]) + "\n"
+
+
+# From so many findings on a summary by file comes first.
+_MANY = 40
+
+
+def _by_file(findings: Sequence[Finding]) -> list[str]:
+    """Return a line for each file: how many of its findings are of training, and how many there are."""
+    paths = Counter(one.site.path for one in findings if one.site)
+    of_training = Counter(
+        one.site.path for one in findings if one.site and one.part in ("step", "called")
+    )
+    return [
+        f"  {path}: {of_training[path]} in training, {number} in all"
+        for path, number in sorted(paths.items(), key=lambda one: (-of_training[one[0]], -one[1]))
+    ]
 
 
 def _total(findings: Sequence[Finding], num_files: int) -> str:

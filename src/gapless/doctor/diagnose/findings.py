@@ -8,14 +8,17 @@ from gapless.doctor.advice.causes import CODE_OF
 from gapless.doctor.advice.finding_texts import cause_text, mend_text
 from gapless.doctor.diagnose.finding_groups import Group
 from gapless.doctor.diagnose.watched_run import HOST_COSTS
-from gapless.records.finding import Finding
+from gapless.records.finding import PARTS, Finding
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gapless.doctor.advice.causes import Cause
     from gapless.doctor.diagnose.finding_groups import Groups, Key, KnownWaits
     from gapless.doctor.diagnose.measured_times import MeasuredTimes
     from gapless.doctor.diagnose.watched_run import WatchedRun
+    from gapless.records.finding import Part
 
 # Batches come in ever new shapes if more than so many of at least so many have one of their own.
 _LEAST_BATCHES = 10
@@ -31,16 +34,17 @@ _LEAST_LAUNCH_SHARE = 0.10
 def findings_of(
     known: KnownWaits, groups: Groups, times: MeasuredTimes
 ) -> list[tuple[Finding, Group]]:
-    """Return the findings of all groups that are worth one, and of the whole step, the costliest first."""
+    """Return the findings of all groups that are worth one, and of the whole step, part by part, the costliest first."""
     found = [
-        (_finding(key, group, times.step_ms), group)
+        (_finding(key, group, times.step_ms, known.watched.parts), group)
         for key, group in groups.items()
         # Not what came in the first recorded step alone: the profiler may have caused it.
         if group.per_step > 0.0
         and (key.cause not in HOST_COSTS or _is_worth(key, group, times.step_ms))
     ]
     found += [(finding, Group()) for finding in _of_the_whole_step(known, times)]
-    return sorted(found, key=lambda one: cost_of(one[0]), reverse=True)
+    found.sort(key=lambda one: cost_of(one[0]), reverse=True)
+    return sorted(found, key=lambda one: PARTS.index(one[0].part))
 
 
 def cost_of(finding: Finding) -> tuple[float, float, float]:
@@ -60,7 +64,10 @@ def _is_worth(key: Key, group: Group, step_ms: float | None) -> bool:
     return group.exposed_ms >= _LEAST_COST_SHARE * step_ms
 
 
-def _finding(key: Key, group: Group, step_ms: float | None) -> Finding:
+def _finding(
+    key: Key, group: Group, step_ms: float | None, parts: Mapping[tuple[str, int], Part]
+) -> Finding:
+    site = key.site
     exposed = group.exposed_ms
     return Finding(
         code=CODE_OF[key.cause],
@@ -74,6 +81,7 @@ def _finding(key: Key, group: Group, step_ms: float | None) -> Finding:
         share=None if exposed is None or not step_ms else exposed / step_ms,
         cause=cause_text(key.cause, key.call, group.detail),
         mend=mend_text(key.cause, key.call, group.detail, key.site.source if key.site else ""),
+        part="step" if site is None else parts.get((site.path, site.line), "step"),
         forward=key.forward,
     )
 

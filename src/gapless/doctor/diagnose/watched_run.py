@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gapless.doctor.advice.causes import Cause
     from gapless.doctor.seen_waits import NodeKey, SeenWait
     from gapless.doctor.trace.chrome_trace import Trace
-    from gapless.records.finding import Site
+    from gapless.records.finding import Part, Site
 
 # What loses host time without a wait for the device.
 HOST_COSTS: tuple[Cause, ...] = ("loader", "gc", "shapes", "launch")
@@ -41,6 +41,7 @@ class WatchedRun:
         num_shapes_steps: steps in which they were counted; 0 where they were not.
         num_batches: that loaders gave in the sites window.
         num_batch_shapes: different shapes among them.
+        parts: of the program, by path and line.
         notes: what could not be seen or measured, and why.
     """
 
@@ -56,6 +57,7 @@ class WatchedRun:
     num_shapes_steps: int = 0
     num_batches: int = 0
     num_batch_shapes: int = 0
+    parts: Mapping[tuple[str, int], Part] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 

@@ -11,17 +11,18 @@ from gapless import __version__
 from gapless.doctor.diagnose.diagnosis import diagnose
 from gapless.doctor.diagnose.done_once import say_done_once, split_done_once
 from gapless.doctor.diagnose.watched_run import WatchedRun, host_ms
-from gapless.doctor.static.look import findings_in
+from gapless.doctor.static.look import look_at, parts_of_lines
 from gapless.doctor.watching.windows import Phase, longest
-from gapless.records.finding import Session
+from gapless.records.finding import Session, by_part
 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from gapless.doctor.watching.watch import Watch
     from gapless.doctor.watching.windows import SeenWindow
-    from gapless.records.finding import Finding
+    from gapless.records.finding import Finding, Part
 
 _TRAINED_ON = (
     "Variants were measured in windows of this run, in turns with the script as written: it trained on in "
@@ -55,7 +56,10 @@ def make_session(watch: Watch, *, command: Sequence[str]) -> Session:
             "No GPU was used, so nothing was measured on one. What is said to be surely or maybe a "
             "wait is from the syntax of the files that were run."
         )
-        findings += _static_findings()
+        # For many files the look starts processes, which a program at its end must not.
+        findings = tuple(
+            by_part([*findings, *look_at(_files_that_ran(), may_share=False).findings])
+        )
     return replace(
         session,
         device=name_of_device(),
@@ -101,8 +105,15 @@ def _watched_run(watch: Watch) -> WatchedRun:
         num_shapes_steps=_of(times, "num_steps", 0),
         num_batches=0 if shapes is None else shapes.num_batches,
         num_batch_shapes=0 if shapes is None else shapes.num_shapes,
+        parts=_parts() if seen else {},
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _parts() -> dict[tuple[str, int], Part]:
+    """Return the parts of lines that were run: what waits in a step is not set up there."""
+    found = parts_of_lines(_files_that_ran())
+    return {line: "called" if part == "set-up" else part for line, part in found.items()}
 
 
 def _window(watch: Watch, phase: Phase) -> SeenWindow | None:
@@ -162,12 +173,10 @@ _MISSING = {
 }
 
 
-def _static_findings() -> tuple[Finding, ...]:
+def _files_that_ran() -> list[Path]:
     from gapless.device.user_line import UserCode, module_that_runs  # which loads torch
 
-    # One by one: for many at once the look starts processes, which a program at its end must not.
-    files = UserCode(module_that_runs()).files()
-    return tuple(one for path in files for one in findings_in([path]))
+    return list(UserCode(module_that_runs()).files())
 
 
 def _versions() -> dict[str, str]:

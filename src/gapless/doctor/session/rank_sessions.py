@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gapless.records.finding import by_part
 from gapless.report.json_reports import read_session, session_json
 
 
@@ -178,7 +179,7 @@ def together(sessions: Mapping[int, Session]) -> Session:
     findings.sort(key=_cost, reverse=True)
     return replace(
         first,
-        findings=tuple(findings),
+        findings=tuple(by_part(findings)),
         notes=tuple(_notes(sessions)),
         num_ranks=len(sessions),
     )

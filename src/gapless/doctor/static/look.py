@@ -10,7 +10,9 @@ import io
 import os
 import re
 import tokenize
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -19,14 +21,17 @@ from gapless.device.instruments.processor import num_cores
 from gapless.doctor.advice.causes import CODE_OF
 from gapless.doctor.advice.finding_texts import cause_text, mend_text
 from gapless.doctor.static.flow import Flow
-from gapless.records.finding import Finding, Site
+from gapless.doctor.static.parts import outlines_of, parts_of
+from gapless.records.finding import Finding, Site, by_part
 from gapless.unnoticed import FilterInFront, no_line_warns_anew
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from gapless.doctor.advice.causes import Cause
+    from gapless.doctor.static.parts import Outline
+    from gapless.records.finding import Part
 
 
 # A file in which none of these stands holds no tensor, unless a module beside it makes them.
@@ -34,6 +39,7 @@ _WORDS = re.compile(r"torch|lightning|transformers|accelerate|\.item\(\)|\.cpu\(
 _NAMES_A_DEVICE = re.compile(r"cuda|device|gpu|accelerat|fabric|lightning|\.to\(", re.IGNORECASE)
 _IMPORTED = re.compile(r"^\s*(?:from|import)\s+\.*(\w+)", re.MULTILINE)
 _ALLOWANCE = re.compile(r"#\s*gapless:\s*allow\(\s*[^)\s][^)]*\)")
+_SAVING = ("torch.save", "Module.state_dict", "pickle.dump")
 # What tests do, they do once.
 _TEST = re.compile(r"(test_.*|.*_test|conftest)\.py")
 _SKIPPED_FOLDERS = frozenset(
@@ -48,7 +54,7 @@ class StaticLook:
     """What a look at files has found.
 
     Attributes:
-        findings: by file and line.
+        findings: by part of the program, the training step first, then by certainty, file and line.
         unread: files that could not be looked at, with the reason, one sentence each.
         num_files: that were looked at.
     """
@@ -58,21 +64,40 @@ class StaticLook:
     num_files: int
 
 
-def findings_in(paths: Iterable[Path]) -> list[Finding]:
-    """Return what would make the host wait for a GPU, in files and in folders of files."""
-    return list(look_at(paths).findings)
+@dataclass(frozen=True, kw_only=True)
+class _FileLook:
+    """What was found in one file; `unread` says why it could not be looked at."""
+
+    path: str
+    findings: list[Finding] = field(default_factory=list)
+    outlines: list[Outline] = field(default_factory=list)
+    unread: str = ""
 
 
-def look_at(paths: Iterable[Path]) -> StaticLook:
-    """Look at files, and at the Python files below folders; several processes share many.
+def parts_of_lines(paths: Iterable[Path]) -> dict[tuple[str, int], Part]:
+    """Return the part of the program of each line of files; a file that cannot be read is left out."""
+    outlines = {}
+    for path in paths:
+        with suppress(OSError, UnicodeError, LookupError, SyntaxError, ValueError, RecursionError):
+            outlines[_shown(path)] = outlines_of(_parsed(_read(path)))
+    lines = [(path, line) for path, its in outlines.items() for line in its[-1].lines]
+    return parts_of(outlines, lines)
+
+
+def look_at(paths: Iterable[Path], *, may_share: bool = True) -> StaticLook:
+    """Look at files, and at the Python files below folders.
 
     A file that cannot be read or does not parse is named in `unread`; the others are looked at.
+
+    Args:
+        paths: of files and folders.
+        may_share: whether several processes may share many files.
     """
     files = python_files(paths)
     sizes = sum(file.stat().st_size for file in files if file.exists())
-    processes = min(num_cores(), 1 + sizes // _WORTH_A_PROCESS_BYTES)
+    processes = min(num_cores(), 1 + sizes // _WORTH_A_PROCESS_BYTES) if may_share else 1
     if processes > 1:
-        # Imported here: it cannot be where a program has ended, whose files are looked at one by one.
+        # Imported here: it cannot be where a program has ended.
         from concurrent.futures import ProcessPoolExecutor
 
         with ProcessPoolExecutor(processes) as pool:
@@ -80,10 +105,22 @@ def look_at(paths: Iterable[Path]) -> StaticLook:
     else:
         looks = [_look_at_file(file) for file in files]
     return StaticLook(
-        findings=tuple(finding for findings, _ in looks for finding in findings),
-        unread=tuple(reason for _, reason in looks if reason),
-        num_files=sum(not reason for _, reason in looks),
+        findings=tuple(_in_order(looks)),
+        unread=tuple(one.unread for one in looks if one.unread),
+        num_files=sum(not one.unread for one in looks),
     )
+
+
+def _in_order(looks: Sequence[_FileLook]) -> list[Finding]:
+    """Return all findings with their parts, the training step first; what is sure before what may be."""
+    found = [(one, one.site) for look in looks for one in look.findings if one.site]
+    outlines = {look.path: look.outlines for look in looks}
+    parts = parts_of(outlines, [(site.path, site.line) for _, site in found])
+    placed = [
+        replace(one, part="saving" if one.call in _SAVING else parts[site.path, site.line])
+        for one, site in found
+    ]
+    return by_part(sorted(placed, key=lambda one: one.certainty == "maybe"))
 
 
 def python_files(paths: Iterable[Path]) -> list[Path]:
@@ -187,30 +224,35 @@ def _span(spans: list[range], line: int) -> range:
     return min((span for span in spans if line in span), key=len, default=range(line, line + 1))
 
 
-def _look_at_file(path: Path) -> tuple[list[Finding], str]:
-    """Return what was found in a file, and why it could not be looked at, or nothing."""
+def _look_at_file(path: Path) -> _FileLook:
+    """Return what was found in a file, or why it could not be looked at."""
+    shown = _shown(path)
     if _waits_for_a_writer(path):
-        return [], f"{_shown(path)} is no regular file."
+        return _FileLook(path=shown, unread=f"{shown} is no regular file.")
     if path.suffix == ".ipynb":
-        return [], (
-            f"{_shown(path)} is a notebook, not Python: jupyter's nbconvert makes a script of it."
-        )
+        reason = f"{shown} is a notebook, not Python: jupyter's nbconvert makes a script of it."
+        return _FileLook(path=shown, unread=reason)
     try:
         source = _read(path)
         if not _holds_tensors(source, path):
             _parsed(source)  # a file that does not parse is named, whatever it holds
-            return [], ""
-        return findings_of(source, _shown(path)), ""
+            return _FileLook(path=shown)
+        findings = findings_of(source, shown)
+        matters = findings or "backward" in source
+        outlines = outlines_of(_parsed(source)) if matters else []
+        return _FileLook(path=shown, findings=findings, outlines=outlines)
     except (OSError, UnicodeError, LookupError) as error:
-        return [], f"{_shown(path)} cannot be read: {error}."
+        return _FileLook(path=shown, unread=f"{shown} cannot be read: {error}.")
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f":{line}" if line else ""
-        return [], f"{_shown(path)}{where} does not parse: {getattr(error, 'msg', error)}."
+        reason = f"{shown}{where} does not parse: {getattr(error, 'msg', error)}."
+        return _FileLook(path=shown, unread=reason)
     except (RecursionError, MemoryError):  # the parser says the latter
-        return [], f"{_shown(path)} is nested too deep to be looked at."
+        return _FileLook(path=shown, unread=f"{shown} is nested too deep to be looked at.")
 
 
+@lru_cache(maxsize=1)
 def _parsed(source: str) -> ast.Module:
     """Return the syntax tree of a text, without what Python warns of in it: that is the script's own."""
     with FilterInFront("ignore"), no_line_warns_anew():

@@ -113,6 +113,7 @@ _FINDING_COLUMNS: tuple[Column[Finding], ...] = (
     Column(title="count", unit="a step", cell=lambda one: count(one.per_step)),
     Column(title="call", cell=lambda one: element("code", one.call), is_number=False),
     Column(title="certainty", cell=lambda one: one.certainty, is_number=False),
+    Column(title="part", cell=lambda one: one.part, is_number=False),
 )
 
 
@@ -130,7 +131,7 @@ def _findings(findings: Sequence[Finding]) -> Html:
         return element("div", *_finding_lines(one), said, id=names[id(one)])
 
     meanings = [
-        "Costliest first. Waited: the host stood still. Idle: the device had no work because of it; no mend "
+        "The training step first, costliest first. Waited: the host stood still. Idle: the device had no work because of it; no mend "
         "can gain more."
     ]
     if any(one.gain_ms is not None for one in findings):
