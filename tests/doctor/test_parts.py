@@ -143,7 +143,7 @@ def test_the_training_step_comes_first_and_evaluation_is_folded(tmp_path, monkey
 
     look = look_at([tmp_path / "train.py"])
 
-    assert [one.part for one in look.findings] == ["step", "step", "evaluation", "evaluation"]
+    assert [one.part for one in look.findings] == ["step", "step", "evaluation"]
     text = static_text(look.findings, num_files=1)
     assert text.startswith("In the training step:\ntrain.py:1")
     assert "\nEvaluation: train.py: 10 GAP001" in text
