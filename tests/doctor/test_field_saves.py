@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
-import multiprocessing.reduction
 import pickle
 
-import numpy
+import numpy as np
 import pytest
 import torch
 
@@ -33,10 +32,6 @@ def pickle_out_of_band(host, path):
     pickle.dumps(host, protocol=5, buffer_callback=lambda buffer: None)
 
 
-def pickle_for_a_process(host, path):
-    bytes(multiprocessing.reduction.ForkingPickler.dumps(host))
-
-
 def safetensors_bytes(host, path):
     pytest.importorskip("safetensors.torch").save({"a": host})
 
@@ -46,7 +41,7 @@ def safetensors_file(host, path):
 
 
 def dlpack_of_numpy(host, path):
-    numpy.from_dlpack(host).sum()
+    np.from_dlpack(host).sum()
 
 
 def dlpack_of_torch(host, path):
@@ -54,12 +49,7 @@ def dlpack_of_torch(host, path):
 
 
 def numpy_file(host, path):
-    numpy.save(path / "file", host)
-
-
-def storage_to_a_file(host, path):
-    with (path / "file").open("wb") as file:
-        host.untyped_storage()._write_file(file, is_real_file=True, save_size=True, element_size=4)
+    np.save(path / "file", host)
 
 
 def view(host, path):
@@ -77,13 +67,11 @@ WRITES = {
         save_the_old_way,
         pickle_to_a_file,
         pickle_out_of_band,
-        pickle_for_a_process,
         safetensors_bytes,
         safetensors_file,
         dlpack_of_numpy,
         dlpack_of_torch,
         numpy_file,
-        storage_to_a_file,
         view,
         parameter,
     )
