@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import warnings
 import weakref
@@ -631,6 +632,29 @@ def test_a_rate_that_is_a_tensor_is_read_where_it_lies(device, where):
 
     assert found.values == expected.values
     assert bool(found.captured[0].inside) == (where == "device")
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adadelta, torch.optim.RMSprop])
+@pytest.mark.parametrize("foreach", [True, False])
+def test_a_rate_on_the_device_is_inside_where_lists_of_weights_are_updated(
+    device, optimizer, foreach, monkeypatch
+):
+    """As pytorch's MNIST, made ready for a graph: weight by weight it would be read on the host."""
+    # Torch knows GPUs alone here.
+    module = sys.modules[optimizer.__module__]
+    monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda **_: ["cpu"])
+
+    def make(params):
+        rate = on(device, torch.tensor(0.1))
+        return optimizer(params, lr=rate, capturable=True, foreach=foreach)
+
+    def between(trainee, number):
+        trainee.optimizer.param_groups[0]["lr"].fill_(0.1 / (number + 1))
+
+    expected, found = train_both_ways(device, make, between=between)
+
+    assert found.values == expected.values
+    assert bool(found.captured[0].inside) == foreach
 
 
 def test_a_rate_that_any_update_reads_on_the_host_stays_outside(device):

@@ -71,25 +71,15 @@ class _Copies:
         self._groups = _by_dtype(blocks)
         self._others = [tensor for tensor in tensors if not _is_plain(tensor)]
         self.only: torch.Tensor | None = None
-        self._alike: list[torch.Tensor] = []
-        sources = [block.source for block in blocks if block.is_dense]
-        if len(sources) == len(tensors) and not self._lazy:
-            self.only = sources[0] if len(sources) == 1 else None
-            if len(self._groups) == 1 and sources[0].dtype in _KEPT_BY_CLAMP:
-                self._alike = sources
+        if len(blocks) == len(tensors) == 1 and blocks[0].is_dense and not self._lazy:
+            self.only = blocks[0].source
 
     def make(self) -> list[torch.Tensor]:
         if self.only is not None:
             return [self.only.clone()]
-        if self._alike:
-            # In one call, memory for the copies included. A comparison changes no bit.
-            return list(torch._foreach_clamp_max(self._alike, inf))
         copied = {id(other): other.detach().clone() for other in self._others}
         for blocks in self._groups:
-            targets = [block.new_memory() for block in blocks]
-            sources = [block.source for block in blocks]
-            torch._foreach_copy_(_bits_of(targets), _bits_of(sources))
-            for block, target in zip(blocks, targets, strict=True):
+            for block, target in zip(blocks, _copies_of(blocks), strict=True):
                 block.give(target, copied)
         found = [copied[id(tensor)] for tensor in self._tensors]
         for at in self._lazy:
@@ -140,6 +130,20 @@ class _Block:
         for number, tensor in self._tensors:
             offset = tensor.storage_offset() + shift
             copied[number] = target.as_strided(tensor.size(), tensor.stride(), offset)
+
+
+def _copies_of(blocks: list[_Block]) -> list[torch.Tensor]:
+    """Return copies of the memory of blocks of one dtype."""
+    sources = [block.source for block in blocks]
+    if all(block.is_dense for block in blocks):
+        if len(blocks) == 1:
+            return [sources[0].clone()]
+        if sources[0].dtype in _KEPT_BY_CLAMP:
+            # In one call, memory for the copies included. A comparison changes no bit.
+            return list(torch._foreach_clamp_max(sources, inf))
+    targets = [block.new_memory() for block in blocks]
+    torch._foreach_copy_(_bits_of(targets), _bits_of(sources))
+    return targets
 
 
 def _in_memory(tensor: torch.Tensor) -> torch.Tensor:

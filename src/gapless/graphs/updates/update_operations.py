@@ -96,15 +96,21 @@ def is_foreach_adam(optimizer: Optimizer) -> bool:
     return all(way_of(optimizer, group, group["params"]) is _FOREACH_ADAM for group in groups)
 
 
+def is_foreach(group: dict[str, Any], weights: list[torch.Tensor]) -> bool:
+    """Return whether an update works on lists of weights, as a group says or as torch chooses for them."""
+    if group["foreach"] is None and group.get("fused") is None:
+        _, chosen = torch_optimizer._default_to_fused_or_foreach(
+            weights, differentiable=False, use_fused=False
+        )
+        return bool(chosen)
+    return bool(group["foreach"])
+
+
 def way_of(optimizer: Optimizer, group: dict[str, Any], weights: list[torch.Tensor]) -> Way | None:
     """Return how `step()` updates weights of a group; None if that is none of the ways of this file."""
     if group["differentiable"] or optimizer.defaults["differentiable"]:
         return None
-    fused, foreach = group["fused"], group["foreach"]
-    if fused is None and foreach is None:
-        _, foreach = torch_optimizer._default_to_fused_or_foreach(
-            weights, differentiable=False, use_fused=False
-        )
+    fused, foreach = group["fused"], is_foreach(group, weights)
     if type(optimizer) is _optim.SGD:
         return _FOREACH_SGD if foreach else _FUSED_SGD if fused else None
     if fused:

@@ -20,8 +20,9 @@ Inside are only updates that have the same bits there, by what is known of torch
 
 and of these only if all of this holds:
 
-* Numbers such as the rate are Python's own. A rate may be a tensor on the device for `fused=True`,
-  and for Adam and AdamW with `capturable=True`; other tensors are read on the host, each step.
+* Numbers such as the rate are Python's own. A rate may be a tensor on the device for `fused=True`, and with
+  `capturable=True` for Adam and AdamW, and for Adadelta and RMSprop over lists of weights; other tensors are
+  read on the host, each step.
 * All weights with gradients, their gradients (dense) and their state are on the device, and the
   state exists.
 * There are no hooks, and nobody but a scheduler has replaced `step`.

@@ -12,6 +12,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from gapless.graphs.updates.rate_outside import takes_rate_last
 from gapless.graphs.updates.step_replaced import is_step_of_the_class
+from gapless.graphs.updates.update_operations import is_foreach
 
 
 if TYPE_CHECKING:
@@ -117,6 +118,9 @@ def takes_a_rate_tensor(optimizer: Optimizer, group: dict[str, Any]) -> bool:
     kind = type(optimizer)
     if kind in _HAVE_FUSED and group["fused"]:
         return True
+    if kind in (_optim.Adadelta, _optim.RMSprop):
+        # Weight by weight they read it on the host.
+        return bool(group["capturable"]) and is_foreach(group, group["params"])
     return kind in (_optim.Adam, _optim.AdamW) and bool(group["capturable"])
 
 
