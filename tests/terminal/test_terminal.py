@@ -24,6 +24,34 @@ validation.validate = lambda *_, **__: time.sleep(600)
 """
 
 
+# The thread that hears of signals is slow between two writes, and meanwhile the bar is drawn.
+SLOW_WRITES = """
+import os, time
+from gapless.cli import progress
+progress.BAR_SECONDS = 0.0
+write, queued = os.write, progress.TrainingProgress.batch_queued
+def write_slowly(descriptor, text):
+    done = write(descriptor, text)
+    time.sleep(1.0 if descriptor == 2 else 0.0)
+    return done
+def queue_slowly(*arguments, **named):
+    time.sleep(0.1)
+    queued(*arguments, **named)
+os.write, progress.TrainingProgress.batch_queued = write_slowly, queue_slowly
+"""
+
+# It hears of them when all is said.
+LATE = """
+import time
+from gapless.cli.signals import Signals
+receive = Signals._received
+def late(*arguments):
+    found = receive(*arguments)
+    time.sleep(5.0 if found else 0.0)
+    return found
+Signals._received = late
+"""
+
 BOTH_WIDTHS = pytest.mark.parametrize("columns", [80, pytest.param(40, marks=pytest.mark.slow)])
 
 
@@ -103,9 +131,10 @@ def test_an_interrupt_leaves_the_terminal_in_order(session, columns):
 
 
 @pytest.mark.slow
-def test_a_signal_leaves_the_terminal_in_order(session):
-    """SIGTERM saves, says how to go on, and takes the bar away."""
-    run = session("--epochs", "1000")
+@pytest.mark.parametrize("before", ["", SLOW_WRITES, LATE], ids=["", "slow writes", "late"])
+def test_a_signal_leaves_the_terminal_in_order(session, before):
+    """SIGTERM saves, says how to go on, and takes the bar away, whatever a busy machine runs first."""
+    run = session("--epochs", "20", before=before)
     until_bar(run)
     run.send(signal.SIGTERM)
 

@@ -66,8 +66,9 @@ class Signals:
         self.on_stop: Callable[[], None] | None = None
         self._former: dict[int, object] = {}
         self._first = 0
-        self._is_asked = self._may_raise = False
+        self._is_asked = self._may_raise = self._is_done = False
         self._ends_at_once = True
+        self._saying = threading.Lock()
         self._receiver, self._sender = socket.socketpair()
         self._thread = threading.Thread(target=self._watch, name="gapless-signals", daemon=True)
 
@@ -111,8 +112,10 @@ class Signals:
             raise Interrupted(self._first)
 
     def note_done(self) -> None:
-        """Raise nothing from now on: all is done, and the process is about to end."""
+        """Raise and say nothing from now on: all is done, and the process is about to end."""
         self._may_raise = False
+        with self._saying:
+            self._is_done = True
 
     @contextmanager
     def ending_at_once(self) -> Iterator[None]:
@@ -146,8 +149,9 @@ class Signals:
                     self._first, asked_at = number, monotonic()
                     if self._ends_at_once:
                         self._leave(number, f"interrupted by {signal.Signals(number).name}")
-                    if self.run_dir is not None:
-                        _say("stopping; Ctrl-C again ends it at once")
+                    with self._saying:
+                        if self.run_dir is not None and not self._is_done:
+                            _say("stopping; Ctrl-C again ends it at once")
                     if self.on_stop is not None:
                         self.on_stop()
                 elif number == signal.SIGINT and monotonic() - asked_at > _SAME_SIGNAL_SECONDS:
@@ -187,10 +191,9 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 def _say(text: str) -> None:
     """Write a line to the user, in the place of a bar."""
-    if os.isatty(2):
-        _write(2, _CLEAR_LINE)
-    if is_rank_0():
-        _write(2, f"gapless: {text}\n")
+    # At once: the main thread may be drawing the bar, which would stay in front of the line.
+    place = _CLEAR_LINE if os.isatty(2) else ""
+    _write(2, f"{place}gapless: {text}\n" if is_rank_0() else place)
 
 
 def _write(descriptor: int, text: str) -> None:
