@@ -228,3 +228,18 @@ def test_nothing_is_listened_to_once_a_module_was_called(device):
     assert not torch_optimizer._global_optimizer_pre_hooks
     assert not torch_module._global_forward_hooks
     assert vars(model.there).keys() == vars(plain.there).keys()
+
+
+def test_a_module_that_waits_with_its_optimizer_needs_no_hook(device):
+    """Its optimizer tells of its steps itself; a module of its own that was called leaves no hook behind."""
+    waiting = Coder(device.torch_device)
+    gapless.capture(waiting, torch.optim.SGD(waiting.parameters(), lr=0.1), device=device)
+    _, (model, optimizer) = captured(device)
+    assert torch_optimizer._global_optimizer_pre_hooks
+
+    for x in batches(device, 3):
+        train(model.around, optimizer, x)
+    hooks = dict(torch_optimizer._global_optimizer_pre_hooks)
+    gapless.release(waiting)
+
+    assert not hooks

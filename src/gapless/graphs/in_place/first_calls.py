@@ -38,12 +38,14 @@ class FirstCalls:
     """Waits for the first call of each captured module.
 
     Attributes:
-        is_waiting: whether it is to be told of steps of captured optimizers.
+        is_waiting: whether it is to be told of steps of captured optimizers. Of others a hook tells, as long as a
+            module waits that was captured without one.
     """
 
     def __init__(self) -> None:
         self.is_waiting = False
         self._captors: WeakSet[CaptorOfModule] = WeakSet()
+        self._without_optimizer: WeakSet[CaptorOfModule] = WeakSet()
         self._hook: RemovableHandle | None = None
 
     def wait_for(self, captors: Iterable[CaptorOfModule], *, has_optimizer: bool) -> None:
@@ -56,10 +58,12 @@ class FirstCalls:
         for captor in captors:
             if not captor.was_called:
                 self._captors.add(captor)
+                if not has_optimizer:
+                    self._without_optimizer.add(captor)
                 captor.is_awaited = True
                 finalize(captor, self._look_who_is_left).atexit = False
         self.is_waiting = bool(self._captors)
-        if self.is_waiting and not has_optimizer and self._hook is None:
+        if self._without_optimizer and not has_optimizer and self._hook is None:
             self._hook = register_optimizer_step_pre_hook(self._before_step)
 
     def wait_no_more(self, captor: CaptorOfModule) -> None:
@@ -71,11 +75,12 @@ class FirstCalls:
     def _leave(self, captor: CaptorOfModule) -> None:
         captor.is_awaited = False
         self._captors.discard(captor)
+        self._without_optimizer.discard(captor)
         self._look_who_is_left()
 
     def _look_who_is_left(self) -> None:
         self.is_waiting = bool(self._captors)
-        if not self.is_waiting:
+        if not self._without_optimizer:
             self._take_hook_out()
 
     def _take_hook_out(self) -> None:
@@ -92,7 +97,7 @@ class FirstCalls:
             self._note(captor)
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if not self._captors:
+        if not self._without_optimizer:
             self._take_hook_out()
         if is_within_a_step():
             return
