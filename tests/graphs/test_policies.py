@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 from torch.distributions import Normal
 
 import gapless
+from gapless.graphs.modules.seen_calls import CallsSeen
 from gapless.graphs.proof.capture_failure import why_it_failed
 from gapless.testing import SimulatedDevice
 
@@ -177,3 +179,50 @@ def test_the_advice_on_distributions_says_what_does_not_wait(monkeypatch, functi
         Normal(torch.zeros(2), torch.ones(2), validate_args=True).sample()
 
     assert advice in why_it_failed(raised.value, ["train.py:1"])[0].text
+
+
+class Maker:
+    def __init__(self, scale):
+        self.scale = scale
+
+
+class Made:
+    """A batch that remembers what it was made of, as a TensorDict does, by a weak reference."""
+
+    def __init__(self, x, maker):
+        self.x, self.made_by = x, ("to", weakref.ref(maker))
+
+
+@pytest.mark.parametrize(
+    ("follows", "num_graphs", "told"), [(False, 1, ""), (True, 0, "no attribute 'scale'")]
+)
+def test_a_batch_that_remembers_what_it_was_made_of_is_captured(follows, num_graphs, told):
+    """Unless the step follows the reference, which leads to something that no batch holds."""
+    with SimulatedDevice() as device:
+        makers = [Maker(float(1 + number)) for number in range(NUM)]
+        batches = [Made(torch.ones(2).to(device.torch_device), maker) for maker in makers]
+
+        def step(batch):
+            out = batch.x * 3.0
+            return (out * batch.made_by[1]().scale if follows else out).sum()
+
+        captured = gapless.capture(step, device=device)
+
+        assert [captured(one).item() for one in batches] == [step(one).item() for one in batches]
+    assert captured.report.num_graphs == num_graphs
+    assert told in str(captured.report.refusal)
+
+
+def test_a_call_that_no_graph_can_take_is_not_watched(monkeypatch):
+    """Its gradients are nobody's business: it costs what it costs as written."""
+    observed = []
+    monkeypatch.setattr(CallsSeen, "observed", lambda *_: observed.append(1))
+    with SimulatedDevice() as device:
+        model = nn.Linear(4, 4).to(device.torch_device)
+        gapless.capture(model, device=device)
+        for _ in range(8):
+            with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+                model(torch.ones(2, 4).to(device.torch_device))
+
+    assert gapless.capture_report(model).refusal.kind == "hook"
+    assert observed == []

@@ -410,6 +410,21 @@ def test_a_part_that_refers_back_refers_to_the_twin():
     assert owner.store.parent() is owner
 
 
+def test_weak_references_are_alike_and_lead_nowhere_in_a_batch_that_is_made_anew():
+    """A TensorDict remembers by one what it was made of."""
+    owners = [Odd(), Odd()]
+    one, other = (
+        flatten(types.SimpleNamespace(x=torch.ones(1), made_by=("to", weakref.ref(owner))))
+        for owner in owners
+    )
+
+    found = one.map(torch.clone).value
+
+    assert one.key() == other.key()
+    assert found.made_by[1]() is None
+    assert one.value.made_by[1]() is owners[0]
+
+
 class Held:
     def __init__(self, store):
         self.store = store

@@ -218,7 +218,7 @@ class CapturedStep:
         self.report.num_eager += 1
         self.report.refuse(refusal)
         with self.callee.on_side_stream():
-            return self.callee.work(batch)
+            return self.learning.as_written(batch)
 
     def capture_ahead(
         self,

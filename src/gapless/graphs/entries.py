@@ -48,6 +48,8 @@ class Entries:
     _by_kind: dict[Hashable, Entry] = field(default_factory=dict)
     # Those without variants, by the hash of their kinds: a kind holds every plain value of its batch.
     _by_number: dict[int, Entry] = field(default_factory=dict)
+    # Those that were refused at some time: there may be thousands of others, and each call asks.
+    _were_refused: list[Entry] = field(default_factory=list)
     _most_plain: int = _MAX_PLAIN
 
     def of_call(self, tree: Tree) -> Entry:
@@ -95,8 +97,8 @@ class Entries:
 
     def refused(self) -> list[Entry]:
         """Return those that are refused."""
-        both = (*self._by_kind.values(), *self._by_number.values())
-        return [one for one in both if one.is_refused]
+        self._were_refused = [one for one in self._were_refused if one.is_refused]
+        return self._were_refused.copy()
 
     def graphs(self) -> list[CallGraph]:
         """Return the graphs in use."""
@@ -124,6 +126,8 @@ class Entries:
         if not refusals:
             return
         entry.refusal = max(refusals, key=lambda one: bool(one.is_final))
+        if entry not in self._were_refused:
+            self._were_refused.append(entry)
         num_refused = len(self.refused())
         is_hopeless = not self.report.num_graphs and num_refused >= _MAX_REFUSED
         is_of_all = is_hopeless or num_refused >= _MOST_REFUSED

@@ -111,7 +111,7 @@ class Learning:
     def run_refused(self, tree: Tree) -> StepRun:
         """Run a call whose kind is refused."""
         self._report.num_eager += 1
-        return StepRun(self._as_written(tree), "plain", tree.key())
+        return StepRun(self.as_written(tree.value), "plain", tree.key())
 
     def run_plain(self, tree: Tree) -> StepRun:
         """Run a call of which nothing is learnt."""
@@ -134,15 +134,16 @@ class Learning:
             return self._callee.work(tree.value)
         with self._callee.consent.watch():
             if entry is None:
-                return self.result(self._as_written(tree), tree)
+                return self.result(self.as_written(tree.value), tree)
             if self.has_seen(entry):
                 return self.result(self._callee.work(tree.value), tree)
             return self.warm_up(entry, tree)
 
-    def _as_written(self, tree: Tree) -> Any:
+    def as_written(self, batch: Any) -> Any:
+        """Run a call of which nothing is learnt, and tell the account what the work alone takes."""
         account = self._callee.account
         account.begin_work()
-        out = self._callee.plain_work(tree.value)
+        out = self._callee.plain_work(batch)
         account.end_work()
         return out
 

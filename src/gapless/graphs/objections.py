@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,8 +36,10 @@ def objection_to_tensors(
     tree: Tree, *, needs_copy: Callable[[torch.Tensor], bool]
 ) -> Refusal | None:
     """Return why no graph can take a batch, None if one can that brings it its gradients."""
-    if tree.unknown:
-        return _is_unknown(tree.unknown[0])
+    # A weak reference leads nowhere in a capture.
+    unknown = [one for one in tree.unknown if type(one) is not weakref.ref]
+    if unknown:
+        return _is_unknown(unknown[0])
     for tensor in tree.leaves:
         if not has_address(tensor):
             return _has_no_address(tensor)

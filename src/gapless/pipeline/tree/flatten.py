@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -225,7 +226,11 @@ class _PlainNode:
 
 
 class _UnknownNode:
-    """Something that nobody here looks into; it is equal to itself alone."""
+    """Something that nobody here looks into; it is equal to itself alone.
+
+    All weak references are alike: a TensorDict remembers by one what it was made of. In a batch that is
+    made anew they lead nowhere, which a step that follows them shows.
+    """
 
     __slots__ = ("value",)
 
@@ -234,14 +239,17 @@ class _UnknownNode:
 
     def rebuild(self, leaves: Iterator[torch.Tensor]) -> tuple[Any, _Node]:
         del leaves
-        return self.value, self
+        return (_NOWHERE if type(self.value) is weakref.ref else self.value), self
 
     def key(self) -> Hashable:
-        return (type(self.value), id(self.value))
+        return (type(self.value), None if type(self.value) is weakref.ref else id(self.value))
 
     def differences(self, other: _Node, where: str) -> Iterator[str]:
         if self.key() != other.key():
             yield f"{where} ({type(self.value).__name__})"
+
+
+_NOWHERE: Final = weakref.ref(type("Gone", (), {})())
 
 
 class _SequenceNode:
