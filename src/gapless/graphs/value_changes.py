@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from gapless.graphs.updates.update_outside import Updates
 
 
-# Every change of a guarded value costs a capture. Allow 3; beyond that at most one per 20 steps.
+# Every change of a guarded value costs watched runs and a capture. Allow 3; beyond that at most one per 20
+# replays.
 _MAX_CHANGES = 3
-_MIN_STEPS_PER_CHANGE = 20
+_MIN_REPLAYS_PER_CHANGE = 20
 
 # Of so many the one that came most often is named.
 _NUM_NEWEST = 32
@@ -58,7 +59,7 @@ class ValueChanges:
         if failure.is_memory:
             self._entries.drop_dead()
         at_least = _MAX_CHANGES if failure.optimizer is None else _MAX_NUMBER_CHANGES
-        if self._num > max(at_least, num_steps / _MIN_STEPS_PER_CHANGE):
+        if self._num > max(at_least, self._report.num_replays / _MIN_REPLAYS_PER_CHANGE):
             often = Counter(each.what for each in self._newest)
             # The last one of what changed most often.
             told = max(reversed(self._newest), key=lambda each: often[each.what])
