@@ -341,6 +341,21 @@ def test_a_tensor_of_the_host_that_changes_is_a_write():
     assert names(run) == ["total"]
 
 
+def test_a_table_that_is_filled_and_thrown_away_is_a_write_and_may_be_emptied():
+    """As DeepXDE keeps derivatives for the length of a step."""
+    thing = Thing()
+    thing.table = {}
+
+    def step(batch):
+        thing.table["x"] = batch
+        thing.table = {}
+
+    _, run = watched(step)
+
+    advice = {write.name: write.advice for write in run.writes}
+    assert advice["thing.table"] == "empty the one that there is, by `clear()`"
+
+
 def test_memory_of_a_device_tensor_that_is_replaced_is_a_write():
     weight = nn.Parameter(torch.zeros(3))
 

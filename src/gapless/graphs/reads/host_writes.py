@@ -168,6 +168,8 @@ def _advice(difference: Difference) -> str:
         return "write into it with `copy_()`, or change it outside the step"
     if isinstance(after, torch.Tensor):
         return "keep it on the device, or change it in `on_host`"
+    if type(after) in (dict, list, set) and not after and type(difference.before) is type(after):
+        return "empty the one that there is, by `clear()`"
     return "change it in `on_host`, or outside the step"
 
 
