@@ -115,20 +115,27 @@ def measured(rows, options, deadline):
 def in_turns(rows, options, deadline):
     """Let two processes that are ready take turns."""
     windows = [[], []]
-    num = options.warmup + options.rounds
-    while len(windows[0]) < num and perf_counter() < deadline:
+    begun, num_warmup = perf_counter(), None
+    while perf_counter() < deadline:
+        if num_warmup is None and is_warm(windows, options, begun, deadline):
+            num_warmup = len(windows[0])
+        if num_warmup is not None and len(windows[0]) == num_warmup + options.rounds:
+            break
         for place in (0, 1) if len(windows[0]) % 2 == 0 else (1, 0):
             rows[place].tell("go")
             told = rows[place].window()
             if "error" in told:
                 return {"error": ("with gapless: " if place else "") + told["error"]}
             windows[place].append(told)
-    ends = []
+    launches, ends = [], []
     for row in rows:
+        if options.device == "cuda":
+            row.tell("profile")
+            launches.append(row.window())
         row.tell("stop")
         ends.append(row.window())
-    plain, ours = [part[options.warmup :] for part in windows]
-    if not plain:
+    plain, ours = [part[num_warmup:] for part in windows]
+    if num_warmup is None or not plain:
         return {"error": f"no time for a round within {options.seconds} s"}
     ratios = sorted(pace(mine) / pace(theirs) for theirs, mine in zip(plain, ours, strict=True))
     sums = [sum(part["seconds"] for part in windows[place]) for place in (0, 1)]
@@ -137,6 +144,10 @@ def in_turns(rows, options, deadline):
         "ratio": round(statistics.median(ratios), 2),
         "ratios": [round(ratios[0], 2), round(ratios[-1], 2)],
         "rounds": len(ratios),
+        "updates_before": num_warmup * windows[0][0]["updates"],
+        "launches": [
+            round(one["launches"] / one["updates"], 1) for one in launches if one.get("launches")
+        ],
         "ratio_from_the_first_update": round(sums[0] / sums[1], 2),
         "seconds_from_the_first_update": [round(one, 2) for one in sums],
         "share": ends[1]["share"],
@@ -144,6 +155,14 @@ def in_turns(rows, options, deadline):
         "captured": ends[1]["captured"],
         "digest": ends[0]["digest"],
     }
+
+
+def is_warm(windows, options, begun, deadline):
+    """Return whether windows may count: what gapless may cost at first lies in those before."""
+    if perf_counter() > begun + 0.7 * (deadline - begun):
+        return bool(windows[0])
+    seconds = min(sum(one["seconds"] for one in part) for part in windows)
+    return len(windows[0]) >= options.warmup and seconds >= options.settle
 
 
 def origin_of(name):
@@ -211,6 +230,9 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU")
     parser.add_argument("--warmup", type=int, default=3, help="windows before the rounds")
+    parser.add_argument(
+        "--settle", type=float, default=0, help="seconds of either before the rounds, at least"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=120, help="after which no round begins")
     parser.add_argument("--processes", type=int, default=1, help="recipes that start at a time")

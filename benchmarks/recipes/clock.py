@@ -14,8 +14,15 @@ class Stopped(BaseException):
     """Ends a program when it has been measured; nothing that a framework catches."""
 
 
+# What the host calls to give a GPU work; all else of a replay is one of them.
+_LAUNCHES = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
+
+# Updates whose launches are counted, at least.
+_NUM_COUNTED = 8
+
+
 class Clock:
-    """Counts updates in windows, and waits for its turn after each.
+    """Counts updates in windows, and waits for its turn after each; in the last one, launches of a GPU.
 
     Attributes:
         device: on which a program trains.
@@ -31,6 +38,8 @@ class Clock:
         self._seconds = 0.0
         self._num = 0
         self._is_first = True
+        self._profile: Any = None
+        self._num_launches: int | None = None
 
     def start(self) -> None:
         """Begin to measure: what was queued before is waited for."""
@@ -38,6 +47,11 @@ class Clock:
             self._is_first = False
             self._tell({"ready": True})
         self._wait()
+        if self._num_launches is not None:
+            self._profile = torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CUDA]
+            )
+            self._profile.__enter__()
         self._began = perf_counter()
 
     def stop(self, num: int = 1) -> None:
@@ -45,9 +59,16 @@ class Clock:
         self._wait()
         self._seconds += perf_counter() - self._began
         self._num += num
-        if self._num >= self.length:
-            told, self._seconds, self._num = (self._num, self._seconds), 0.0, 0
-            self._tell({"updates": told[0], "seconds": told[1]})
+        if self._profile is not None:
+            self._profile.__exit__(None, None, None)
+            names = [event.name for event in self._profile.events()]
+            self._num_launches += sum(name.startswith(_LAUNCHES) for name in names)
+            self._profile = None
+        is_counted = self._num_launches is not None
+        if self._num >= (min(_NUM_COUNTED, self.length) if is_counted else self.length):
+            told = {"updates": self._num, "seconds": self._seconds, "launches": self._num_launches}
+            self._seconds, self._num, self._num_launches = 0.0, 0, None
+            self._tell(told)
 
     def count(self) -> None:
         """One update more in a loop that is nothing but updates: begun by `start`."""
@@ -71,7 +92,10 @@ class Clock:
         """Say something, and wait for the turn."""
         sys.__stdout__.write(json.dumps(what) + "\n")
         sys.__stdout__.flush()
-        if sys.__stdin__.readline().strip() != "go":
+        word = sys.__stdin__.readline().strip()
+        if word == "profile":
+            self._num_launches = 0
+        elif word != "go":
             raise Stopped
 
     def _wait(self) -> None:

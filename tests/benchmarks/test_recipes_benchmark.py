@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 from benchmarks.recipes import scripts, sources
-from benchmarks.recipes.__main__ import compare, table_of
+from benchmarks.recipes.__main__ import compare, is_warm, table_of
 from benchmarks.recipes.absent import stand_in_for
 from benchmarks.recipes.scripts import Hoisted, Script, edited
 
@@ -87,10 +88,29 @@ def test_absent_packages_are_stood_for(monkeypatch):
         del sys.modules[name]
 
 
+def test_windows_count_once_both_ways_have_taken_some_seconds():
+    """Unless the time is nearly over."""
+    options = Namespace(warmup=2, settle=5.0)
+    windows = [[{"seconds": 3.0}] * 2, [{"seconds": 2.0}] * 2]
+    now = perf_counter()
+
+    assert not is_warm(windows, options, now, now + 100.0)
+    assert is_warm(windows, options, now - 90.0, now + 10.0)
+    windows[1].append({"seconds": 1.0})
+    assert is_warm(windows, options, now, now + 100.0)
+
+
 @pytest.mark.slow
 def test_a_program_is_run_both_ways_in_turns(tmp_path):
     options = Namespace(
-        device="cpu", tiny=True, others=tmp_path, logs=tmp_path, seconds=200, warmup=1, rounds=2
+        device="cpu",
+        tiny=True,
+        others=tmp_path,
+        logs=tmp_path,
+        seconds=200,
+        warmup=1,
+        rounds=2,
+        settle=0,
     )
 
     found = compare("pinn", options)
