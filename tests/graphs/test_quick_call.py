@@ -69,6 +69,19 @@ def test_only_calls_like_the_one_before_are_quick(device):
     assert [quick_call(*other) for other in others] == [NOT_ALIKE] * len(others)
 
 
+def test_a_call_without_arguments_is_quick(device):
+    """As the update of target networks, or a loss at points that stay."""
+    weight = on(device, torch.ones(3))
+    step = gapless.capture(lambda: weight.mul_(2.0).sum(), device=device)
+    found = [step().item() for _ in range(8)]
+    quick_call = step._captured.fast_path.call
+
+    assert [*found, quick_call((), {}).item()] == [3.0 * 2.0**number for number in range(1, 10)]
+    assert quick_call((weight,), {}) is NOT_ALIKE
+    with torch.inference_mode():
+        assert quick_call((), {}) is NOT_ALIKE
+
+
 def test_what_a_step_reads_is_compared_in_quick_calls(device):
     """As in all others."""
     factor = [2.0]

@@ -40,6 +40,10 @@ def test_two_tensors_are_not_like_one_that_was_given_twice():
     assert not comparison_with([one, other])(one, one)
 
 
-def test_there_is_no_comparison_with_nothing():
-    """Whoever asks compares in another way."""
-    assert comparison_with([]) is None
+def test_no_tensors_are_like_no_tensors():
+    """As long as the modes are the same."""
+    comparison = comparison_with([])
+
+    assert comparison()
+    with torch.inference_mode():
+        assert not comparison()

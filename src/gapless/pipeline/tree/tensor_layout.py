@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import compress, repeat
 from operator import mod
 from typing import TYPE_CHECKING, Final
@@ -98,6 +99,9 @@ class LayoutComparison:
         )
 
 
+# What shows, where there are no tensors, whether the modes are those of now.
+_ALWAYS: Final = torch.empty(0)
+
 # Second arguments, as many as are asked for.
 ALIGNMENTS: Final = repeat(ALIGNMENT)
 
@@ -111,5 +115,7 @@ def comparison_with(tensors: Sequence[torch.Tensor]) -> LayoutComparison | None:
 
     Sync: Does not block the host.
     """
-    check = tensor_guards(tensors) if tensors else None
-    return None if check is None else LayoutComparison(check, tensors)
+    check = tensor_guards(tensors or (_ALWAYS,))
+    if check is None:
+        return None
+    return LayoutComparison(check if tensors else partial(check, _ALWAYS), tensors)
