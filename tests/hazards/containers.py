@@ -31,12 +31,6 @@ class Triple(collections.namedtuple("Triple", "a b c")):  # noqa: PYI024  # as u
     __slots__ = ()
 
 
-@dataclass(frozen=True)
-class Frozen:
-    x: torch.Tensor
-    names: list[str]
-
-
 @dataclass
 class Example:
     x: torch.Tensor
@@ -58,20 +52,6 @@ class Scaled:
 
     def __post_init__(self, factor):
         self.x = self.x * factor
-
-
-@dataclass(kw_only=True)
-class Parent:
-    x: torch.Tensor
-
-
-@dataclass(kw_only=True)
-class Child(Parent):
-    y: torch.Tensor
-
-    @property
-    def both(self):
-        return self.x, self.y
 
 
 class Rows(list):
@@ -96,14 +76,6 @@ class Opaque:
         self.x = x
 
 
-@dataclass
-class Mail:
-    """A letter; its `to` moves nothing."""
-
-    x: torch.Tensor
-    to: str
-
-
 def x_of(place, number):
     size = [place.tiny, place.medium, place.large][number % 3]
     x = place.numbers(number, size)
@@ -112,56 +84,12 @@ def x_of(place, number):
 
 form("bare_tensor", "The batch is a tensor.", x_of)
 form("tuple", "The batch is a tuple.", lambda p, n: (x_of(p, n), x_of(p, n + 1)))
-form("one_tuple", "The batch is a tuple of one.", lambda p, n: (x_of(p, n),))
-form(
-    "list",
-    "The batch is a list, as the default collate makes it.",
-    lambda p, n: [x_of(p, n), torch.tensor(n)],
-)
-form("dict", "The batch is a dict.", lambda p, n: {"x": x_of(p, n), "y": torch.tensor([n])})
 form(
     "nested",
     "Dicts of lists of tuples of dicts.",
     lambda p, n: {"a": [(x_of(p, n), {"b": [x_of(p, n + 1), None]})], "c": ("text", n)},
 )
-form(
-    "deep",
-    "A list within a list, 60 times.",
-    lambda p, n: functools.reduce(lambda inner, _: [inner], range(60), x_of(p, n)),
-)
-form("none", "Some batches are None.", lambda p, n: None if n % 2 else x_of(p, n))
-form("only_none", "All batches are None.", lambda p, n: None)
-form("text", "Batches are strings.", lambda p, n: f"sentence {n}")
-form("integers", "Batches are integers, `True` among them.", lambda p, n: n if n else True)
-form(
-    "ids",
-    "Tensors come with ids, file names, bytes and numbers.",
-    lambda p, n: {
-        "x": x_of(p, n),
-        "ids": [f"img{n}_{i}.png" for i in range(20)],
-        "n": n,
-        "raw": b"ab",
-        "weight": 0.5 * n,
-        "ok": n > 2,
-        "z": 1j,
-    },
-)
-form(
-    "many_ids",
-    "A thousand Python integers come with a tensor.",
-    lambda p, n: (x_of(p, n), list(range(n, n + 1000))),
-)
 form("empty_containers", "Containers are empty.", lambda p, n: [(), [], {}, x_of(p, n)][n % 4])
-form(
-    "keys_of_all_kinds",
-    "Keys are integers, tuples and None, in an order that is not sorted.",
-    lambda p, n: {3: x_of(p, n), "a": torch.tensor(n), (1, 2): 5, None: x_of(p, n), 1: "one"},
-)
-form(
-    "order_of_keys",
-    "The order of keys changes from batch to batch.",
-    lambda p, n: dict([("x", x_of(p, n)), ("y", torch.tensor(n))][:: 1 if n % 2 else -1]),
-)
 form(
     "ordered_dict",
     "The batch is an OrderedDict.",
@@ -171,16 +99,6 @@ form(
     "named_tuple",
     "The batch is a named tuple with text in it.",
     lambda p, n: Pair(x_of(p, n), f"name {n}", [x_of(p, n + 1)]),
-)
-form(
-    "named_tuple_subclass",
-    "The batch is a subclass of a named tuple.",
-    lambda p, n: Triple(x_of(p, n), "b", None),
-)
-form(
-    "frozen_dataclass",
-    "The batch is a frozen dataclass.",
-    lambda p, n: Frozen(x_of(p, n), [f"name {n}"]),
 )
 form(
     "dataclass",
@@ -198,11 +116,6 @@ form(
     lambda p, n: Scaled(x_of(p, n)),
 )
 form(
-    "inherited_dataclass",
-    "The batch is a keyword-only dataclass that inherits fields.",
-    lambda p, n: Child(x=x_of(p, n), y=torch.tensor(n)),
-)
-form(
     "user_dict",
     "The batch is a UserDict.",
     lambda p, n: collections.UserDict(x=x_of(p, n), name=f"n{n}"),
@@ -212,8 +125,6 @@ form(
     "The batch is a dict with items as attributes; asking for `.to` is a KeyError.",
     lambda p, n: AttrDict(x=x_of(p, n), names=["a", "b"]),
 )
-form("mail", "A field is called `to` and is a string.", lambda p, n: Mail(x_of(p, n), "a@b.c"))
-form("size", "A shape is part of the batch.", lambda p, n: (x_of(p, n), torch.ones(n, 2).shape))
 form(
     "sets",
     "Sets and ranges are part of the batch.",
@@ -231,25 +142,12 @@ form(
     },
 )
 form(
-    "two_hundred_tensors",
-    "The batch holds 200 small tensors.",
-    lambda p, n: {f"f{i}": torch.full((1 + i % 5,), 1.0 * n + i) for i in range(200)},
-)
-form(
     "all_sizes",
     "Tensors of all sizes, pinned and pageable, in one batch.",
     lambda p, n: [
         p.pinned(p.numbers(n, size)) if (n + i) % 2 else p.numbers(n, size)
         for i, size in enumerate([*p.sizes(), *p.sizes()])
     ],
-)
-form(
-    "structure_changes",
-    "Each batch has another structure.",
-    lambda p, n: [x_of(p, n), (x_of(p, n), n), {"x": x_of(p, n)}, "text", Pair(x_of(p, n), "a")][
-        n % 5
-    ],
-    devices=EVERYWHERE,
 )
 form(
     "types_change",
@@ -287,19 +185,6 @@ def the_very_same_objects(place):
     return [batch[0] for batch in place.prefetch(loader)]
 
 
-@case("A defaultdict keeps its factory.")
-def default_dict(place):
-    results = []
-    for number, batch in enumerate(
-        place.prefetch(
-            collections.defaultdict(list, x=x_of(place, n), names=["a"]) for n in range(4)
-        )
-    ):
-        batch["new"].append(number)
-        results.append(batch)
-    return results
-
-
 @case("A list subclass keeps its type and its attribute; a UserDict is no plain dict.")
 def subclasses_of_containers(place):
     results = []
@@ -327,18 +212,6 @@ def the_loaders_containers_are_left_alone(place):
     return results
 
 
-@case("The step pops keys, adds keys and overwrites items of its batch.")
-def the_step_changes_the_batch(place):
-    results = []
-    for batch in place.prefetch({"x": x_of(place, n), "y": torch.tensor([n])} for n in range(8)):
-        y = batch.pop("y")
-        batch["x"] = batch["x"] * 2 + y
-        batch["z"] = y
-        results.append(dict(batch))
-        batch.clear()
-    return results
-
-
 @case("The step changes the tensors of its batch in place (normalising, masking).")
 def the_step_changes_tensors(place):
     results = []
@@ -347,16 +220,6 @@ def the_step_changes_tensors(place):
         x.sub_(7).mul_(2)
         y[0] = -100
         results.append((x, y))
-    return results
-
-
-@case("A dataclass is changed by the step: a field is replaced, another deleted.")
-def the_step_changes_a_dataclass(place):
-    results = []
-    for batch in place.prefetch([Example(x_of(place, n), torch.tensor(n)) for n in range(5)]):
-        batch.x = batch.x + batch.y
-        batch.seen += 1
-        results.append((batch.x, batch.seen))
     return results
 
 

@@ -28,19 +28,9 @@ def pinned_or_not(place, number, tensor):
 
 
 form(
-    "channels_last",
-    "Images come in `channels_last`.",
-    lambda place, n: image(place, n).to(memory_format=torch.channels_last),
-)
-form(
     "channels_last_3d",
     "Videos come in `channels_last_3d`.",
     lambda place, n: image(place, n)[None].to(memory_format=torch.channels_last_3d),
-)
-form(
-    "one_channel_channels_last",
-    "Images of one channel, whose strides are ambiguous.",
-    lambda place, n: place.numbers(n, 4, 1, 8, 8).to(memory_format=torch.channels_last),
 )
 form(
     "permuted",
@@ -53,24 +43,9 @@ form(
     lambda place, n: place.numbers(n, 1, sized(place, n)).expand(3, -1),
 )
 form(
-    "expanded_inner",
-    "A column is expanded along its rows.",
-    lambda place, n: place.numbers(n, 50, 1).expand(50, 7),
-)
-form(
     "transposed",
     "A matrix is transposed.",
     lambda place, n: place.numbers(n, sized(place, n) // 4, 4).t(),
-)
-form(
-    "transposed_pinned",
-    "A transposed matrix of pinned memory.",
-    lambda place, n: place.pinned(place.numbers(n, sized(place, n) // 4, 4)).t(),
-)
-form(
-    "sliced_columns",
-    "A slice of columns is not contiguous.",
-    lambda place, n: place.numbers(n, sized(place, n) // 4, 4)[:, 1:3],
 )
 form(
     "sliced_columns_pinned",
@@ -78,29 +53,14 @@ form(
     lambda place, n: place.pinned(place.numbers(n, sized(place, n) // 4, 4))[:, 1:3],
 )
 form(
-    "every_second",
-    "Every second element is taken.",
-    lambda place, n: place.numbers(n, sized(place, n))[1::2],
-)
-form(
     "rows_of_a_dataset",
     "The batch is a slice of one large tensor.",
     lambda place, n: place.numbers(0, 64, 32)[8 * n : 8 * n + 8],
 )
 form(
-    "rows_of_a_pinned_dataset",
-    "The batch is a slice of one large pinned tensor.",
-    lambda place, n: place.pinned(place.numbers(0, 64, 32))[8 * n : 8 * n + 8],
-)
-form(
     "odd_offset",
     "A slice begins at an odd byte.",
     lambda place, n: place.numbers(n, 101, dtype=torch.uint8)[1 + n :],
-)
-form(
-    "zero_dim",
-    "A 0-dim tensor and a Python number beside it.",
-    lambda place, n: (torch.tensor(1.5 + n), torch.tensor(n), 2.5 * n),
 )
 form(
     "empty",
@@ -112,16 +72,6 @@ form(
         torch.empty(0, dtype=torch.int64),
         torch.ones(2),
     ),
-)
-form(
-    "one_element",
-    "Tensors of one element and of many dimensions.",
-    lambda place, n: (torch.full((1,), 1.0 * n), torch.full((1, 1, 1, 1), n), torch.ones(2, 1)),
-)
-form(
-    "six_dimensions",
-    "A tensor of six dimensions in a mixed order.",
-    lambda place, n: place.numbers(n, 2, 3, 2, 2, 3, 2).permute(5, 0, 3, 1, 4, 2),
 )
 form(
     "empty_strided",
@@ -165,11 +115,6 @@ def conj(place, number):
 
 
 form("conjugated", "A lazily conjugated complex tensor.", conj)
-form(
-    "negated_view",
-    "The imaginary part of a conjugate: a lazily negated view.",
-    lambda place, n: conj(place, n).imag,
-)
 
 
 def quantized(place, number):
@@ -191,12 +136,6 @@ form(
     "sparse_coo",
     "Bags of words as a sparse COO tensor.",
     lambda place, n: sparse(place, n).coalesce(),
-    devices=REAL,
-)
-form(
-    "sparse_uncoalesced",
-    "A sparse COO tensor that is not coalesced, in a dict.",
-    lambda place, n: {"bag": sparse(place, n), "y": torch.tensor(n)},
     devices=REAL,
 )
 
@@ -224,20 +163,9 @@ form(
     devices=REAL,
 )
 form(
-    "nested_strided",
-    "Sentences of different lengths as a strided nested tensor.",
-    lambda place, n: nested(place, n),
-    devices=REAL,
-)
-form(
     "parameter",
     "A batch holds an `nn.Parameter`.",
     lambda place, n: nn.Parameter(place.numbers(n, 6)),
-)
-form(
-    "parameter_without_grad",
-    "A batch holds a frozen `nn.Parameter`.",
-    lambda place, n: nn.Parameter(place.numbers(n, 6), requires_grad=False),
 )
 
 
@@ -304,27 +232,6 @@ def gradients_reach_the_host(place):
     return [leaf.grad.clone() for leaf in leaves], [leaf.is_leaf for leaf in leaves]
 
 
-@case("An embedding on the host makes the batch; gradients flow back into it.", devices=REAL)
-def embedding_on_the_host(place):
-    table = nn.Embedding(20, 8)
-    loader = (table(torch.arange(number, number + 4)) for number in range(6))
-    head = nn.Linear(8, 1).to(place.torch_device)
-    rate = torch.optim.SGD(table.parameters(), lr=0.1)
-    results = []
-    for x in place.prefetch(loader):
-        head(x).square().sum().backward()
-        rate.step()
-        rate.zero_grad()
-        results.append(table.weight.detach().clone())
-    return [one.sum(1) for one in results]
-
-
-@case("A tensor that requires gradients arrives under `no_grad`.")
-def requires_grad_without_grad(place):
-    with torch.no_grad():
-        return list(place.prefetch([torch.ones(3, requires_grad=True) for _ in range(3)]))
-
-
 @case("The same tensor is in a batch twice, and the step changes one of the two.")
 def the_same_tensor_twice(place):
     results = []
@@ -379,29 +286,10 @@ def made_on_the_device(place):
     return [(x + 1, y) for x, y in place.prefetch(batches())]
 
 
-@case("Memory shared between processes is moved.")
-def shared_memory(place):
-    loader = [place.numbers(number, sized(place, number)).share_memory_() for number in range(3)]
-    return list(place.prefetch(loader))
-
-
-@case("Tensors made by `torch.from_numpy` share the array's memory.")
-def from_numpy(place):
-    arrays = [place.numbers(number, sized(place, number)).numpy() for number in range(5)]
-    return list(place.prefetch([torch.from_numpy(one) for one in arrays]))
-
-
 @case("A tensor with a bit pattern that is no number keeps its bits.")
 def nan_bits(place):
     bits = torch.tensor([0x7FC00001, 0x7F800001, -1, 0x7F800000], dtype=torch.int32)
     return [x.view(torch.int32) for x in place.prefetch([bits.view(torch.float32)] * 3)]
-
-
-@case("A convolution in `channels_last` gives the plain loop's bits.", devices=REAL)
-def convolution_of_channels_last(place):
-    conv = nn.Conv2d(3, 4, 3).to(place.torch_device, memory_format=torch.channels_last)
-    batches = [image(place, 1).to(memory_format=torch.channels_last) / 251 for _ in range(3)]
-    return [conv(x) for x in place.prefetch(batches)]
 
 
 @case("A step resizes its batch in place and frees its storage.", devices=REAL)

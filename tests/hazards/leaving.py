@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import threading
 import weakref
@@ -10,7 +9,7 @@ import weakref
 import pytest
 import torch
 
-from hazards.harness import HOLDS, REAL, case
+from hazards.harness import HOLDS, case
 
 
 def numbered(place, num=6, size=None):
@@ -53,14 +52,6 @@ def loader_raises(place):
     return results
 
 
-@case("The loader raises at its first batch.")
-def loader_raises_at_once(place):
-    prefetcher = place.prefetch(Failing(place, 0, ValueError("empty")))
-    with pytest.raises(ValueError, match="empty"):
-        next(iter(prefetcher))
-    return list(prefetcher)
-
-
 @case("After a loader's error the same iterator is at its end, as a generator's is.")
 def iterator_after_an_error(place):
     batches = iter(place.prefetch(iter(Failing(place, 2, OSError("disk")))))
@@ -99,20 +90,6 @@ def iter_raises(place):
             pass
 
 
-@case(
-    "A generator raises StopIteration inside, which Python turns into RuntimeError.", verdict=HOLDS
-)
-def stop_iteration_inside(place):
-    def loader():
-        yield place.numbers(0, 3)
-        next(iter([]))
-
-    # In no list: where torch has callbacks, an exception that frees tensors becomes a SystemError.
-    with pytest.raises(RuntimeError, match="StopIteration"):
-        for batch in place.prefetch(loader()):
-            assert batch is not None
-
-
 @case("KeyboardInterrupt comes in the step; the user saves, and trains on.")
 def interrupted_step(place):
     prefetcher, results = place.prefetch(numbered(place)), []
@@ -136,21 +113,6 @@ def interrupted_loader(place):
     return results + [x[:6] for x in prefetcher]
 
 
-@case("The step fails, the exception is kept, and the loop is begun anew.")
-def step_fails(place):
-    prefetcher, results, kept = place.prefetch(numbered(place)), [], []
-    for attempt in range(3):
-        try:
-            for number, x in enumerate(prefetcher):
-                place.busy()
-                results.append(x[:6] * 2)
-                if number == attempt:
-                    raise RuntimeError("diverged")
-        except RuntimeError as error:
-            kept.append(error)
-    return results
-
-
 @case("The step raises inside: a wrong index, which the loop skips with continue.")
 def skipping_bad_batches(place):
     results = []
@@ -163,32 +125,6 @@ def skipping_bad_batches(place):
             results.append(x[-3:])
             continue
     return results
-
-
-@case("A function returns from within the loop (`return x` at the first good batch).")
-def returned_from_within(place):
-    prefetcher = place.prefetch(numbered(place))
-
-    def first_above(limit):
-        for x in prefetcher:
-            if x[0].item() > limit:
-                return x[:8]
-        return None
-
-    return [first_above(limit) for limit in (0, 3000, 1000, 9999)]
-
-
-@case("A generator of the user's over prefetch is closed half-way.")
-def closed_generator(place):
-    def doubled(batches):
-        for x in batches:
-            yield x * 2
-
-    prefetcher = place.prefetch(numbered(place))
-    half = doubled(prefetcher)
-    results = [next(half), next(half)]
-    half.close()
-    return results + list(doubled(prefetcher))
 
 
 @case("A half-read iterator is kept, while new passes run beside it, and is read on.")
@@ -280,23 +216,3 @@ def batches_outlive_everything(place):
     gc.collect()
     fresh = [torch.full_like(one, -3) for one in kept]
     return kept, len(fresh)
-
-
-@case("Five hundred passes are begun and left at once.", devices=REAL)
-def many_passes_left(place):
-    prefetcher, results = place.prefetch(numbered(place, 3, place.tiny)), []
-    for number in range(500):
-        x = next(iter(prefetcher))
-        if number % 100 == 0:
-            results.append(x[1:])
-    return results
-
-
-@case("The loop runs inside an ExitStack that suppresses the step's error.")
-def suppressed(place):
-    prefetcher, results = place.prefetch(numbered(place)), []
-    with contextlib.suppress(ZeroDivisionError):
-        for number, x in enumerate(prefetcher):
-            results.append(x[:3])
-            1 / (3 - number)  # fails at batch 3
-    return results + [x[:2] for x in prefetcher]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections.abc
 import copy
 import itertools
-import pickle
 import threading
 
 import pytest
@@ -14,12 +13,11 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
-    IterableDataset,
     RandomSampler,
     TensorDataset,
 )
 
-from hazards.harness import GPU, HOLDS, REAL, case, snapshot
+from hazards.harness import GPU, HOLDS, REAL, case
 
 
 class Squares(Dataset):
@@ -36,14 +34,6 @@ class Squares(Dataset):
 
     def __getitem__(self, index):
         return torch.full((5,), float(index * index + self.epoch)), index, f"row {index}"
-
-
-class Stream(IterableDataset):
-    def __init__(self, num):
-        self.num = num
-
-    def __iter__(self):
-        return (torch.full((3,), float(number)) for number in range(self.num))
 
 
 def refilled(place, buffers, num=12):
@@ -90,13 +80,6 @@ refill_case(
     pinned=True,
 )
 refill_case(
-    "two_buffers_refilled",
-    "A loader refills two pinned buffers in turn.",
-    lambda place: place.sizes(),
-    pinned=True,
-    num_buffers=2,
-)
-refill_case(
     "refilled_and_unpinned",
     "A loader refills one buffer, with `pin_memory=False`.",
     lambda place: place.sizes(),
@@ -118,23 +101,6 @@ def numpy_buffer_refilled(place):
     return read_all(place, loader())
 
 
-@case("A loader refills parts of one buffer of mixed sizes, as `collate(out=...)` does.")
-def parts_of_a_buffer_refilled(place):
-    def loader():
-        whole = place.pinned(torch.zeros(place.large))
-        for number in range(9):
-            size = [7, place.medium, place.large][number % 3]
-            whole[:size] = place.numbers(number, size)
-            yield {"x": whole[:size], "y": whole[size - 3 : size].clone(), "n": number}
-            whole.zero_()
-
-    results = []
-    for batch in place.prefetch(loader()):
-        place.busy()
-        results.append((batch["x"] + batch["y"][0], batch["n"]))
-    return results
-
-
 @case("A loader frees its batch and makes the next in the same memory.")
 def loader_drops_its_batch(place):
     def loader():
@@ -146,13 +112,6 @@ def loader_drops_its_batch(place):
     return read_all(place, loader())
 
 
-@case("`itertools.islice` takes part of an infinite loader.")
-def islice_of_infinite(place):
-    loader = (place.numbers(number, 5) for number in itertools.count())
-    first = list(itertools.islice(place.prefetch(loader), 7))
-    return first, next(loader)[0].item()
-
-
 @case("An infinite loader is left by break.")
 def infinite_loader(place):
     results = []
@@ -160,38 +119,6 @@ def infinite_loader(place):
         results.append(x)
         if number == 8:
             break
-    return results
-
-
-@case("A training by steps calls `iter` again whenever the pass is over.")
-def endless_by_iter(place):
-    prefetcher = place.prefetch([place.numbers(n, place.tiny) for n in range(3)])
-    batches, results = iter(prefetcher), []
-    for _ in range(10):
-        try:
-            x = next(batches)
-        except StopIteration:
-            batches = iter(prefetcher)
-            x = next(batches)
-        place.busy()
-        results.append(x[1:])
-    return results
-
-
-@case("`itertools.cycle` keeps every batch.")
-def cycled(place):
-    cycle = itertools.cycle(place.prefetch([place.numbers(n, place.medium) for n in range(3)]))
-    return [next(cycle)[:4] * 2 for _ in range(9)]
-
-
-@case("Two prefetchers are zipped, labelled with unlabelled data.")
-def zipped(place):
-    left = place.prefetch([place.numbers(n, place.medium) for n in range(5)])
-    right = place.prefetch([(place.numbers(n + 50, place.tiny), f"b{n}") for n in range(4)])
-    results = []
-    for x, (y, text) in zip(left, right, strict=False):
-        place.busy()
-        results.append((x[:3] + y[:3], text))
     return results
 
 
@@ -223,24 +150,6 @@ def data_change_after_iter(place):
     batches = iter(place.prefetch(Ends()))
     rows.append(place.numbers(9, place.tiny))
     return list(batches)
-
-
-@case("The shorter of two loaders is cycled while the longer is read once.")
-def zip_with_cycle(place):
-    long = place.prefetch([place.numbers(n, 40) for n in range(7)])
-    short = place.prefetch([place.numbers(n, 40) for n in range(2)])
-    return [x - y for x, y in zip(long, itertools.cycle(short), strict=False)]
-
-
-@case("A loop over a prefetcher within a loop over the same one.")
-def nested_loops(place):
-    prefetcher = place.prefetch([place.numbers(n, place.medium) for n in range(4)])
-    results = []
-    for x in prefetcher:
-        for y in prefetcher:
-            place.busy()
-            results.append((x * y)[:5])
-    return results
 
 
 @case("Two passes over one prefetcher are read in turn.")
@@ -279,41 +188,6 @@ def two_threads(place):
         thread.join()
     assert not failures, failures
     return results["a"], results["b"]
-
-
-@case("A pass is begun in one thread and read in another.", devices=REAL)
-def handed_to_a_thread(place):
-    batches, results = iter(place.prefetch([place.numbers(n, 90) for n in range(5)])), []
-    results.append(next(batches))
-    thread = threading.Thread(target=lambda: results.extend(batches))
-    thread.start()
-    thread.join()
-    place.settle()
-    return results
-
-
-@case("The prefetcher is made anew in each epoch, over one loader.")
-def made_in_each_epoch(place):
-    loader = [place.numbers(n, place.medium) for n in range(4)]
-    results = []
-    for _ in range(3):
-        for x in place.prefetch(loader):
-            place.busy()
-            results.append(x[::7])
-    return results
-
-
-@case("One prefetcher serves several epochs, with evaluation between them.")
-def several_epochs(place):
-    train = place.prefetch([place.numbers(n, place.medium) for n in range(4)])
-    valid = place.prefetch([place.numbers(n, place.medium) for n in range(9, 12)])
-    results = []
-    for _ in range(3):
-        results.extend(x[:4] for x in train)
-        with torch.no_grad():
-            results.extend(x[4:8] for x in valid)
-        place.busy()
-    return results
 
 
 @case("A DataLoader shuffles with the default generator, over two epochs.")
@@ -359,19 +233,6 @@ def pinning_loader(place):
     return results
 
 
-@case("An iterable dataset without a length.")
-def iterable_dataset(place):
-    prefetcher = place.prefetch(DataLoader(Stream(7), batch_size=2))
-    with pytest.raises(TypeError):
-        len(prefetcher)
-    return list(prefetcher)
-
-
-@case("The loader samples batches itself (`batch_size=None`).")
-def no_automatic_batches(place):
-    return list(place.prefetch(DataLoader(TensorDataset(place.numbers(0, 5, 3)), batch_size=None)))
-
-
 @case(
     "What the loop asks of its loader is there: dataset, samplers, batch_size, len.", verdict=HOLDS
 )
@@ -389,33 +250,6 @@ def the_loader_shows_through(place):
     assert prefetcher.sampler is loader.sampler
     assert prefetcher.drop_last is False
     assert len(prefetcher.dataset) == 10
-
-
-@case("`set_epoch` reaches the loader, and what it says holds from the next pass on.")
-def set_epoch(place):
-    class Loader:
-        epoch = 0
-
-        def set_epoch(self, epoch):
-            self.epoch = epoch
-
-        def __iter__(self):
-            return iter([place.numbers(self.epoch * 10 + n, 5) for n in range(3)])
-
-    prefetcher, results = place.prefetch(Loader()), []
-    for epoch in range(3):
-        prefetcher.set_epoch(epoch)
-        results.extend(prefetcher)
-    return results, prefetcher.epoch
-
-
-@case("An attribute that the loader has not is an AttributeError with its name.", verdict=HOLDS)
-def missing_attribute(place):
-    prefetcher = place.prefetch([place.numbers(0, 3)])
-    assert not hasattr(prefetcher, "sampler")
-    assert getattr(prefetcher, "no_such_thing", "default") == "default"
-    with pytest.raises(AttributeError, match="no_such_thing"):
-        _ = prefetcher.no_such_thing
 
 
 @case("The loader changes its length or its attributes while it is wrapped.", verdict=HOLDS)
@@ -440,28 +274,6 @@ def next_is_refused(place):
     assert len(list(prefetcher)) == 1
 
 
-@case("A progress bar wraps the prefetcher: it asks for its length and counts.")
-def progress_bar(place):
-    class Bar:
-        def __init__(self, iterable):
-            self.iterable = iterable
-            self.total = len(iterable) if hasattr(iterable, "__len__") else None
-            self.num = 0
-
-        def __iter__(self):
-            for one in self.iterable:
-                yield one
-                self.num += 1
-
-    sized, unsized = Bar(place.prefetch([place.numbers(n, 4) for n in range(5)])), None
-    results = [x[1:] for x in sized]
-    try:
-        unsized = Bar(place.prefetch(place.numbers(n, 4) for n in range(5))).total
-    except TypeError:
-        unsized = None
-    return results, sized.total, sized.num, unsized
-
-
 @case("Loops ask `if loader:` and `isinstance(loader, Iterable)`.", verdict=HOLDS)
 def truth_and_kind(place):
     full = place.prefetch([place.numbers(0, 3)])
@@ -471,59 +283,6 @@ def truth_and_kind(place):
     assert isinstance(full, collections.abc.Iterable)
     assert not isinstance(full, DataLoader)
     assert iter(full) is not iter(full)
-
-
-@case("The iterator is its own iterator, and stays at its end.", verdict=HOLDS)
-def iterator_protocol(place):
-    batches = iter(place.prefetch([place.numbers(0, 3)]))
-    assert iter(batches) is batches
-    assert len(next(batches)) == 3
-    for _ in range(3):
-        with pytest.raises(StopIteration):
-            next(batches)
-
-
-@case("A generator is a loader for one pass; the second is empty, as in a plain loop.")
-def generator_twice(place):
-    prefetcher = place.prefetch(place.numbers(n, 4) for n in range(3))
-    return list(prefetcher), list(prefetcher)
-
-
-@case("A loader with `__getitem__` alone (the old protocol).")
-def old_protocol(place):
-    class Old:
-        def __getitem__(self, index):
-            if index == 4:
-                raise IndexError(index)
-            return place.numbers(index, 6)
-
-    return list(place.prefetch(Old()))
-
-
-@case("A loader whose `__iter__` resets itself and returns itself.")
-def loader_is_its_own_iterator(place):
-    class Own:
-        def __iter__(self):
-            self.number = 0
-            return self
-
-        def __next__(self):
-            if self.number == 3:
-                raise StopIteration
-            self.number += 1
-            return place.numbers(self.number, 6)
-
-    prefetcher = place.prefetch(Own())
-    return list(prefetcher), list(prefetcher)
-
-
-@case("The loader that was wrapped is copied and pickled, and goes on as it was.", verdict=HOLDS)
-def loader_is_copied(place):
-    loader = DataLoader(Squares(6), batch_size=2)
-    prefetcher = place.prefetch(loader)
-    first = [batch[1].tolist() for batch in prefetcher]
-    for again in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
-        assert [batch[1].tolist() for batch in place.prefetch(again)] == first
 
 
 @case(
@@ -540,56 +299,6 @@ def prefetcher_is_copied(place):
 def empty_loaders(place):
     assert list(place.prefetch([])) == []
     assert list(place.prefetch(DataLoader(TensorDataset(torch.empty(0, 3))))) == []
-
-
-@case("The last batch is short, and sizes grow and shrink.")
-def short_last_batch(place):
-    results = []
-    for rows in (40, 3, 200, 40, 0, 1, 200):
-        data = TensorDataset(place.numbers(rows, rows, 6))
-        if rows:
-            for (x,) in place.prefetch(DataLoader(data, batch_size=16)):
-                place.busy()
-                results.append(x[:, 0])
-    return results
-
-
-@case("A prefetcher is read through another prefetcher.")
-def prefetcher_of_a_prefetcher(place):
-    inner = place.prefetch([(place.numbers(n, place.medium), "a") for n in range(6)])
-    results = []
-    for x, text in place.prefetch(inner):
-        place.busy()
-        results.append((x[:5], text))
-    return results
-
-
-@case("A thread of the user's reads ahead through a queue of batches.", devices=REAL)
-def read_by_a_queue(place):
-    import queue
-
-    waiting = queue.Queue(maxsize=2)
-
-    def fill():
-        for x in place.prefetch([place.numbers(n, place.medium) for n in range(8)]):
-            waiting.put(x[5:])
-        waiting.put(None)
-
-    thread = threading.Thread(target=fill)
-    thread.start()
-    results = []
-    while (x := waiting.get()) is not None:
-        place.settle()
-        results.append(snapshot(place, x))
-    thread.join()
-    return results
-
-
-@case("Batches are taken by `list`, by unpacking, by `map` and by a comprehension.")
-def all_at_once(place):
-    prefetcher = place.prefetch([place.numbers(n, place.medium) for n in range(4)])
-    first, *rest = prefetcher
-    return first, rest, list(map(torch.sum, prefetcher)), dict(enumerate(prefetcher))
 
 
 @case("On a machine with a GPU the loop asks for the CPU.", devices=(GPU,), verdict=HOLDS)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import collections
 import random
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, TensorDataset
 
 from hazards.harness import EVERYWHERE, HOLDS, case
 
@@ -21,66 +18,6 @@ def torchs_generator_is_shared(place):
             yield torch.randn(8)
 
     return [x + torch.rand(1).item() for x in place.prefetch(loader())], torch.rand(1).item()
-
-
-@case("A DataLoader shuffles while the step drops out by the default generator.")
-def shuffling_and_dropout(place):
-    loader = DataLoader(TensorDataset(place.numbers(0, 30, 2)), batch_size=5, shuffle=True)
-    results = []
-    for _ in range(2):
-        for (x,) in place.prefetch(loader):
-            keep = (torch.rand(x.shape) > 0.5).float()
-            results.append(x * place.moved(keep))
-    return results
-
-
-@case("Loader and step draw from numpy's generator.")
-def numpys_generator_is_shared(place):
-    np.random.seed(3)  # noqa: NPY002  # what users write
-    loader = (torch.from_numpy(np.random.rand(4)) for _ in range(6))  # noqa: NPY002
-    return [x * float(np.random.rand()) for x in place.prefetch(loader)]  # noqa: NPY002
-
-
-@case("Loader and step draw from `random`.")
-def pythons_generator_is_shared(place):
-    loader = (torch.tensor([random.random(), float(n)]) for n in range(6))
-    return [x * random.random() for x in place.prefetch(loader)]
-
-
-@case("Loader and step share a generator object that they were given.")
-def generator_object_is_shared(place):
-    shared = torch.Generator().manual_seed(5)
-    loader = DataLoader(
-        TensorDataset(place.numbers(0, 20, 2)),
-        batch_size=4,
-        sampler=RandomSampler(range(20), generator=shared),
-    )
-    results = []
-    for _ in range(2):
-        for (x,) in place.prefetch(loader):
-            results.append(x * torch.rand(1, generator=shared).item())
-    return results
-
-
-@case("A curriculum: the next batch is scaled by the weights that were just updated.")
-def curriculum(place):
-    model = nn.Linear(4, 1).to(place.torch_device)
-    sgd = torch.optim.SGD(model.parameters(), lr=1e-2)
-
-    def loader():
-        for number in range(6):
-            difficulty = model.weight.detach().cpu().abs().sum()
-            yield torch.ones(3, 4) * difficulty + number
-
-    results = []
-    for x in place.prefetch(loader()):
-        place.busy()
-        loss = model(x).square().mean()
-        loss.backward()
-        sgd.step()
-        sgd.zero_grad()
-        results.append((x, loss))
-    return results
 
 
 @case("A replay buffer: the step stores transitions, from which the loader samples.")
@@ -95,46 +32,6 @@ def replay_buffer(place):
     for number, (x, num_stored) in enumerate(place.prefetch(loader())):
         results.append((x, num_stored))
         replay.append((x[0] * 2 + number).cpu())
-    return results
-
-
-@case("Hard examples: the sampler chooses by losses that the step has written down.")
-def hard_examples(place):
-    losses = torch.zeros(12)
-
-    class Hardest(Sampler):
-        def __len__(self):
-            return 12
-
-        def __iter__(self):
-            for _ in range(12):
-                yield int(losses.argmax())
-
-    loader = DataLoader(TensorDataset(torch.arange(12.0)), batch_size=3, sampler=Hardest())
-    seen = []
-    for (x,) in place.prefetch(loader):
-        seen.append(x)
-        for value in x.tolist():
-            losses[int(value)] -= 1 + value
-    return seen
-
-
-@case("The step tells the loader to end (`loader.stop = True`) or to go faster.")
-def the_step_steers_the_loader(place):
-    class Loader:
-        stop, stride = False, 1
-
-        def __iter__(self):
-            number = 0
-            while not self.stop:
-                number += self.stride
-                yield place.numbers(number, 5)
-
-    loader, results = Loader(), []
-    for number, x in enumerate(place.prefetch(loader)):
-        results.append(x)
-        loader.stride = number + 2
-        loader.stop = number == 5
     return results
 
 
@@ -167,50 +64,6 @@ def end_of_dataloader(place):
             pending.clear()
         results.append((loader.end_of_dataloader, len(pending)))
     return weight, results
-
-
-@case("Padding of the last batch is cut by `loader.remainder` (gather_for_metrics).")
-def remainder(place):
-    loader = CountingLoader([place.numbers(n, 4 - n // 3, 2) for n in range(4)])
-    prefetcher, results = place.prefetch(loader), []
-    for _ in range(2):
-        for x in prefetcher:
-            results.append(x[: prefetcher.remainder] if prefetcher.end_of_dataloader else x)
-    return results
-
-
-@case("The loop stops at `len` without exhausting a sampler that draws again when it is.")
-def sampler_that_redraws(place):
-    class Redrawing:
-        def __init__(self):
-            self.draw = torch.Generator().manual_seed(0)
-            self.order = torch.randperm(4, generator=self.draw)
-
-        def __len__(self):
-            return 4
-
-        def __iter__(self):
-            for index in self.order.tolist():
-                yield place.numbers(index, 6)
-            self.order = torch.randperm(4, generator=self.draw)
-
-    prefetcher, results = place.prefetch(Redrawing()), []
-    for _ in range(3):
-        batches = iter(prefetcher)
-        results.extend(next(batches) for _ in range(len(prefetcher)))
-        del batches
-    return results
-
-
-@case("After a break the user goes on with the generator, where the loop has left it.")
-def generator_goes_on_after_break(place):
-    loader = (place.numbers(number, 4) for number in range(9))
-    results = []
-    for number, x in enumerate(place.prefetch(loader)):
-        results.append(x)
-        if number == 3:
-            break
-    return results, [int(one[0]) for one in loader]
 
 
 @case("A checkpoint in the middle of an epoch saves how far the loader was read.")
@@ -266,17 +119,6 @@ def lazy_until_asked(place):
     assert reads == []
     next(batches)
     assert reads == [0]
-
-
-@case("The learning rate of a schedule is read by the loader, for logging within the batch.")
-def schedule_read_by_the_loader(place):
-    rate = {"value": 1.0}
-    loader = ((place.numbers(n, 3), rate["value"]) for n in range(5))
-    results = []
-    for x, value in place.prefetch(loader):
-        results.append((x, value))
-        rate["value"] *= 0.5
-    return results
 
 
 @case("With `depth=2` the same batches come in the same order, kept as views.")
@@ -336,25 +178,6 @@ def depth_with_a_failure(place):
         for x in place.prefetch(loader(), depth=2):
             seen.append(int(x[0]))
     assert seen == [1, 1001, 2001, 3001]
-
-
-@case("With `depth=2` an infinite loader is left, and another pass is made.")
-def depth_left_early(place):
-    class Endless(IterableDataset):
-        def __iter__(self):
-            number = 0
-            while True:
-                yield place.numbers(number, 20)
-                number += 1
-
-    prefetcher, results = place.prefetch(Endless(), depth=2), []
-    for _ in range(3):
-        for number, x in enumerate(prefetcher):
-            place.busy()
-            results.append(x[:5])
-            if number == 4:
-                break
-    return results
 
 
 @case("A depth below 0 is refused.", verdict=HOLDS)

@@ -60,29 +60,6 @@ def ten_thousand_with_ids(place):
 
 
 @case(
-    "One prefetcher over two thousand batches, twice, whose structures all differ.",
-    devices=REAL,
-    verdict=HOLDS,
-)
-def structures_all_differ(place):
-    def loader(num):
-        for number in range(num):
-            yield {f"key {number}": torch.ones(2), "ids": tuple(range(number % 90)), "n": number}
-
-    class Loader:
-        def __iter__(self):
-            return loader(2_000)
-
-    prefetcher = place.prefetch(Loader())
-    for _ in prefetcher:
-        pass
-    before = blocks()
-    for _ in prefetcher:
-        pass
-    assert blocks() - before < 2_000
-
-
-@case(
     "Batches, and the loader's own tensors, die in the course of the loop.",
     devices=REAL,
     verdict=HOLDS,

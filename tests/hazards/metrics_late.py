@@ -6,7 +6,6 @@ import math
 import warnings
 
 import pytest
-import torch
 
 from hazards.harness import DEVICES, HOLDS, case
 
@@ -38,18 +37,6 @@ def latest_is_true(place):
     assert losses.latest().values == {"loss": 118.0, "half": 29.5}
 
 
-@case("`latest()` is asked once, right after the only add, and after `drain`.", verdict=HOLDS)
-def latest_at_once(place):
-    losses = place.losses()
-    assert losses.latest() is None
-    place.busy()
-    losses.add(place.scalar(3.0))
-    early = losses.latest()
-    assert early is None or (early.step, early.values) == (0, {"loss": 3.0})
-    losses.drain()
-    assert (losses.latest().step, losses.latest().values) == (0, {"loss": 3.0})
-
-
 @case(
     "`latest()` moves on while the loop computes: the device is idle after each step.",
     verdict=HOLDS,
@@ -63,19 +50,6 @@ def latest_keeps_up(place):
     losses.flush()
     losses.drain()
     assert losses.latest().step == 9
-
-
-@case("What `latest()` returned does not change later.", verdict=HOLDS)
-def latest_is_kept(place):
-    losses, kept = place.losses(), []
-    for number in range(20):
-        losses.add(place.scalar(1.0 * number))
-        place.settle()
-        kept.append(losses.latest())
-    losses.mean()
-    for one in kept:
-        if one is not None:
-            assert one.values == {"loss": 1.0 * one.step}
 
 
 @case("`history` grows in order, and never holds what has not arrived.", verdict=HOLDS)
@@ -102,29 +76,6 @@ def every_five(place):
     losses.drain()
     assert [step for step, _ in told] == [4, 9, 14, 19, 24, 29, 34, 39]
     return told, losses.mean()
-
-
-@case("`every=1` with named values, which a logger writes.")
-def every_one(place):
-    told = []
-    losses = place.losses(every=1, on_values=told.append)
-    for number in range(30):
-        losses.add(loss=place.scalar(1.0 * number), rate=0.1 * number)
-    losses.mean()
-    return [(one.step, one.values) for one in told]
-
-
-@case("The epoch is shorter than `every`: nothing is told.", verdict=HOLDS)
-def every_is_longer(place):
-    told = []
-    losses = place.losses(every=50, on_values=told.append)
-    for number in range(49):
-        losses.add(place.scalar(1.0 * number))
-    losses.mean()
-    assert told == []
-    losses.add(place.scalar(49.0))
-    losses.mean()
-    assert [(one.step, one.values) for one in told] == [(49, {"loss": 49.0})]
 
 
 @case("The callback runs in the loop's thread, from `add`, `drain` or `mean`.", verdict=HOLDS)
@@ -197,35 +148,6 @@ def callback_reads(place):
     assert all(latest >= step and length > step for step, _, latest, length in told)
 
 
-@case("The callback resets the object after each report.", verdict=HOLDS)
-def callback_resets_nothing_but_own(place):
-    told, other = [], place.losses()
-
-    def on_values(new):
-        other.add(new.values["loss"])
-        told.append(other.mean())
-
-    losses = place.losses(every=2, on_values=on_values)
-    for number in range(8):
-        losses.add(place.scalar(1.0 * number))
-    losses.drain()
-    assert told == [1.0, 2.0, 3.0, 4.0]
-
-
-@case("After `reset` the callback counts steps from 0.", verdict=HOLDS)
-def callback_after_reset(place):
-    told = []
-    losses = place.losses(every=3, on_values=told.append)
-    for number in range(4):
-        losses.add(place.scalar(1.0 * number))
-    losses.drain()
-    losses.reset()
-    for number in range(3):
-        losses.add(place.scalar(10.0 + number))
-    losses.drain()
-    assert [(one.step, one.values["loss"]) for one in told] == [(2, 2.0), (2, 12.0)]
-
-
 @case(
     "`every` without `on_values`, 0 and negative numbers are refused.",
     verdict=HOLDS,
@@ -261,54 +183,6 @@ def nan_is_named(place):
     assert (found.step, found.name) == (7, "loss")
     assert math.isnan(found.value)
     assert math.isnan(losses.mean())
-
-
-@case("Infinities of both signs, by name.", verdict=HOLDS)
-def infinities(place):
-    for value in (math.inf, -math.inf):
-        losses = place.losses()
-
-        def train(losses=losses, value=value):
-            for number in range(5):
-                x = place.scalar(1.0)
-                losses.add(loss=x, norm=x * value if number == 3 else x)
-            losses.drain()
-
-        messages = warned(train)
-        assert len(messages) == 1
-        assert "norm" in messages[0]
-        assert "3" in messages[0]
-        found = losses.first_nonfinite
-        assert (found.step, found.name, found.value) == (3, "norm", value)
-        assert losses.mean("loss") == 1.0
-
-
-@case("A Python number is not finite, beside a tensor that is.", verdict=HOLDS)
-def python_nan(place):
-    losses = place.losses()
-
-    def train():
-        for number in range(4):
-            losses.add(loss=place.scalar(1.0), scale=math.inf if number == 2 else 1.0)
-        losses.drain()
-
-    assert len(warned(train)) == 1
-    assert (losses.first_nonfinite.step, losses.first_nonfinite.name) == (2, "scale")
-
-
-@case("NaN in float16 and bfloat16, and an overflow to infinity.", verdict=HOLDS)
-def nan_in_half_precision(place):
-    for dtype in (torch.float16, torch.bfloat16, torch.float64):
-        losses = place.losses()
-
-        def train(losses=losses, dtype=dtype):
-            x = place.scalar(300.0, dtype)
-            losses.add(x)
-            losses.add(x * math.inf)
-            losses.drain()
-
-        assert len(warned(train)) == 1
-        assert losses.first_nonfinite.step == 1
 
 
 @case("A value that is not finite costs no wait in the loop.", devices=DEVICES, verdict=HOLDS)
@@ -349,35 +223,3 @@ def warnings_are_errors(place):
     assert raised == 1
     assert len(losses.history) == len(losses.weights) == 6
     assert losses.first_nonfinite.step == 2
-
-
-@case("All values are finite: nothing is named.", verdict=HOLDS)
-def nothing_is_named(place):
-    losses = place.losses()
-
-    def train():
-        for number in range(20):
-            losses.add(place.scalar(3e38 if number % 2 else -3e38))
-        losses.mean()
-
-    assert warned(train) == []
-    assert losses.first_nonfinite is None
-
-
-@case(
-    "`reset` forgets the value that was not finite; the next epoch names its own.", verdict=HOLDS
-)
-def reset_forgets_nan(place):
-    losses = place.losses()
-
-    def epoch(bad):
-        for number in range(4):
-            losses.add(place.scalar(math.nan if number == bad else 1.0))
-        losses.drain()
-
-    warned(lambda: epoch(1))
-    assert losses.first_nonfinite.step == 1
-    losses.reset()
-    assert losses.first_nonfinite is None
-    warned(lambda: epoch(3))
-    assert losses.first_nonfinite.step == 3

@@ -75,37 +75,3 @@ def large_tensors_die(place):
     gc.collect()
     assert sum(one() is not None for one in dying) == 0
     assert losses.mean() == 4.5
-
-
-@case(
-    "The object dies with values in flight, and another is made: a hundred times.", verdict=HOLDS
-)
-def objects_die(place):
-    alive = weakref.WeakSet()
-    for number in range(100):
-        losses = place.losses()
-        alive.add(losses)
-        losses.add(place.scalar(1.0 * number))
-        if number % 10 == 9:
-            assert losses.mean() == 1.0 * number
-        del losses
-    gc.collect()
-    place.settle()
-    assert len(alive) <= 1
-
-
-@case("The callback's object dies with its losses (no cycle through a global).", verdict=HOLDS)
-def callback_dies(place):
-    class Logger:
-        def __call__(self, values):
-            pass
-
-    logger = Logger()
-    dying = weakref.ref(logger)
-    losses = place.losses(every=2, on_values=logger)
-    for number in range(5):
-        losses.add(place.scalar(1.0 * number))
-    losses.drain()
-    del losses, logger
-    gc.collect()
-    assert dying() is None

@@ -23,18 +23,6 @@ def overwritten_after_add(place):
     return losses.mean(), losses.history
 
 
-@case("Several views of one buffer of metrics are added; the buffer is refilled.")
-def views_of_a_buffer(place):
-    losses, buffer = place.losses(), torch.zeros(3, device=place.torch_device)
-    for number in range(15):
-        place.busy()
-        buffer.add_(number)
-        losses.add(a=buffer[0], b=buffer[1] * 2, c=buffer[2])
-        buffer[2] = -5
-    buffer.zero_()
-    return losses.mean(), losses.history
-
-
 @case("The loss is dropped at once, and its memory is used again.")
 def dropped_at_once(place):
     losses, x = place.losses(), place.scalar(1.0)
@@ -70,46 +58,6 @@ def side_stream_adds(place):
             losses.add(place.scalar(1.0 * number) + 1)
     mean = losses.mean()
     place.order(place.current(), side)
-    return mean, losses.history
-
-
-@case("Values are added on many streams in turn, with one wait at the end.", devices=DEVICES)
-def many_streams_add(place):
-    losses, streams = place.losses(), [place.stream() for _ in range(3)]
-    for number in range(30):
-        with place.on(streams[number % 3]):
-            place.busy()
-            losses.add(loss=place.scalar(1.0 * number), double=place.scalar(2.0 * number))
-    mean = losses.mean()
-    for stream in streams:
-        place.order(place.current(), stream)
-    return mean, losses.history
-
-
-@case("Train loss on the main stream, validation loss on a side stream, at once.", devices=DEVICES)
-def two_losses_on_two_streams(place):
-    train, valid, side = place.losses(), place.losses(), place.stream()
-    for number in range(15):
-        place.busy()
-        train.add(place.scalar(1.0 * number))
-        with place.on(side):
-            place.busy()
-            valid.add(place.scalar(-1.0 * number))
-    means = train.mean(), valid.mean()
-    place.order(place.current(), side)
-    return means, train.history, valid.history
-
-
-@case(
-    "Values are added on the main stream; `mean` is called inside a side stream.", devices=DEVICES
-)
-def mean_on_a_side_stream(place):
-    losses, side = place.losses(), place.stream()
-    for number in range(12):
-        place.busy()
-        losses.add(place.scalar(1.0 * number))
-    with place.on(side):
-        mean = losses.mean()
     return mean, losses.history
 
 
@@ -156,34 +104,6 @@ def two_threads_add(place):
     assert len(losses.weights) == 600
 
 
-@case(
-    "A thread reads `latest()` for a dashboard while the loop adds.", devices=REAL, verdict=HOLDS
-)
-def read_in_a_thread(place):
-    losses, stop, failures = place.losses(), threading.Event(), []
-
-    def show():
-        try:
-            last = -1
-            while not stop.is_set():
-                newest = losses.latest()
-                if newest is not None:
-                    assert newest.step >= last
-                    assert newest.values["loss"] == 2.0 * newest.step
-                    last = newest.step
-        except BaseException as failure:
-            failures.append(failure)
-
-    thread = threading.Thread(target=show)
-    thread.start()
-    for number in range(300):
-        losses.add(place.scalar(2.0 * number))
-    stop.set()
-    thread.join()
-    assert not failures, failures
-    assert losses.mean() == 299.0
-
-
 @case("Evaluation adds under `inference_mode`, training adds outside, to one object.")
 def inference_mode(place):
     losses = place.losses()
@@ -197,36 +117,6 @@ def inference_mode(place):
         inside = losses.mean()
     losses.add(place.scalar(5.0))
     return inside, losses.mean(), losses.history
-
-
-@case("Everything happens under `no_grad`, or the object is made under `inference_mode`.")
-def made_under_inference_mode(place):
-    with torch.inference_mode():
-        losses = place.losses()
-        losses.add(place.scalar(1.0))
-    losses.add(place.scalar(2.0))
-    with torch.no_grad():
-        losses.add(place.scalar(4.0))
-    return losses.mean(), losses.history
-
-
-@case("Autocast is on, and the default dtype is float64.")
-def under_autocast(place):
-    torch.set_default_dtype(torch.float64)
-    losses = place.losses()
-    with torch.autocast("cpu" if place.kind != GPU else "cuda", dtype=torch.bfloat16):
-        for number in range(5):
-            losses.add(loss=place.scalar(0.1 * number), exact=0.1 * number)
-    return losses.mean(), losses.history
-
-
-@case("`torch.set_default_device` is the device.", devices=REAL)
-def default_device(place):
-    with torch.device(place.torch_device):
-        losses = place.losses()
-        for number in range(5):
-            losses.add(loss=torch.tensor(0.1 * number), exact=0.1 * number)
-        return losses.mean(), losses.history
 
 
 @case("The loss has a graph: it is not kept alive.", devices=REAL, verdict=HOLDS)
@@ -254,19 +144,6 @@ def graph_is_not_kept(place):
     gc.collect()
     assert sum(one() is not None for one in dying) == 0
     assert losses.mean() == 2.0
-
-
-@case("The loss is added before `backward`, which then works as without.")
-def added_before_backward(place):
-    model = nn.Linear(4, 1).to(place.torch_device)
-    losses, grads = place.losses(), []
-    for number in range(5):
-        loss = model(place.moved(place.numbers(number, 6, 4)) / 500).square().mean()
-        losses.add(loss)
-        assert loss.requires_grad
-        loss.backward()
-        grads.append(model.weight.grad.clone())
-    return losses.mean(), losses.history, grads
 
 
 @case("Adding and `latest()` never wait for the device.", devices=DEVICES, verdict=HOLDS)
@@ -302,22 +179,6 @@ def no_wait_from_the_first(place):
             len(losses.weights)
     assert waits.count == 0, waits
     assert losses.mean() == 49.5
-
-
-@case(
-    "Python numbers are added without a wait while the device is busy.",
-    devices=DEVICES,
-    verdict=HOLDS,
-)
-def no_wait_for_python_numbers(place):
-    losses, x = place.losses(), place.scalar(1.0)
-    losses.add(loss=x, rate=0.1)
-    losses.drain()
-    place.busy()
-    with place.count_waits() as waits:
-        for number in range(50):
-            losses.add(loss=x, rate=0.1 * number)
-    assert waits.count == 0, waits
 
 
 @case(

@@ -33,16 +33,6 @@ def one_loss(place):
     return report(losses)
 
 
-@case("Loss, accuracy and gradient norm are added by name.")
-def several_by_name(place):
-    losses = place.losses()
-    for number in range(25):
-        x = place.scalar(0.3 * number)
-        losses.add(loss=x * 2, accuracy=(x > 3).float(), norm=x.sqrt(), weight=number + 1)
-    assert list(losses.mean()) == ["loss", "accuracy", "norm"]
-    return report(losses), losses.mean("accuracy"), losses.mean("loss")
-
-
 @case("Names come in another order in each step; the first order is kept.")
 def order_of_names(place):
     losses = place.losses()
@@ -74,27 +64,6 @@ def no_digit_is_lost(place):
     }
 
 
-@case("Dtypes differ between names, and from step to step.")
-def mixed_dtypes(place):
-    losses = place.losses()
-    for number in range(8):
-        dtype = [torch.float32, torch.float64, torch.bfloat16, torch.int64][number % 4]
-        losses.add(
-            loss=place.scalar(number + 0.1, dtype),
-            hits=place.scalar(number, torch.int32),
-            rate=0.1 / (number + 1),
-        )
-    return report(losses)
-
-
-@case("The value has shape (1,), (1, 1) or ().")
-def shapes(place):
-    losses = place.losses()
-    for shape in ((1,), (1, 1), (), (1,)):
-        losses.add(place.scalar(2.5).reshape(shape))
-    return report(losses)
-
-
 @case("More than one number is refused in one line, and nothing is lost.", verdict=HOLDS)
 def two_numbers_refused(place):
     losses = place.losses()
@@ -123,14 +92,6 @@ def only_python_numbers(place):
     losses = place.losses()
     for number in range(2_000):
         losses.add(rate=0.1 / (number + 1), seconds=1e-3 * number)
-    return report(losses)
-
-
-@case("A loss that was computed on the host is added where the device is a GPU.")
-def host_tensors(place):
-    losses = place.losses()
-    for number in range(5):
-        losses.add(loss=torch.tensor(0.1 * number), other=place.scalar(0.2 * number))
     return report(losses)
 
 
@@ -209,17 +170,6 @@ def new_name_refused(place):
     assert len(losses.history["accuracy"]) == len(losses.weights) == 2
 
 
-@case("A missing name is refused in one line, and nothing is lost.", verdict=HOLDS)
-def missing_name_refused(place):
-    losses = place.losses()
-    losses.add(loss=place.scalar(1.0), accuracy=place.scalar(0.5))
-    with pytest.raises((ValueError, TypeError), match="accuracy") as caught:
-        losses.add(loss=place.scalar(9.0))
-    assert "\n" not in str(caught.value)
-    losses.add(loss=place.scalar(3.0), accuracy=place.scalar(0.5))
-    assert losses.mean() == {"loss": 2.0, "accuracy": 0.5}
-
-
 @case("By position first and by name later (and the other way round) is refused.", verdict=HOLDS)
 def position_and_name_mixed(place):
     losses = place.losses()
@@ -272,14 +222,6 @@ def names_of_all_kinds(place):
     return losses.mean(), losses.history
 
 
-@case("A name with a slash or a dot, given by `**{...}`, as loggers have.")
-def names_with_slashes(place):
-    losses = place.losses()
-    for number in range(3):
-        losses.add(**{"train/loss": place.scalar(1.0 * number), "acc.top-1": 0.5}, weight=2)
-    return losses.mean(), losses.mean("train/loss")
-
-
 @case("More values than fit a small ring: 3,500 adds without a read.", devices=EVERYWHERE)
 def many_without_a_read(place):
     losses = place.losses()
@@ -288,26 +230,6 @@ def many_without_a_read(place):
         losses.add(x * number, weight=1 + number % 3)
     mean = losses.mean()
     return mean, losses.history[:3], losses.history[-3:], len(losses.history), len(losses.weights)
-
-
-@case("Two hundred values a step are added by name.")
-def two_hundred_names(place):
-    losses = place.losses()
-    for number in range(4):
-        x = place.scalar(1.0 + number)
-        losses.add(**{f"layer{index}": x * index for index in range(200)})
-    return losses.mean()
-
-
-@case("`mean` is read in the middle of the epoch, and adding goes on.")
-def mean_in_the_middle(place):
-    losses, means = place.losses(), []
-    for number in range(12):
-        place.busy()
-        losses.add(place.scalar(1.0 * number), weight=number + 1)
-        if number % 5 == 4:
-            means.append(losses.mean())
-    return means, report(losses)
 
 
 @case("`reset` begins the next epoch while values are in flight.")
@@ -323,18 +245,6 @@ def reset_between_epochs(place):
         assert losses.latest() is None
     losses.add(place.scalar(7.0))
     return results, report(losses)
-
-
-@case("After a reset the steps count from 0, and other names may come.", verdict=HOLDS)
-def reset_counts_anew(place):
-    losses = place.losses()
-    for number in range(5):
-        losses.add(place.scalar(1.0 * number))
-    losses.reset()
-    losses.add(place.scalar(9.0))
-    losses.drain()
-    assert losses.latest().step == 0
-    assert losses.latest().values == {"loss": 9.0}
 
 
 @case("What `history` returned is the user's: changing it changes no mean.", verdict=HOLDS)

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import io
-import itertools
 import pickle
-from dataclasses import InitVar, dataclass, field
-from functools import cached_property
 from typing import NamedTuple, TypedDict
 
 import pytest
 import torch
-from torch import nn
 
 import gapless
 from hazards.harness import HOLDS, REAL, case
-
-
-@dataclass
-class Measured:
-    """A batch with a field that no argument sets, and one argument that is no field."""
-
-    x: torch.Tensor
-    scale: InitVar[float] = 1.0
-    scaled: torch.Tensor = field(init=False)
-
-    def __post_init__(self, scale):
-        self.scaled = self.x * scale
-
-    @cached_property
-    def total(self):
-        return self.x.sum() + self.scaled.sum()
 
 
 class Row(TypedDict):
@@ -51,22 +30,6 @@ class Pair(NamedTuple):
     @property
     def both(self):
         return self.x if self.y is None else self.x + self.y
-
-
-@case("A dataclass has an init-only argument, a field without one, and a cached sum.")
-def dataclass_of_all_kinds(place):
-    def batches():
-        for number in range(6):
-            one = Measured(place.numbers(number, place.medium), scale=0.5)
-            if number % 2:
-                assert one.total is one.total
-            yield one
-
-    kept = []
-    for one in place.prefetch(batches()):
-        place.busy()
-        kept.append((one.x, one.scaled, float(one.total), sorted(vars(one))))
-    return kept
 
 
 @case("Batches are typed dicts and named tuples with a default and a property.")
@@ -90,50 +53,6 @@ def copied_and_pickled(place):
         kept += [copy.deepcopy(batch), pickle.loads(pickle.dumps(batch)), torch.load(file)]
         batch["x"].zero_()
     return kept
-
-
-@case("A prefetcher is read twice by `tee`, the second reader four batches late.")
-def read_by_tee(place):
-    first, second = itertools.tee(
-        place.prefetch([place.numbers(n, place.medium) for n in range(8)])
-    )
-    kept = []
-    for _ in range(4):
-        place.busy()
-        kept.append(next(first) * 2)
-    for ahead, behind in itertools.zip_longest(first, second):
-        kept.append((ahead, behind))
-    return kept
-
-
-@case("Two coroutines read prefetchers of their own, and take turns at each batch.")
-def read_in_coroutines(place):
-    async def train(start):
-        kept = []
-        for x in place.prefetch([place.numbers(start + n, place.medium) for n in range(5)]):
-            await asyncio.sleep(0)
-            place.busy()
-            kept.append(x * 2)
-        return kept
-
-    async def main():
-        return await asyncio.gather(train(0), train(10))
-
-    return asyncio.run(main())
-
-
-@case("Batches are made under inference mode, and trained on outside after a clone.", devices=REAL)
-def inference_batches(place):
-    weight, kept = nn.Parameter(place.moved(torch.ones(8))), []
-    with torch.inference_mode():
-        given = list(place.prefetch([place.numbers(number, 8) for number in range(4)]))
-    for x in given:
-        with pytest.raises(RuntimeError):
-            (weight * x).sum().backward()
-        loss = (weight * x.clone()).sum()
-        loss.backward()
-        kept.append((loss, x.is_inference()))
-    return kept, weight.grad
 
 
 @case("A list holds itself: the error says so, and does not hang.", verdict=HOLDS)

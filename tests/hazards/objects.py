@@ -8,7 +8,6 @@ import weakref
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader
 
@@ -87,23 +86,6 @@ class Encoding(collections.UserDict):
         return self
 
 
-class Graph:
-    """As in PyG: a store, `.apply`, and a `.to` with names of what to move."""
-
-    def __init__(self, **store):
-        self.store = store
-
-    def apply(self, change):
-        self.store = {
-            key: change(value) if isinstance(value, torch.Tensor) else value
-            for key, value in self.store.items()
-        }
-        return self
-
-    def to(self, device, *args, non_blocking=False):
-        return self.apply(lambda one: one.to(device, non_blocking=non_blocking))
-
-
 class Images:
     """As in torchvision's detection models: tensors with a list of sizes."""
 
@@ -138,11 +120,6 @@ def x_of(place, number):
 
 
 form(
-    "to_device",
-    "A class whose `.to(device)` takes a device alone.",
-    lambda p, n: ToDevice(x_of(p, n), f"text {n}"),
-)
-form(
     "in_place", "A `.to` that changes in place and returns None.", lambda p, n: InPlace(x_of(p, n))
 )
 form(
@@ -150,17 +127,10 @@ form(
     "A `.to(device, non_blocking)` that returns itself.",
     lambda p, n: ReturnsSelf(x=x_of(p, n), y=torch.tensor(n)),
 )
-form("any_arguments", "A `.to(*args, **kwargs)`.", lambda p, n: AnyArguments(x_of(p, n)))
-form("keyword_only", "A `.to` with keyword-only arguments.", lambda p, n: KeywordOnly(x_of(p, n)))
 form(
     "encoding",
     "A tokenizer's mapping with a `.to` of its own, and attributes.",
     lambda p, n: Encoding({"input_ids": x_of(p, n), "words": ["a"]}, encodings=["e"]),
-)
-form(
-    "graph",
-    "A graph with a store and `.to`, and Python numbers in it.",
-    lambda p, n: Graph(x=x_of(p, n), edge_index=torch.tensor([[0, 1], [1, n]]), num_nodes=n),
 )
 form(
     "images",
@@ -169,11 +139,6 @@ form(
         Images(p.numbers(n, 2, 3, 4, 4), [(4, 4), (3, 4)]),
         [{"boxes": x_of(p, n), "label": "cat"}, {"boxes": x_of(p, n), "label": "dog"}],
     ),
-)
-form(
-    "list_of_objects",
-    "A list of objects with `.to` (variable-size graphs).",
-    lambda p, n: [ToDevice(x_of(p, n + i), str(i)) for i in range(3)],
 )
 
 
@@ -196,16 +161,6 @@ def moved_once(place):
     for number, batch in enumerate(place.prefetch(batches)):
         assert batch is batches[number]
         assert [one.num_moves for one in batches] == [1] * (number + 1) + [0] * (4 - number)
-
-
-@case("An object's tensors are kept as views while the object is dropped.")
-def objects_views_kept(place):
-    results = []
-    for batch in place.prefetch(ToDevice(x_of(place, n), "a") for n in range(9)):
-        results.append(batch.x[1:5])
-        del batch
-        place.busy()
-    return results
 
 
 @case("A pinned object is refilled in place by its loader for the next batch.")
@@ -256,23 +211,6 @@ def objects_on_a_side_stream(place):
             place.busy()
             results.append(batch.x.mul_(2)[:7])
     place.order(place.current(), side)
-    return results
-
-
-@case("The `.to` of an object computes on the device as well (casting, normalising).")
-def to_that_computes(place):
-    class Normalised:
-        def __init__(self, x):
-            self.x = x
-
-        def to(self, device):
-            x = self.x.to(device, non_blocking=True)
-            return Normalised((x - x[:1]) * 0.5)
-
-    results = []
-    for batch in place.prefetch(Normalised(x_of(place, n)) for n in range(9)):
-        place.busy()
-        results.append(batch.x)
     return results
 
 
@@ -336,30 +274,6 @@ def objects_die(place):
     gc.collect()
     # The last may be remembered until the next pass.
     assert len(alive) <= 2
-
-
-@case("A module is part of the batch: its own `.to` moves it.", devices=REAL)
-def module_in_the_batch(place):
-    torch.manual_seed(0)
-    pairs = [(nn.Linear(3, 2), place.numbers(number, 4, 3)) for number in range(3)]
-    return [layer(x) for layer, x in place.prefetch(pairs)]
-
-
-@case("An object within a dataclass, a dict and a list, beside tensors.", devices=EVERYWHERE)
-def objects_in_containers(place):
-    loader = [
-        {
-            "graph": Graph(x=x_of(place, n), name="g"),
-            "rest": [ToDevice(x_of(place, n), "t"), 5],
-            "x": x_of(place, n),
-        }
-        for n in range(6)
-    ]
-    results = []
-    for batch in place.prefetch(loader):
-        place.busy()
-        results.append((batch["graph"].store["x"] + batch["x"], batch["rest"][0].x, batch))
-    return results
 
 
 @case(

@@ -55,20 +55,6 @@ def attributes_of_tensors(place):
     assert found.source == "file 3"
 
 
-@case("Gradients of leaves in the batch are read from the loader's tensors.", devices=(CPU,))
-def leaves(place):
-    loader = [torch.ones(3, requires_grad=True) for _ in range(3)]
-    for number, x in enumerate(place.prefetch(loader)):
-        (x * number).sum().backward()
-    return [x.grad for x in loader]
-
-
-@case("Sparse, quantized and meta tensors pass.", devices=(CPU,), verdict=HOLDS)
-def odd_tensors(place):
-    loader = [torch.eye(2).to_sparse(), torch.ones(2).to(torch.float8_e4m3fn)]
-    assert all(x is y for x, y in zip(place.prefetch(loader), loader, strict=True))
-
-
 @case("Batches die at once when the loop drops them.", devices=(CPU,), verdict=HOLDS)
 def batches_die(place):
     dying = []

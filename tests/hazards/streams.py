@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hazards.harness import CPU, DEVICES, EVERYWHERE, GPU, HOLDS, REAL, case
+from hazards.harness import CPU, DEVICES, GPU, HOLDS, case
 
 
 def numbered(place, num=9):
@@ -30,19 +30,6 @@ def whole_loop_on_a_side_stream(place):
     return results
 
 
-@case("The pass is begun on one stream and read on another.", devices=DEVICES)
-def begun_elsewhere(place):
-    batches, side, results = iter(place.prefetch(one_size(place))), place.stream(), []
-    results.append(next(batches) * 2)
-    place.order(side, place.current())
-    with place.on(side):
-        for x in batches:
-            place.busy()
-            results.append(x * 2)
-    place.order(place.current(), side)
-    return results
-
-
 @case("Batches are read on two streams in turn.", devices=DEVICES)
 def stream_changes_with_each_batch(place):
     streams, results = [place.stream(), place.stream()], []
@@ -53,23 +40,6 @@ def stream_changes_with_each_batch(place):
             place.busy()
             results.append(x * 2)
             del x
-    for stream in streams:
-        place.order(place.current(), stream)
-    return results
-
-
-@case("Two prefetchers are read on two streams at once.", devices=DEVICES)
-def two_prefetchers_on_two_streams(place):
-    streams = [place.stream(), place.stream()]
-    passes = [iter(place.prefetch(one_size(place))) for _ in streams]
-    results = []
-    for _ in range(9):
-        for stream, batches in zip(streams, passes, strict=True):
-            with place.on(stream):
-                x = next(batches)
-                place.busy()
-                results.append(x - 1)
-                del x
     for stream in streams:
         place.order(place.current(), stream)
     return results
@@ -127,22 +97,6 @@ def side_stream_recorded(place):
     return results
 
 
-@case("A side stream reads batches that are held in a list until it is joined.", devices=DEVICES)
-def side_stream_with_held_batches(place):
-    side, results, held = place.stream(), [], []
-    for number, x in enumerate(place.prefetch(one_size(place, 12))):
-        place.order(side, place.current())
-        with place.on(side):
-            place.busy()
-            results.append(x * 3)
-        held.append(x)
-        if number % 3 == 2:
-            place.order(place.current(), side)
-            held.clear()
-    place.order(place.current(), side)
-    return results
-
-
 @case("A view is recorded on the side stream, the batch itself is not.", devices=(GPU,))
 def view_recorded(place):
     side, results = place.stream(), []
@@ -167,11 +121,6 @@ def device_far_behind(place):
         total[number % 3].add_(x, alpha=number + 1)
         del x
     return total
-
-
-@case("The device waits for the host: the loop reads a result of every batch.")
-def host_reads_each_step(place):
-    return [(x * 2).sum().item() for x in place.prefetch(numbered(place))]
 
 
 @case(
@@ -241,28 +190,6 @@ def inference_and_training_in_turn(place):
     return results
 
 
-@case("A pass is begun under `inference_mode` and read on outside of it.")
-def inference_mode_is_left(place):
-    prefetcher = place.prefetch(one_size(place, 6))
-    batches, results = iter(prefetcher), []
-    with torch.inference_mode():
-        results.append(next(batches)[:5] * 2)
-    weight = torch.ones(1, device=place.torch_device, requires_grad=True)
-    for x in batches:
-        (x * weight).mean().backward()
-        results.append(weight.grad * 1)
-    return results
-
-
-@case("`no_grad` wraps the loop, or the evaluation function by decorator.")
-def decorated_by_no_grad(place):
-    @torch.no_grad()
-    def evaluate(batches):
-        return [x[1:] * 2 for x in batches]
-
-    return evaluate(place.prefetch(one_size(place)))
-
-
 @case("Grad mode, autocast and default dtype are the loop's own after each batch.", verdict=HOLDS)
 def modes_are_left_alone(place):
     torch.set_grad_enabled(True)
@@ -284,29 +211,6 @@ def current_stream_is_left_alone(place):
             next(batches)
             assert place.current() == mine
     assert place.current() == before
-
-
-@case("The default dtype is float64 during the loop.")
-def default_dtype(place):
-    torch.set_default_dtype(torch.float64)
-    return [x for x, _ in place.prefetch([(place.numbers(n, 30), 1.5) for n in range(3)])]
-
-
-@case("`torch.set_default_device` is set during the loop.", devices=REAL)
-def default_device(place):
-    loader = numbered(place, 4)
-    with torch.device(place.torch_device):
-        return [x * 2 for x in place.prefetch(loader)]
-
-
-@case("Autocast is on around the loop.", devices=REAL)
-def autocast(place):
-    torch.manual_seed(0)
-    model, results = nn.Linear(10, 4).to(place.torch_device), []
-    with torch.autocast(place.torch_device.type, dtype=torch.bfloat16):
-        for x in place.prefetch([place.numbers(n, 8, 10) / 3 for n in range(4)]):
-            results.append((model(x), x))
-    return results
 
 
 @case("A step is trained: model, loss, SGD with momentum, clipping; weights are compared.")
@@ -395,27 +299,6 @@ def copied_back_on_a_side_stream(place):
     return [back.to(place.torch_device) for back in backs]
 
 
-@case("The copy back is `x.cpu()`, `x.tolist()` and `x[0].item()`.")
-def copied_back_at_once(place):
-    results = []
-    for x in place.prefetch(numbered(place)):
-        place.busy()
-        results.append((x.cpu()[:5].tolist(), x[:3].tolist(), x[-1].item()))
-    return results
-
-
-@case("Each batch is moved again by `.to(device)`, as old code goes on doing.")
-def moved_again(place):
-    results = []
-    for x in place.prefetch(one_size(place)):
-        place.busy()
-        y = x.to(place.torch_device, non_blocking=True)
-        assert y is x or place.is_reference
-        results.append(y[2:])
-        del x, y
-    return results
-
-
 @case("The prefetcher's loop is behind a matrix product that takes long.", devices=(GPU,))
 def behind_matrix_products(place):
     weight, results = torch.rand(4096, 4096, device=place.torch_device), []
@@ -446,20 +329,3 @@ def the_wait_is_counted(place):
         for x in place.prefetch(loader()):
             x.mul_(2)
     assert waits.count >= 1
-
-
-@case("Batches of the loop's own device memory cost no wait.", devices=DEVICES, verdict=HOLDS)
-def no_wait_for_what_is_there(place):
-    loader = [place.moved(place.numbers(n, place.medium)) for n in range(9)]
-    list(place.prefetch(loader))
-    with place.count_waits() as waits:
-        for x in place.prefetch(loader):
-            x * 2
-    assert waits.count == 0
-
-
-@case("A loop without tensors in its batches makes no wait.", devices=EVERYWHERE, verdict=HOLDS)
-def no_wait_without_tensors(place):
-    with place.count_waits() as waits:
-        assert list(place.prefetch(["a", None, 3])) == ["a", None, 3]
-    assert waits.count == 0

@@ -70,13 +70,16 @@ def read_ahead(batches, place):
 
 MISTAKES = {
     "memory used again": (lambda: every_tensor(one_slot()), "kept_views-first_column"),
-    "memory used again, saved": (lambda: every_tensor(one_slot()), "kept_views-closures"),
+    "memory used again, saved": (
+        lambda: every_tensor(one_slot()),
+        "kept_views-window_of_three",
+    ),
     "read ahead": (lambda: read_ahead, "looking_ahead-torchs_generator_is_shared"),
     "read ahead of a break": (
         lambda: read_ahead,
-        "looking_ahead-generator_goes_on_after_break",
+        "looking_ahead-state_of_the_loader",
     ),
-    "strides lost": (lambda: every_tensor(torch.Tensor.contiguous), "forms-channels_last"),
+    "strides lost": (lambda: every_tensor(torch.Tensor.contiguous), "forms-permuted"),
     "dtype lost": (lambda: every_tensor(torch.Tensor.float), "forms-dtype_float16"),
     "subclass lost": (
         lambda: every_tensor(lambda tensor: tensor.as_subclass(torch.Tensor)),
