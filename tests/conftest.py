@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import random
 from dataclasses import dataclass
@@ -80,16 +79,6 @@ def pytest_runtest_setup(item):
     if os.environ.get("GAPLESS_REQUIRE_GPU") == "1":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
-
-
-_cache_folders = itertools.count()
-
-
-@pytest.fixture(autouse=True)
-def own_cache_folder(no_leaks, monkeypatch, tmp_path_factory):  # noqa: F811  # looks before, and last
-    """Give every test a cache folder of its own, which is made where one is written to."""
-    folder = tmp_path_factory.getbasetemp() / f"cache-{next(_cache_folders)}"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
 
 
 @pytest.fixture(autouse=True)

@@ -124,18 +124,6 @@ def test_the_mean_at_the_end_of_a_run(run, finished_copy, mishap):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cache", ["/proc/self/cache", "a file"])
-def test_a_cache_that_cannot_be_used(run, data, finished, tmp_path, cache):
-    """A cache only saves time: without one a run trains all the same."""
-    (tmp_path / "a file").write_text("no folder")
-
-    ended = run(*train_options(data, tmp_path / "run"), XDG_CACHE_HOME=tmp_path / cache)
-
-    ended.check_done()
-    check_same_run(tmp_path / "run", finished)
-
-
-@pytest.mark.slow
 def test_a_run_folder_whose_name_is_no_text(copy, run, finished, tmp_path):
     """A run goes on and is verified under any name; TensorBoard alone cannot write there."""
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xffn"))

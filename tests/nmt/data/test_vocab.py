@@ -1,10 +1,8 @@
-"""Tests of vocabularies: lossless subwords, words as they are, the cache by content."""
+"""Tests of vocabularies: lossless subwords, and words as they are."""
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -17,7 +15,6 @@ from gapless.nmt.data.vocab import (
     UNK,
     SubwordVocab,
     WordVocab,
-    cache_folder,
     join_subwords,
     load_vocab,
     train_subwords,
@@ -34,10 +31,9 @@ TEXT = [
 
 
 @pytest.fixture(scope="module", params=["bpe", "unigram"])
-def subwords(request, tmp_path_factory):
+def subwords(request):
     """A subword vocabulary of a small mixed text."""
-    cache = tmp_path_factory.mktemp("cache")
-    return train_subwords(TEXT, size=None, model=request.param, cache=cache)
+    return train_subwords(TEXT, size=None, model=request.param)
 
 
 def round_trip(vocab, sentence):
@@ -97,123 +93,44 @@ def test_special_ids_are_zero_to_three(subwords):
     assert subwords.decode([BOS, *ids, EOS, PAD, PAD]) == "the cat"
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path):
-    """As in a container whose home is read-only: the vocabulary is made all the same."""
-    (tmp_path / "file").touch()
-
-    with pytest.warns(RuntimeWarning, match="cache folder .* cannot be written .*XDG_CACHE_HOME"):
-        vocab = train_subwords(TEXT, size=340, model="bpe", cache=tmp_path / "file" / "cache")
-
-    assert len(vocab) == 340
-
-
-def test_a_size_is_met_exactly(tmp_path):
+def test_a_size_is_met_exactly():
     """The vocabulary has as many entries as were asked for."""
-    assert len(train_subwords(TEXT, size=340, model="bpe", cache=tmp_path)) == 340
+    assert len(train_subwords(TEXT, size=340, model="bpe")) == 340
 
 
 @pytest.mark.parametrize("model", ["bpe", "unigram"])
-def test_a_size_beyond_the_text_is_refused(tmp_path, model):
+def test_a_size_beyond_the_text_is_refused(model):
     """The message names the size asked for and the largest possible one."""
-    most = len(train_subwords(TEXT, size=None, model=model, cache=tmp_path))
+    most = len(train_subwords(TEXT, size=None, model=model))
 
     with pytest.raises(
         DataError, match=f"size 5000 is more than .* is {most}; .* `vocab_size={most}` or less"
     ):
-        train_subwords(TEXT, size=5000, model=model, cache=tmp_path)
+        train_subwords(TEXT, size=5000, model=model)
 
 
 @pytest.mark.parametrize("model", ["bpe", "unigram"])
-def test_a_size_below_the_characters_is_refused(tmp_path, model):
+def test_a_size_below_the_characters_is_refused(model):
     """The message names the size asked for and the least possible one, which is accepted."""
     with pytest.raises(DataError, match="size 300 is less than the characters") as refused:
-        train_subwords(TEXT, size=300, model=model, cache=tmp_path)
+        train_subwords(TEXT, size=300, model=model)
     least = int(re.search(r"use `vocab_size=(\d+)` or more", str(refused.value))[1])
 
-    assert least == len(train_subwords(TEXT, size=least, model=model, cache=tmp_path))
+    assert least == len(train_subwords(TEXT, size=least, model=model))
 
 
-def test_the_default_size_shrinks_to_what_the_text_gives(tmp_path, capfd):
+def test_the_default_size_shrinks_to_what_the_text_gives(capfd):
     """Small text gives a small vocabulary, and nothing is printed."""
-    vocab = train_subwords(TEXT, size=None, model="bpe", cache=tmp_path)
+    vocab = train_subwords(TEXT, size=None, model="bpe")
 
     assert 256 < len(vocab) < 8000
     assert tuple(capfd.readouterr()) == ("", "")
 
 
-def test_an_unknown_model_is_refused(tmp_path):
+def test_an_unknown_model_is_refused():
     """The message lists the known models."""
     with pytest.raises(DataError, match="'wordpiece'; the models are bpe and unigram"):
-        train_subwords(TEXT, size=None, model="wordpiece", cache=tmp_path)
-
-
-# --- the cache ---
-
-
-def test_the_same_text_is_trained_on_once(tmp_path, monkeypatch):
-    """A second call reads the vocabulary from the cache."""
-    first = train_subwords(TEXT, size=340, model="bpe", cache=tmp_path)
-    # Nothing can be trained any more.
-    monkeypatch.delattr("sentencepiece.SentencePieceTrainer.train")
-
-    second = train_subwords(TEXT, size=340, model="bpe", cache=tmp_path)
-
-    assert second.file("vocab") == first.file("vocab")
-
-
-@pytest.mark.parametrize("what", ["garbage", "empty", "another", "cut", "a named pipe", "a link"])
-def test_a_damaged_cache(tmp_path, what):
-    """A file that is not what was written is made again: no vocabulary comes of damage."""
-    first = train_subwords(TEXT, size=340, model="bpe", cache=tmp_path)
-    (file,) = tmp_path.iterdir()
-    content = file.read_bytes()
-    other = train_subwords(["other text"], size=None, model="bpe", cache=tmp_path / "other")
-    file.unlink()
-    if what == "a named pipe":
-        os.mkfifo(file)
-    elif what == "a link":
-        file.symlink_to(tmp_path / "nowhere")
-    else:
-        damaged = {"garbage": b"garbage", "empty": b"", "cut": content[:-9]}
-        file.write_bytes(damaged.get(what, other.file("vocab")[1]))
-
-    second = train_subwords(TEXT, size=340, model="bpe", cache=tmp_path)
-
-    assert second.file("vocab") == first.file("vocab")
-    assert file.read_bytes() == content
-
-
-def test_a_user_without_a_home(monkeypatch):
-    """Such as a number that no user of a container has: it is said what to set."""
-
-    def nobody():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", nobody)
-
-    with pytest.raises(DataError, match="XDG_CACHE_HOME"):
-        cache_folder()
-
-
-def test_text_size_and_model_each_have_a_file(tmp_path):
-    """Text, size and model determine the name of the file in the cache."""
-    asked = [(TEXT, 340, "bpe"), (TEXT[:-1], 340, "bpe"), (TEXT, 341, "bpe")]
-    for text, size, model in (*asked, (TEXT, 340, "unigram"), (TEXT, 340, "bpe")):
-        train_subwords(text, size=size, model=model, cache=tmp_path)
-
-    assert 4 == len(list(tmp_path.glob("*.spm"))) == len(list(tmp_path.iterdir()))
-
-
-def test_the_cache_is_in_the_users_cache_folder(tmp_path, monkeypatch):
-    """`XDG_CACHE_HOME` names the folder; without it `~/.cache` is used."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
-    train_subwords(TEXT, size=340, model="bpe")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-    assert len(list((tmp_path / "here" / "gapless" / "vocab").glob("*.spm"))) == 1
-    assert tmp_path / ".cache" / "gapless" / "vocab" == cache_folder()
+        train_subwords(TEXT, size=None, model="wordpiece")
 
 
 # --- words ---

@@ -5,15 +5,10 @@ Special ids: padding 0, unknown 1, begin 2, end 3.
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import io
-import os
 import re
-import warnings
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import sentencepiece
@@ -24,6 +19,7 @@ from gapless.errors import DataError, RunFolderError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
@@ -35,11 +31,6 @@ LONGEST_SUBWORD = 16
 
 # More subwords than any text can give.
 _NO_SIZE = 1_000_000
-
-# A cache that nobody can have here; a full disk is another matter, which the run would meet too.
-_NO_SUCH_PLACE = frozenset(
-    (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
-)
 
 
 class VocabSizeError(DataError):
@@ -199,78 +190,23 @@ def train_subwords(
     size: int | None,
     model: str,
     nearest: bool = False,
-    cache: Path | None = None,
 ) -> SubwordVocab:
-    """Return a subword vocabulary of some text; read it from the cache if it was made before.
+    """Return a subword vocabulary of some text.
 
     Args:
         sentences: the training text.
         size: number of subwords; None: 8,000, or fewer if the text cannot give that many.
         model: `bpe` or `unigram`.
         nearest: take the nearest size that the text can give, where it cannot give this one.
-        cache: folder of vocabularies, named by their content; None: the user's cache folder.
 
     Raises:
-        DataError: the text cannot give that many subwords, the model is unknown, or the user has no
-            cache folder.
+        DataError: the text cannot give that many subwords, or the model is unknown.
     """
     if model not in ("bpe", "unigram"):
         raise DataError(f"unknown vocabulary model {model!r}; the models are bpe and unigram")
-    folder = cache if cache is not None else cache_folder()
-    key = _content_key(sentences, size=size, model=f"{model}{' nearest' if nearest else ''}")
-    kept = _cached(folder, key)
-    if kept is not None:
-        return SubwordVocab(kept)
-    proto = _train_or_fit(sentences, size=size, model=model, nearest=nearest or size is None)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / _cache_name(key, proto), proto)
-    except OSError as error:
-        if error.errno not in _NO_SUCH_PLACE:
-            raise
-        warnings.warn(
-            f"the vocabulary is not kept for other runs: the cache folder {folder} cannot be written "
-            f"({error.strerror}); XDG_CACHE_HOME names another",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    return SubwordVocab(proto)
-
-
-def _cached(folder: Path, key: str) -> bytes | None:
-    """Return the vocabulary of a key from the cache; None if it is not there, or damaged."""
-    for path in folder.glob(f"{key}-*.spm"):
-        if path.is_file():
-            content = path.read_bytes()
-            if path.name == _cache_name(key, content):
-                return content
-    return None
-
-
-def _cache_name(key: str, content: bytes) -> str:
-    # The name holds the content's hash: a damaged file of the cache must not change a run's vocabulary.
-    return f"{key}-{hashlib.sha256(content).hexdigest()[:32]}.spm"
-
-
-def cache_folder() -> Path:
-    """Return the folder in which vocabularies are kept between runs."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    if not base:
-        try:
-            base = str(Path.home() / ".cache")
-        except RuntimeError as error:
-            raise DataError(
-                "no folder for vocabularies: this user has no home; set HOME or XDG_CACHE_HOME"
-            ) from error
-    return Path(base) / "gapless" / "vocab"
-
-
-def _content_key(sentences: Sequence[str], *, size: int | None, model: str) -> str:
-    digest = hashlib.sha256(f"{sentencepiece.__version__} {size} {model}\n".encode())
-    for sentence in sentences:
-        digest.update(sentence.encode())
-        digest.update(b"\n")
-    return digest.hexdigest()[:32]
+    return SubwordVocab(
+        _train_or_fit(sentences, size=size, model=model, nearest=nearest or size is None)
+    )
 
 
 def _train_or_fit(

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from _typeshed import DataclassInstance
-    from yaml import ScalarNode
 
 
 def to_yaml(config: DataclassInstance) -> str:
@@ -49,27 +48,22 @@ def read_settings(file: Path, settings: type[DataclassInstance]) -> dict[str, An
     Raises:
         UserError: the file cannot be read, or has an unknown setting or one of another type.
     """
-    values, text = values_in(file)
+    values = _values_in(file)
     known = {item.name for item in fields(settings)}
-    names, written = _read_scalars(text)
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UserError(
-            f"config {file} sets {', '.join(twice)} more than once; keep one line of each"
-        )
     unknown = sorted(set(map(str, values)) - known)
     if unknown:
         named = ", ".join(f"{name}{_meant_by(name, known)}" for name in unknown)
         raise UserError(f"config {file} has unknown settings {named}; correct or remove them")
     hints = get_type_hints(settings)
     return {
-        name: _typed(value, written.get(name), hints[name], f"{name} in {file}")
-        for name, value in values.items()
+        name: _typed(value, hints[name], f"{name} in {file}") for name, value in values.items()
     }
 
 
-def values_in(file: Path) -> tuple[dict[str, Any], str]:
-    """Return what a file of settings says, as YAML reads it, and its text.
+def _values_in(file: Path) -> dict[str, Any]:
+    """Return what a file of settings says, each value as the text that stands there.
+
+    YAML itself reads 7e-4 as text, 010 as eight, 1:30 as ninety and no as false.
 
     Raises:
         UserError: the file cannot be read, or holds no settings.
@@ -84,14 +78,13 @@ def values_in(file: Path) -> tuple[dict[str, Any], str]:
         raise UserError(f"config {file} cannot be read: {error.strerror}") from error
     text = decode_text(raw, name=f"config {file}")
     try:
-        values = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # Such as a date without such a day: yaml lets these errors of Python through.
+        values = yaml.load(text, Loader=yaml.BaseLoader)
+    except (yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"config {file} is not YAML: {reason}") from error
     if not isinstance(values, dict):
         raise UserError(f"config {file} holds no settings, expected lines such as lr: 0.001")
-    return values, text
+    return values
 
 
 @contextmanager
@@ -140,26 +133,6 @@ def _meant_by(name: str, known: Collection[str]) -> str:
     return f" (did you mean {nearest[0]}?)" if nearest else ""
 
 
-def _read_scalars(text: str) -> tuple[list[str], dict[str, ScalarNode]]:
-    """Return the keys of a document as often as they stand there, of which yaml takes the last, and their scalars."""
-    import yaml
-
-    loader = yaml.SafeLoader(text)
-    try:
-        root = loader.get_single_node()
-        assert isinstance(root, yaml.MappingNode)
-        names = [str(key.value) for key, _ in root.value]
-        loader.flatten_mapping(root)
-        scalars = {
-            str(key.value): value
-            for key, value in root.value
-            if isinstance(value, yaml.ScalarNode)
-        }
-    finally:
-        loader.dispose()
-    return names, scalars
-
-
 # Characters of a wrong value that are shown.
 _MOST_SHOWN = 80
 
@@ -171,38 +144,36 @@ _KINDS: dict[type, str] = {
 }
 
 
-def _typed(value: Any, written: ScalarNode | None, hint: Any, what: str) -> Any:
-    """Return a setting of the type it must have, read as it is written.
+_TRUTHS = {"true": True, "yes": True, "false": False, "no": False}
 
-    YAML reads 7e-4 as text, 010 as eight, 1:30 as ninety and no as false.
+
+def _typed(value: Any, hint: Any, what: str) -> Any:
+    """Return a setting of the type it must have.
 
     Args:
-        value: as YAML reads it.
-        written: as it is written; None: it is no scalar.
+        value: the text that stands there; a list or a group of settings is none.
         hint: its type.
         what: names it.
     """
     kinds = get_args(hint) or (hint,)
-    if value is None and type(None) in kinds:
-        return None
-    if bool in kinds and isinstance(value, bool):
-        return value
-    if written is not None and value is not None:
+    if isinstance(value, str):
+        if type(None) in kinds and value in ("~", "null"):
+            return None
         for kind in kinds:
-            # What is in quotes, or yes and no, is no whole number.
-            if kind is str or kind is float or (kind is int and type(value) is int):
+            if kind is bool and value.lower() in _TRUTHS:
+                return _TRUTHS[value.lower()]
+            if kind in (int, float, str):
                 with suppress(ValueError):
-                    read = kind(written.value)
+                    read = kind(value)
                     if not isinstance(read, float) or math.isfinite(read):
                         return read
-    raise UserError(f"{what} must be {_KINDS[kinds[0]]}, but is {_shown(value, written)}")
+    raise UserError(f"{what} must be {_KINDS[kinds[0]]}, but is {_shown(value)}")
 
 
-def _shown(value: Any, written: ScalarNode | None) -> str:
-    """Return the beginning of a wrong value, as it is written."""
-    if written is None:
+def _shown(value: Any) -> str:
+    """Return the beginning of a wrong value."""
+    if not isinstance(value, str):
         return "a list" if isinstance(value, list) else "a group of settings"
-    quote = written.style if written.style in ("'", '"') else ""
     # A text may be of several lines, and anchors make a long one of a short file.
-    text = f"{quote}{' '.join(written.value.split())}{quote}" or "empty"
+    text = " ".join(value.split()) or "empty"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
