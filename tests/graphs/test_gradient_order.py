@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import count
 
 import pytest
@@ -50,12 +51,11 @@ def test_what_autograd_recorded_nothing_for_is_settled():
     assert RecordNumbers(begin=3, end=9).are_settled(None)
 
 
-def penalised(device, num):
-    """Train with a penalty on a gradient by a captured step; return its report."""
+def penalised(device, *, capture=lambda step, optimizer: step):
+    """Return a step of a loop with a penalty on a gradient, which may be captured."""
     model = torch.nn.Linear(4, 1).to(device.torch_device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-    @gapless.capture(device=device)
     def step(x):
         x = x.detach().requires_grad_()
         (slope,) = torch.autograd.grad(model(x).sin().sum(), x, create_graph=True)
@@ -65,22 +65,74 @@ def penalised(device, num):
         optimizer.step()
         return loss
 
+    return capture(step, optimizer)
+
+
+def take(step, device, num):
     for _ in range(num):
         step(torch.ones(2, 4).to(device.torch_device))
-    return step.report
+
+
+def captured_step(device):
+    return penalised(device, capture=lambda step, _: gapless.capture(step, device=device))
+
+
+def records_on_a_thread_of_its_own(monkeypatch, number):
+    """Let autograd record as on a GPU: `number()` is that of its newest record."""
+    monkeypatch.setattr(gradient_order, "_is_by_autograd", lambda gradient: True)
+    monkeypatch.setattr(gradient_order, "sequence_number", lambda node: number())
 
 
 def test_a_step_is_captured_behind_the_last_overtaking(monkeypatch):
     """On a GPU autograd's thread records nodes of its own, here 200 a run."""
     with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
-        usual = penalised(device, 40)
+        usual, late = captured_step(device), captured_step(device)
+        take(usual, device, 40)
         weight = torch.ones(1, requires_grad=True)
         while next_sequence_number() < 2_000:
             weight * 2
         numbers = count(next_sequence_number() - 1_000, 200)
-        monkeypatch.setattr(gradient_order, "_is_by_autograd", lambda gradient: True)
-        monkeypatch.setattr(gradient_order, "sequence_number", lambda node: next(numbers))
-        late = penalised(device, 40)
+        records_on_a_thread_of_its_own(monkeypatch, lambda: next(numbers))
+        take(late, device, 40)
 
-    assert usual.num_graphs == late.num_graphs == 1
-    assert usual.num_eager < late.num_eager < 40
+    assert usual.report.num_graphs == late.report.num_graphs == 1
+    assert usual.report.num_eager < late.report.num_eager < 40
+
+
+def test_an_order_that_does_not_settle_is_told_once(monkeypatch):
+    """Here both threads are always side by side; once they are not, the step is captured after its rest."""
+    with (
+        SimulatedDevice(scheduler="asap") as device,
+        device.allow_waits(),
+        warnings.catch_warnings(record=True) as told,
+    ):
+        warnings.simplefilter("always")
+        step = captured_step(device)
+        with monkeypatch.context() as patch:
+            records_on_a_thread_of_its_own(patch, next_sequence_number)
+            take(step, device, 150)
+            report = str(step.report)
+        take(step, device, 100)
+
+    assert "0 steps replayed, 150 ran as written" in report
+    assert [one.category for one in told] == [gapless.CaptureWarning]
+    for text in (report, str(told[0].message)):
+        assert "a backward pass with create_graph=True" in text
+        assert "gapless.capture(optimizer)" in text
+    assert step.report.num_replays > 0
+    assert step.report.refusals == []
+
+
+def test_the_optimizer_of_such_a_step_is_captured_in_place():
+    """That is what the refusal advises."""
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+        found = []
+        step = penalised(
+            device,
+            capture=lambda step, optimizer: (
+                found.append(gapless.capture(optimizer, device=device)) or step
+            ),
+        )
+        take(step, device, 20)
+
+        assert gapless.capture_report(found[0]).num_replays > 0

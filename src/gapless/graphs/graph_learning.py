@@ -15,7 +15,7 @@ from gapless.graphs.reads.failed_look import Look
 from gapless.graphs.reads.host_watch import HostWatch
 from gapless.graphs.reads.observation import Observer
 from gapless.graphs.reads.weight_guards import KnownOptimizers, KnownWeights
-from gapless.graphs.refusal import proved_wrong, skipped_read, unreadable
+from gapless.graphs.refusal import UNSETTLED, proved_wrong, skipped_read, unreadable
 from gapless.graphs.replay.batch_changes import BatchWatch, returns_part_of
 from gapless.graphs.replay.gradient_graph import is_used_up, used_up
 from gapless.graphs.sharded import refusal_of_step, refusal_of_weights
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 # Proofs of a step that does not repeat itself, before it is refused.
 _MAX_PROOFS = 3
+
+# Runs that are watched for an order of sums to settle, before the step rests.
+_MAX_UNSETTLED = 32
 
 
 class Learning:
@@ -197,6 +200,9 @@ class Learning:
         else:
             out, refusals, watched = self._warm_ups.run(entry, tree, work, first_uses=first_uses)
         self._entries.refuse(entry, refusals)
+        if self._warm_ups.num_unsettled >= _MAX_UNSETTLED:
+            self._warm_ups.num_unsettled = 0
+            self._report.rest(UNSETTLED)
         if not refusals:
             self._let_belong(entry, tree, self._batch_reads.skipped(watched.batch_reads))
         if self.has_seen(entry) and not refusals:

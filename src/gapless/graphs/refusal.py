@@ -54,7 +54,7 @@ KINDS: Final[dict[str, Mending]] = {
     "update": "the code",  # an optimizer can be called neither in a graph nor between two
     "proved_wrong": "the code",  # a graph computes something else than the step
     "second_forward": "another call",  # a second forward pass comes before the backward pass
-    "create_graph": "another call",  # gradients of a module are differentiated
+    "create_graph": "another call",  # gradients are differentiated
     "retain_graph": "another call",  # a module has a second backward pass of one forward pass
     "gradient_outside": "the code",  # a module's gradients go where it is no node of its own
     "hook": "the code",  # a hook would not be called by a replay
@@ -294,6 +294,17 @@ OF_TORCH[BasePruningMethod.__call__.__code__] = Refusal(
     "a hook of torch.nn.utils.prune masks a weight, which is another one in each call; call "
     "torch.nn.utils.prune.remove, or write the mask as a torch.nn.utils.parametrize",
     name="prune",
+)
+
+# A step whose gradients are differentiated; see `gapless.graphs.reads.gradient_order`.
+UNSETTLED = Refusal(
+    "create_graph",
+    "a backward pass with create_graph=True is recorded beside the loop, and the order in which gradients are "
+    "summed may still change, while a graph keeps one: calls run as written, and are looked at again later; "
+    "capture what is not differentiated in place, such as the optimizer: `gapless.capture(optimizer)`",
+    is_final=False,
+    is_of_call=False,
+    name="create_graph",
 )
 
 # What this rank could capture and another could not: all do or none does.

@@ -65,6 +65,7 @@ class WarmUps:
         observer: of optimizers, schedulers and reads on the host.
         host_watch: of what the step reads and writes on the host.
         ran_backward: whether a backward pass was seen to run.
+        num_unsettled: last runs in a row behind which sums of gradients may come in another order.
     """
 
     num_warmup: int
@@ -75,6 +76,7 @@ class WarmUps:
     weights: KnownWeights
     use_compiled_code: bool = False
     ran_backward: bool = False
+    num_unsettled: int = 0
     _num_kinds: int = 0
     _num_seen: int = 0
     _numbers: RecordNumbers | None = None
@@ -168,6 +170,7 @@ class WarmUps:
         has_new_code = is_last and host.found_code
         # Ahead of a run nothing is recorded by a loop that could overtake.
         is_early = is_last and not is_settled and first_uses is None
+        self.num_unsettled = self.num_unsettled + 1 if is_early else 0
         if looks and host.is_complete and not has_new_code and not is_early:
             entry.num_watched = self.num_warmup if is_only else entry.num_watched + 1
             entry.move(Event.SEEN if self.are_done(entry) else Event.WATCHED)
