@@ -189,17 +189,6 @@ def test_a_folder_that_is_no_run(gapless, tmp_path, command):
     gapless(command, "absent").check_refused("absent is not a run folder", "does not exist")
 
 
-@pytest.mark.parametrize("inside", ["checkpoints", "checkpoints/final"])
-def test_a_folder_inside_a_run(gapless, tiny_run, inside):
-    """Whoever names the checkpoints, or one of them, is told the run."""
-    asked = [("translate", tiny_run / inside, "cat"), ("train", "--resume", tiny_run / inside)]
-    asked += [("train", "--data", ".", "--init-from", tiny_run / inside)]
-    for arguments in asked:
-        gapless(*arguments).check_refused(
-            f"{inside} is not a run folder, but inside one; name the run: {tiny_run}"
-        )
-
-
 def test_a_run_in_a_folder_called_checkpoints(gapless, tiny_run, tmp_path):
     """Is a run as any other."""
     run = shutil.copytree(tiny_run, tmp_path / "checkpoints" / "final")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 
 import pytest
 import yaml
@@ -143,19 +142,6 @@ def test_the_settings_of_a_run_with_two_vocabularies_serve_again(gapless, data):
         for run in "ab"
     ]
     assert vocabularies[0] == vocabularies[1]
-
-
-def test_sizes_that_suit_both_sides_are_named_at_once(gapless, data):
-    """Both ends of the range are accepted, whichever side was refused first."""
-    own = ["--data", data, *SIDES, *TINY, "--no-shared-vocab", "--dry-run"]
-
-    refused = {gapless("train", *own, "--vocab-size", size).err for size in (9000, 30)}
-    ranges = {re.search(r"between (\d+) and (\d+)", text)[0] for text in refused}
-    assert len(ranges) == 1
-    least, most = re.findall(r"\d+", ranges.pop())
-    assert all(f"use --vocab-size {least} or more" in text for text in refused)
-    for size in (least, most):
-        assert gapless("train", *own, "--vocab-size", size).code == 0
 
 
 def test_where_no_size_suits_both_sides_each_has_its_nearest(gapless, tmp_path):

@@ -114,32 +114,6 @@ def test_whoever_is_to_type_is_told(gapless, tiny_run, monkeypatch, kind):
     assert outcome.out.count("\n") == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "others", "is_told"),
-    [
-        ("sentences.txt", [], True),
-        ("my text.txt", [], True),
-        ("sentences.txt", ["cat"], False),
-        ("dog 2.", [], False),
-        ("cat " * 200, [], False),
-    ],
-)
-def test_the_name_of_a_file_in_place_of_a_sentence_is_told(
-    gapless, tiny_run, tmp_path, monkeypatch, name, others, is_told
-):
-    """It would be translated itself."""
-    monkeypatch.chdir(tmp_path)
-    for file in ("sentences.txt", "my text.txt"):
-        (tmp_path / file).write_text("cat\n")
-
-    outcome = gapless("translate", tiny_run, name, *others)
-
-    quoted = "'my text.txt'" if " " in name else name
-    expected = f"{name} is a file; to translate its lines, use --file {quoted}\n"
-    assert (expected in outcome.err) == is_told
-    assert outcome.code == 0
-
-
 @pytest.fixture
 def file_of_lines(tmp_path):
     """Twelve sentences of unlike lengths, one of them empty."""

@@ -11,7 +11,7 @@ import pytest
 import gapless
 from gapless.errors import UserError
 from gapless.ranks import find_ranks
-from gapless.ranks.launch import Launch, check_address, copies_of_a_run, device_of, read_launch
+from gapless.ranks.launch import Launch, check_address, device_of, read_launch
 from gapless.ranks.single_rank import SingleRank
 
 
@@ -54,27 +54,6 @@ def test_an_address_at_which_nobody_can_be_found(name, text, said):
 
     with pytest.raises(UserError, match=said):
         check_address(environment)
-
-
-@pytest.mark.parametrize(
-    ("rank", "size"),
-    [
-        ("RANK", "WORLD_SIZE"),
-        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        ("PMI_RANK", "PMI_SIZE"),
-    ],
-)
-def test_copies_that_another_launcher_started_are_told_of_once(rank, size):
-    """Each trains a run of its own, which few want; the first says so, unless it is the only one."""
-    line = copies_of_a_run({rank: "0", size: "4"})
-
-    assert line is not None
-    assert [part for part in ("4 processes", size, "torchrun") if part not in line] == []
-    assert copies_of_a_run({rank: "1", size: "4"}) is None
-    assert copies_of_a_run({rank: "0", size: "1"}) is None
-    assert copies_of_a_run({rank: "0", size: "4", "LOCAL_RANK": "0"}) is None
-    assert copies_of_a_run({}) is None
 
 
 def test_torchrun_says_the_place_of_a_process():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import unicodedata
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from gapless.nmt.run.scores import Evaluation
     from gapless.nmt.run.translator import Translator
     from gapless.nmt.settings.config import TrainConfig
-    from gapless.nmt.settings.score_tokenizer import ScoreTokenizer
 
 
 DETAILS = ""
@@ -116,7 +114,6 @@ def run(options: Namespace) -> int:
         )
     figures = {
         **asdict(result.scores),
-        **_without_width(result, score_tokenizer),
         "cut": [number + 1 for number in result.cut],
         "long": [number + 1 for number in result.long],
         "max_length": settings.max_length,
@@ -228,20 +225,6 @@ def _other_pairs(config: TrainConfig, *, data: Path, split: str) -> Pairs:
     return found
 
 
-def _without_width(result: Evaluation, score_tokenizer: ScoreTokenizer) -> dict[str, Any]:
-    """Return BLEU of Chinese with full-width marks made plain on both sides, labelled as such."""
-    from gapless.nmt.run.scores import score
-
-    if score_tokenizer.name != "zh":
-        return {}
-    scores = score(
-        [unicodedata.normalize("NFKC", line) for line in result.hypotheses],
-        [unicodedata.normalize("NFKC", line) for line in result.references],
-        score_tokenizer=score_tokenizer,
-    )
-    return {"bleu_nfkc_both_sides": scores.bleu}
-
-
 def _cut_line(cut: list[int], *, of: int, most: int) -> str:
     return (
         f"{len(cut)} of {of} hypotheses are cut at {most} tokens, in lines {_some(cut)}; "
@@ -274,7 +257,5 @@ def _text(figures: dict[str, Any]) -> str:
         lines.append(_cut_line(figures["cut"], of=figures["count"], most=figures["max_length"]))
     if figures["note"]:
         lines.append(f"note: {figures['note']}")
-    if "bleu_nfkc_both_sides" in figures:
-        lines.append(f"BLEU with NFKC on both sides: {figures['bleu_nfkc_both_sides']:.2f}")
     lines += [f"{name}: {figures[name]}" for name in _WRITTEN if figures[name] is not None]
     return "\n".join(lines)

@@ -178,13 +178,10 @@ def join_ranks(device: str) -> tuple[Ranks, Device | None]:
     Sync: With several ranks, blocks the host until all are here.
     """
     from gapless.ranks import SingleRank, find_ranks
-    from gapless.ranks.launch import check_address, copies_of_a_run, device_of, read_launch
+    from gapless.ranks.launch import check_address, device_of, read_launch
 
     launch = read_launch(os.environ)
     if launch.world == 1:
-        copies = copies_of_a_run(os.environ)
-        if copies is not None:
-            warn(copies)
         return SingleRank(), None
     check_address(os.environ)
     from gapless.device.find import find_device, num_gpus

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from gapless.cli.output import fitting, print_result, warn, write, write_utf8
@@ -19,6 +16,7 @@ from gapless.errors import UserError
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator
+    from pathlib import Path
 
     from gapless.cli.parser import Parser
     from gapless.nmt.data.text_files import ByteStream
@@ -71,7 +69,6 @@ def run(options: Namespace) -> int:
     """Print the translations."""
     if options.file is not None and options.text:
         raise UsageError("give sentences or --file, not both")
-    _warn_of_file(options.text or [])
     write_utf8(sys.stdout)
     require_extra("nmt", "gapless translate")
     from gapless.nmt.data.text_files import read_lines
@@ -139,15 +136,6 @@ def _lines(text: list[str], of_file: list[str] | None) -> Iterator[list[str]]:
             prompt = "reading sentences from the keyboard, one a line; Ctrl-D ends"
             write(sys.stderr, f"{fitting(prompt, sys.stderr)}\n")
         yield from arriving_lines(cast("ByteStream", sys.stdin.buffer), name="standard input")
-
-
-def _warn_of_file(text: list[str]) -> None:
-    """Warn if the only sentence is the name of a file."""
-    # A sentence may be longer than the name of a file can be, or hold what no name does.
-    with suppress(OSError, ValueError):
-        if len(text) == 1 and Path(text[0]).is_file():
-            name = shlex.quote(text[0])
-            warn(f"{text[0]} is a file; to translate its lines, use --file {name}")
 
 
 def _line(number: int, translation: Translation, *, with_score: bool) -> str:

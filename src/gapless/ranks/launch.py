@@ -12,14 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# What launchers other than torchrun say: the number of a process, and how many they started.
-_OTHER_LAUNCHERS = (
-    ("RANK", "WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-)
-
 _LARGEST_PORT = 65535
 
 
@@ -86,26 +78,6 @@ def check_address(environment: Mapping[str, str]) -> None:
                 f"the environment variable {name} is {text!r}, expected {expected}; "
                 "start the program by torchrun, or without LOCAL_RANK for one process"
             )
-
-
-def copies_of_a_run(environment: Mapping[str, str]) -> str | None:
-    """Return what to warn of where another launcher started several processes, each one alone.
-
-    Each may be meant to, and torchrun may be forgotten. Only the first of them gets the line.
-
-    Args:
-        environment: such as `os.environ`.
-    """
-    if "LOCAL_RANK" in environment:
-        return None
-    for rank, size in _OTHER_LAUNCHERS:
-        number, count = environment.get(rank), environment.get(size, "")
-        if number == "0" and count.isdecimal() and int(count) > 1:
-            return (
-                f"this is one of {count} processes by {size}, and each trains a run of its own, as "
-                "LOCAL_RANK is not set; start the ranks of one run by torchrun"
-            )
-    return None
 
 
 def device_of(launch: Launch, name: str, *, num_gpus: int) -> str:

@@ -511,31 +511,6 @@ def test_settings_of_a_resume_that_trains_nothing_are_kept(copy):
     assert read_config(run).beam == 3
 
 
-def test_what_differs_from_the_settings_that_were_saved_is_named(copy):
-    """Whoever wrote to the file, or was killed after a resume with flags, reads which settings."""
-    run = copy("whole")
-    file = run / "config.yaml"
-    lines = file.read_text("utf-8").splitlines()
-
-    def told_with(text):
-        file.write_text(text, "utf-8")
-        (told,) = changed_files(run)
-        assert told.endswith("; settings are changed by flags")
-        assert "\n" not in told
-        return told
-
-    def other(name, value):
-        return "\n".join(
-            f"{name}: {value}" if line.startswith(f"{name}:") else line for line in lines
-        )
-
-    assert "which is used: it says beam 9 instead of 1; " in told_with(other("beam", 9))
-    unreadable = f"which is used: it cannot be read: config {file} is not YAML: "
-    assert unreadable in told_with("beam: [")
-    contradicting = "which is used: it cannot be read: `d_model` must be a multiple of 2 * `heads`"
-    assert contradicting in told_with(other("heads", 7))
-
-
 def test_a_resumed_run_says_where_it_goes_on_and_what_is_changed(copy):
     """So that nobody takes it for the run that it was."""
     run = copy("killed")

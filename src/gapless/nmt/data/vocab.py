@@ -29,13 +29,6 @@ DEFAULT_SIZE = 8000
 # Characters of a subword, at most: sentencepiece's own limit.
 LONGEST_SUBWORD = 16
 
-# More subwords than any text can give.
-_NO_SIZE = 1_000_000
-
-
-class VocabSizeError(DataError):
-    """Some text cannot give a vocabulary of the size that was asked for."""
-
 
 class Vocab(Protocol):
     """Turn sentences into token ids and back."""
@@ -260,36 +253,15 @@ def _train(sentences: Sequence[str], *, size: int, model: str) -> bytes:
     return proto.getvalue()
 
 
-def subword_limits(sentences: Sequence[str], *, model: str) -> tuple[int, int]:
-    """Return the fewest and the most subwords that some text can give.
-
-    Args:
-        sentences: the training text.
-        model: `bpe` or `unigram`.
-    """
-    least, most = (
-        _nearest_size(sentences, size=size, model=model) for size in (EOS + 2, _NO_SIZE)
-    )
-    return least, most
-
-
-def _nearest_size(sentences: Sequence[str], *, size: int, model: str) -> int:
-    try:
-        _train(sentences, size=size, model=model)
-    except RuntimeError as error:
-        return _refusal(error, size)[1]
-    return size
-
-
-def _too_small(size: int, least: int) -> VocabSizeError:
-    return VocabSizeError(
+def _too_small(size: int, least: int) -> DataError:
+    return DataError(
         f"vocabulary size {size} is less than the characters of this text need, which is {least}; "
         f"use `vocab_size={least}` or more"
     )
 
 
-def _too_large(size: int, most: int) -> VocabSizeError:
-    return VocabSizeError(
+def _too_large(size: int, most: int) -> DataError:
+    return DataError(
         f"vocabulary size {size} is more than this text can give, which is {most}; "
         f"use `vocab_size={most}` or less"
     )

@@ -17,9 +17,7 @@ from gapless.nmt.data.vocab import (
     LONGEST_SUBWORD,
     Vocab,
     Vocabs,
-    VocabSizeError,
     WordVocab,
-    subword_limits,
     train_subwords,
 )
 
@@ -181,13 +179,14 @@ def make_vocabs(train: Pairs, config: TrainConfig, *, nearest: bool = False) -> 
     Args:
         train: its training pairs.
         config: of the run.
-        nearest: take the nearest size that the text can give, where it cannot give the one asked for.
+        nearest: take the nearest size that the text can give, where it cannot give the one asked for; two
+            vocabularies do in any case.
 
     Raises:
-        DataError: the text cannot give a vocabulary of that size.
+        DataError: the text cannot give one vocabulary of that size.
     """
 
-    def of(sentences: list[str]) -> Vocab:
+    def of(sentences: list[str], *, nearest: bool) -> Vocab:
         if config.tokenizer == "none":
             return WordVocab.of(sentences, size=config.vocab_size, nearest=nearest)
         size, model = config.vocab_size, config.vocab_model
@@ -195,31 +194,10 @@ def make_vocabs(train: Pairs, config: TrainConfig, *, nearest: bool = False) -> 
 
     train = may_be_learned(train, config)
     if config.shared_vocab:
-        both = of([*train.src, *train.tgt])
+        both = of([*train.src, *train.tgt], nearest=nearest)
         return Vocabs(src=both, tgt=both)
-    try:
-        return Vocabs(src=of(train.src), tgt=of(train.tgt))
-    except VocabSizeError as error:
-        limits = [_limits(side, config) for side in (train.src, train.tgt)]
-        least, most = max(low for low, _ in limits), min(high for _, high in limits)
-        if least <= most:
-            raise _suits_one_side(config.vocab_size, least=least, most=most) from error
-    # No size suits both sides: each takes the nearest that it can have.
-    return make_vocabs(train, config, nearest=True)
-
-
-def _limits(sentences: list[str], config: TrainConfig) -> tuple[int, int]:
-    """Return the fewest and the most entries that a vocabulary of some text can have."""
-    if config.tokenizer == "none":
-        return 1, len(WordVocab.of(sentences, size=None))
-    return subword_limits(sentences, model=config.vocab_model)
-
-
-def _suits_one_side(size: int | None, *, least: int, most: int) -> VocabSizeError:
-    return VocabSizeError(
-        f"vocabulary size {size} is not between {least} and {most}, which each side of this text can give; "
-        f"use `vocab_size={least}` or more, and `vocab_size={most}` or less"
-    )
+    # One size need not suit both sides: each takes the nearest that it can have.
+    return Vocabs(src=of(train.src, nearest=True), tgt=of(train.tgt, nearest=True))
 
 
 def may_be_learned(train: Pairs, config: TrainConfig) -> Pairs:

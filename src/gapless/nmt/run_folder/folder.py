@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from gapless.checkpoint.files import naming, replace_file
 from gapless.checkpoint.lock import RunLock
-from gapless.errors import RunFolderError, RunLockedError, UserError
+from gapless.errors import RunFolderError, RunLockedError
 from gapless.nmt.data.vocab import VOCAB_FILES, Vocabs
 from gapless.nmt.run_folder.checkpoints import (
-    FOLDER as CHECKPOINTS,
     drop_later,
     how_to_use_weights,
     newest_metrics,
@@ -22,7 +21,7 @@ from gapless.nmt.run_folder.checkpoints import (
 )
 from gapless.nmt.run_folder.logs import METRICS, go_back
 from gapless.nmt.settings.config import make_config
-from gapless.nmt.settings.config_file import shown, to_yaml
+from gapless.nmt.settings.config_file import to_yaml
 from gapless.report.figures import shell_name
 
 
@@ -194,24 +193,10 @@ def settings_file(path: Path) -> Path:
     kept = newest_with(path, CONFIG)
     if kept is not None:
         return kept / CONFIG
-    run = _run_around(path)
-    if run is not None:
-        raise RunFolderError(f"{path} is not a run folder, but inside one; name the run: {run}")
     if not (path / CONFIG).is_file():
         found = "does not exist" if not path.exists() else f"holds no {CONFIG}"
         raise RunFolderError(f"{path} is not a run folder: it {found}; gapless train makes one")
     return path / CONFIG
-
-
-def _run_around(path: Path) -> Path | None:
-    """Return the run that a folder is the checkpoints of, or one of them; None: it is neither."""
-    # Given as `.`, a folder does not say its name.
-    path = path if path.name else path.absolute()
-    for folder in (path, path.parent):
-        run = folder.parent
-        if folder.name == CHECKPOINTS and newest_with(run, CONFIG) is not None:
-            return run
-    return None
 
 
 def changed_files(path: Path) -> list[str]:
@@ -225,31 +210,9 @@ def changed_files(path: Path) -> list[str]:
         if not file.is_file():
             lines.append(f"{file} is missing; the one in {kept} is used")
         elif file.read_bytes() != (kept / name).read_bytes():
-            note = f"{file} is not what was saved with {kept.name}, which is used"
-            if name == CONFIG:
-                differing = _what_differs(file, kept / name)
-                lines.append(f"{note}{differing}; settings are changed by flags")
-            else:
-                lines.append(note)
+            advice = "; settings are changed by flags" if name == CONFIG else ""
+            lines.append(f"{file} is not what was saved with {kept.name}, which is used{advice}")
     return lines
-
-
-def _what_differs(file: Path, saved: Path) -> str:
-    """Return which settings a file has otherwise, or why it cannot be read; nothing if they are equal."""
-    try:
-        now = vars(make_config({}, file=file))
-    except UserError as error:
-        return f": it cannot be read: {' '.join(str(error).split())}"
-    try:
-        before = vars(make_config({}, file=saved))
-    except UserError:
-        return ""
-    differing = [
-        f"{name} {shown(now[name])} instead of {shown(before[name])}"
-        for name in now
-        if now[name] != before[name]
-    ]
-    return f": it says {', '.join(differing)}" if differing else ""
 
 
 def damaged_files(path: Path) -> list[str]:
