@@ -19,6 +19,7 @@ What is patched in the whole process, by which file, and until when. All go thro
 * `doctor/lines/host_costs.py`: `DataLoader`'s `__next__`, in a window
 * `doctor/lines/sites.py`: torch's mode of warnings, in a window
 * `doctor/lines/backward_lines.py`: backward passes and the anomaly mode, in a window
+* `doctor/lines/step_parts.py`: the engine of backward passes, for the steps that are split;
 * `doctor/trace/profiler.py`: the start of torch's profiler, while ours runs
 * `integrations/attention_masks.py`: what transformers asks about masks and captures, while a captured model of it lives
 * `integrations/batches.py`: Accelerate's `send_to_device`, while an Accelerator or Trainer lives that is captured

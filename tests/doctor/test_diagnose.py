@@ -184,7 +184,7 @@ def test_a_wait_that_exposes_nothing_is_said_not_to_matter():
 
     assert diagnosis.findings[0].share <= 0.01
     assert diagnosis.verdict.startswith(
-        "Removing these waits will not help: the device is busy 99"
+        "DEVICE-BOUND: removing these waits will not help: the device is busy 99"
     )
 
 
@@ -516,7 +516,7 @@ def test_the_loader_keeps_up_where_no_finding_says_that_it_is_late(late_ms, thre
     is_late = [finding.code for finding in diagnosis.findings] == ["GAP016"]
     assert is_late == (late_ms > 0.5)
     assert ("keeps up" in diagnosis.verdict) == (not is_late)
-    takes = f"The loader takes {late_ms:.2f} ms" if late_ms < 1 else "The loader takes 3.0 ms"
+    takes = "LOADER-BOUND: batches take " + (f"{late_ms:.2f} ms" if late_ms < 1 else "3.0 ms")
     assert diagnosis.verdict.startswith(takes) == (is_late and thread == "main")
 
 

@@ -19,7 +19,7 @@ from made_up_session import CLIP, COPY, ITEM, UNKNOWN, made_up_session
 
 
 # Fields whose values are words of ours by their type.
-_OWN = {"certainty", "kind", "device"}
+_OWN = {"certainty", "kind", "device", "part"}
 
 
 def told(value: Any, secret: str) -> Any:

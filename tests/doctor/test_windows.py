@@ -35,7 +35,7 @@ def phases(log):
 
     def make(windows, **options):
         def start(phase):
-            passes = [Recorder(phase, log)] if phase in ("sites", "times", "backward") else []
+            passes = [Recorder(phase, log)] if phase not in ("rest", "plain") else []
             for one in passes:
                 one.start()
             return passes
@@ -54,18 +54,22 @@ def run(phases, num_steps):
 def test_windows_follow_each_other_and_then_nothing_is_watched(phases, log):
     """A pass sees the steps of its window: their beginning, the borders between them, their end."""
     watched = phases(plan_windows(warm_up=2, num_steps=3))
-    run(watched, 2 + 3 + 3 + 1)
+    run(watched, 2 + 3 + 3 + 2 + 1)
 
     assert watched.is_over
     assert [(one.phase, one.num_steps) for one in watched.seen] == [
         ("rest", 2),
         ("plain", 3),
         ("sites", 3),
+        ("parts", 2),
         ("times", 1),
     ]
-    assert log == ["start sites", "step", "step", "stop sites", "start times", "stop times"]
+    assert log == [
+        *("start sites", "step", "step", "stop sites"),
+        *("start parts", "step", "stop parts", "start times", "stop times"),
+    ]
     watched.step_ended()
-    assert len(log) == 6
+    assert len(log) == 9
 
 
 def test_each_step_of_a_window_is_timed(phases):
@@ -100,11 +104,11 @@ def test_a_script_that_ends_in_its_warm_up_had_a_quick_look(phases):
 def test_the_longest_window_of_a_phase_is_the_one_that_counts(phases):
     """The quick look is forgotten where the real one was had."""
     watched = phases(plan_windows(warm_up=10, num_steps=20))
-    run(watched, 60)
+    run(watched, 65)
 
     assert watched.is_over
     assert longest(watched.seen, "sites").num_steps == 20
-    assert sum(one.num_steps for one in watched.seen) == 60
+    assert sum(one.num_steps for one in watched.seen) == 65
 
 
 def test_without_a_device_there_is_no_window_of_times(phases):
@@ -112,6 +116,7 @@ def test_without_a_device_there_is_no_window_of_times(phases):
     assert [one.phase for one in plan_windows(warm_up=0, num_steps=2, has_times=False)] == [
         "plain",
         "sites",
+        "parts",
     ]
 
 

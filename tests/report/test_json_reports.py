@@ -14,7 +14,15 @@ from hypothesis import given, settings
 from doctor.any_session import sessions
 from gapless.errors import UserError
 from gapless.records.comparison import Spread
-from gapless.records.finding import Finding, Session, Site, StepTimes, Trial
+from gapless.records.finding import (
+    Finding,
+    PartTimes,
+    RankTimes,
+    Session,
+    Site,
+    StepTimes,
+    Trial,
+)
 from gapless.records.session_difference import SessionDifference
 from gapless.records.timeline import Gap, Lane, Span, Timeline
 from gapless.report.json_reports import (
@@ -28,7 +36,7 @@ from toys import made_up_report, made_up_rows
 
 
 KEYS = """
-format version command device versions step steps findings verdict notes trials num_ranks timeline
+format version command device versions step steps findings verdict notes trials num_ranks ranks timeline
 """
 
 # Of a span, which is a row without keys.
@@ -70,7 +78,10 @@ def test_the_keys_of_the_file_are_those_written_down():
 def test_the_page_on_the_file_names_all_its_keys():
     """docs/doctor-json.md is what scripts are written by."""
     page = (Path(__file__).parents[2] / "docs" / "doctor-json.md").read_text(encoding="utf-8")
-    records = (Finding, Gap, Lane, Session, Site, Span, StepTimes, Timeline, Trial, Spread)
+    records = (
+        *(Finding, Gap, Lane, PartTimes, RankTimes, Session, Site, Span, Spread),
+        *(StepTimes, Timeline, Trial),
+    )
     named = set(re.findall(r"`(\w+)`", page))
     keys = {one.name for record in records for one in fields(record)} - ROW
 

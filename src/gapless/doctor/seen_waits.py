@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
+
+from gapless.records.finding import PartTimes
 
 
 if TYPE_CHECKING:
@@ -59,6 +61,27 @@ class SeenWait:
     end_ns: int | None = None
     detail: str = ""
     count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """What the host does in a step, as its loop's lines show.
+
+    Attributes:
+        ms: of each part.
+        data_line: the line of the loop that takes most of the time of data.
+        data_line_ms: what it takes.
+    """
+
+    ms: PartTimes
+    data_line: Site | None = None
+    data_line_ms: float = 0.0
+
+    def of(self, step_ms: float) -> StepParts:
+        """Return the same shares of a step of another length: what follows lines costs time itself."""
+        times = step_ms / max(1e-9, sum(vars(self.ms).values()))
+        ms = PartTimes(**{part: times * one for part, one in vars(self.ms).items()})
+        return replace(self, ms=ms, data_line_ms=times * self.data_line_ms)
 
 
 class Pass(Protocol):

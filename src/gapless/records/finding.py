@@ -95,6 +95,25 @@ def by_part(findings: Iterable[Finding]) -> list[Finding]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PartTimes:
+    """What the host does in a step, in milliseconds; together they are the step.
+
+    Attributes:
+        data: batches are made and brought over: all before the first node of autograd.
+        forward: nodes of autograd are made.
+        backward: backward passes.
+        update: of optimizers.
+        other: the rest.
+    """
+
+    data: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    update: float = 0.0
+    other: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepTimes:
     """Where the time of a step went, in milliseconds; a field is None where it was not measured.
 
@@ -103,13 +122,15 @@ class StepTimes:
     Attributes:
         num_steps: that were watched.
         wall_ms: from one step to the next, with nothing of the profiler.
-        data_ms: the host waited for the loader.
+        data_ms: the host waited for the loader, or the loop's own iterator made batches.
         wait_ms: the host waited for the device.
         launch_ms: the host queued work.
         busy_ms: the device had work, copies included.
         compute_ms: the device had work other than copies to and from the host.
         idle_ms: the device had none.
         num_launches: kernels, copies and graphs that the host queued.
+        parts_ms: what the host did; None where that was not measured.
+        has_loader: whether a loader of torch was seen.
     """
 
     num_steps: int
@@ -121,6 +142,8 @@ class StepTimes:
     compute_ms: float | None = None
     idle_ms: float | None = None
     num_launches: float | None = None
+    parts_ms: PartTimes | None = None
+    has_loader: bool = False
 
     @property
     def mean_ms(self) -> float:
@@ -138,6 +161,23 @@ class StepTimes:
         if self.busy_ms is None or self.idle_ms is None:
             return None
         return self.busy_ms / max(1e-9, self.busy_ms + self.idle_ms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTimes:
+    """A step of one process of several, in milliseconds.
+
+    Attributes:
+        rank: of the process.
+        step_ms: from one step to the next.
+        data_ms: as in `StepTimes`.
+        own_ms: without its backward pass, in which it waits for the others.
+    """
+
+    rank: int
+    step_ms: float
+    data_ms: float
+    own_ms: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +224,7 @@ class Session:
         trials: variants that were measured.
         timeline: of the watched steps; None where there was no profiler.
         num_ranks: processes that are reported here.
+        ranks: a step of each of them, where there are several and their steps were split.
     """
 
     command: tuple[str, ...]
@@ -197,3 +238,4 @@ class Session:
     trials: tuple[Trial, ...] = ()
     timeline: Timeline | None = None
     num_ranks: int = 1
+    ranks: tuple[RankTimes, ...] = ()

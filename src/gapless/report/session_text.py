@@ -43,6 +43,13 @@ def session_text(
         page.say(fact, rest=2)
     if session.steps is not None:
         _say_steps(page, session.steps)
+    for one in session.ranks:
+        data, own = milliseconds(one.data_ms), milliseconds(one.own_ms)
+        step = f"a step takes {milliseconds(one.step_ms)} ms"
+        page.say(
+            f"rank {one.rank}: {step}, {data} of them batches, {own} without the backward pass",
+            indent=2,
+        )
     _say_findings(page, session, limit)
     if session.trials:
         _say_trials(page, session.trials)
@@ -107,8 +114,11 @@ def _say_steps(page: Page, steps: StepTimes) -> None:
     whole = (
         None if steps.busy_ms is None or steps.idle_ms is None else steps.busy_ms + steps.idle_ms
     )
+    split = {} if steps.parts_ms is None else vars(steps.parts_ms)
+    named = [(_PARTS[part], ms, wall) for part, ms in split.items()]
     parts = [
-        ("the host waits for the loader", steps.data_ms, wall),
+        *named,
+        ("the host waits for the loader", None if named else steps.data_ms, wall),
         ("the host waits for the device", steps.wait_ms, wall),
         (f"the host queues work{_launches(steps)}", steps.launch_ms, wall),
         ("the host does something else", _other_ms(steps, wall), wall),
@@ -124,6 +134,15 @@ def _say_steps(page: Page, steps: StepTimes) -> None:
     # As wide for every script: the times of two reports stand under each other.
     for line in table_lines(rows, least=(0, 11, 6)) if rows else ():
         page.say_as_it_is(line, indent=2)
+
+
+_PARTS = {
+    "data": "data: batches are made and brought over",
+    "forward": "forward pass",
+    "backward": "backward pass",
+    "update": "update of the weights",
+    "other": "other code of the loop",
+}
 
 
 def _launches(steps: StepTimes) -> str:

@@ -66,6 +66,9 @@ def _diagnose(watched: WatchedRun) -> Diagnosis:
         idle_ms=dict(times.idle_ms),
         all_waits_ms=times.all_waits_ms,
         num_launches=times.num_launches or 0.0,
+        data_ms=0.0 if steps is None else steps.data_ms or 0.0,
+        has_loader=steps is not None and steps.has_loader,
+        num_would_wait=watched.num_would_wait,
     )
     return Diagnosis(
         findings=findings,

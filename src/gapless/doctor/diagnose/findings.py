@@ -29,6 +29,8 @@ _LEAST_COST_SHARE = 0.01
 # Likewise where nobody knows how much of it the device was idle.
 _LEAST_UNKNOWN_SHARE = 0.05
 _LEAST_LAUNCH_SHARE = 0.10
+# From this share of a step on, batches hold it back.
+LEAST_DATA_SHARE = 0.20
 
 
 def findings_of(
@@ -43,6 +45,7 @@ def findings_of(
         and (key.cause not in HOST_COSTS or _is_worth(key, group, times.step_ms))
     ]
     found += [(finding, Group()) for finding in _of_the_whole_step(known, times)]
+    found += [(finding, Group()) for finding in _of_batches(known, times)]
     found.sort(key=lambda one: cost_of(one[0]), reverse=True)
     return sorted(found, key=lambda one: PARTS.index(one[0].part))
 
@@ -115,6 +118,27 @@ def _of_the_whole_step(known: KnownWaits, times: MeasuredTimes) -> list[Finding]
         )
         found.append(_whole("shapes", "DataLoader", per_step, detail=detail))
     return found
+
+
+def _of_batches(known: KnownWaits, times: MeasuredTimes) -> list[Finding]:
+    """Return the line of the loop that makes batches, where no loader of torch does and it takes long."""
+    parts, step = known.watched.step_parts, times.step_ms
+    if parts is None or not step or any(one.cause == "loader" for one in known.watched.seen):
+        return []
+    parts = parts.of(step)
+    if parts.data_line is None or parts.data_line_ms < LEAST_DATA_SHARE * step:
+        return []
+    return [
+        Finding(
+            code=CODE_OF["loader"],
+            site=parts.data_line,
+            call="batches of the loop",
+            per_step=1.0,
+            waited_ms=parts.data_line_ms,
+            cause="A batch is made here while the model does nothing else.",
+            mend=mend_text("loader", "", ""),
+        )
+    ]
 
 
 def _shapes_never_end(watched: WatchedRun) -> bool:

@@ -258,14 +258,20 @@ def step_times_of(known: KnownWaits, groups: Groups, times: MeasuredTimes) -> St
     wall = known.watched.step_ms or ((times.step_ms,) if times.step_ms is not None else ())
     if not wall:
         return None
-    data_ms = sum(
-        group.waited_ms or 0.0
-        for key, group in groups.items()
-        if key.cause == "loader" and key.thread == "main"
-    )
+    loaders = [(key, group) for key, group in groups.items() if key.cause == "loader"]
+    data_ms = sum(group.waited_ms or 0.0 for key, group in loaders if key.thread == "main")
+    parts = known.watched.step_parts
+    parts_ms = None if parts is None else parts.of(mean(wall)).ms
     recording, played, trace = times.recording, times.played, known.trace
     if recording is None or played is None or trace is None:
-        return StepTimes(num_steps=len(wall), wall_ms=Spread.of(wall), data_ms=data_ms)
+        return StepTimes(
+            num_steps=len(wall),
+            wall_ms=Spread.of(wall),
+            # Without a device nothing else is waited for before a forward pass.
+            data_ms=data_ms if known.watched.has_device or parts_ms is None else parts_ms.data,
+            parts_ms=parts_ms,
+            has_loader=bool(loaders),
+        )
     wait_ms = sum(played.wait_us.values()) / recording.num_steps / 1000.0
     busy = times.busy_ms or 0.0
     step = times.step_ms or played.step_ms
@@ -280,6 +286,8 @@ def step_times_of(known: KnownWaits, groups: Groups, times: MeasuredTimes) -> St
         compute_ms=min(busy, _compute_ms(trace, recording)),
         idle_ms=max(0.0, step - busy),
         num_launches=times.num_launches,
+        parts_ms=parts_ms,
+        has_loader=bool(loaders),
     )
 
 

@@ -1,4 +1,4 @@
-"""The verdict of a diagnosis: what holds a script back, in one plain sentence. No torch."""
+"""The verdict of a diagnosis: what holds a script back, in a word and a plain sentence. No torch."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ class Figures:
         idle_ms: of the device, by cause.
         all_waits_ms: that a step is predicted to become shorter by without all its waits.
         num_launches: a step.
+        data_ms: in which batches are made, or waited for.
+        has_loader: whether a loader of torch was seen.
+        num_would_wait: lines of the step that would surely wait on a GPU, where none is used.
     """
 
     has_device: bool
@@ -39,6 +42,9 @@ class Figures:
     idle_ms: Mapping[str, float] = field(default_factory=dict)
     all_waits_ms: float = 0.0
     num_launches: float = 0.0
+    data_ms: float = 0.0
+    has_loader: bool = False
+    num_would_wait: int = 0
 
 
 def verdict_of(figures: Figures, findings: Sequence[Finding]) -> str:
@@ -48,28 +54,44 @@ def verdict_of(figures: Figures, findings: Sequence[Finding]) -> str:
     if figures.busy_share is None:
         return _without_times(figures, findings)
     if figures.busy_share >= _BUSY_SHARE:
-        begins = "Removing these waits will not help" if findings else "There is little to gain"
-        return f"{begins}: the device is busy {_percent(figures.busy_share)} of the time."
+        begins = "removing these waits will not help" if findings else "there is little to gain"
+        busy = _percent(figures.busy_share)
+        return f"DEVICE-BOUND: {begins}: the device is busy {busy} of the time."
     return _of_largest(figures)
 
 
 def _without_times(figures: Figures, findings: Sequence[Finding]) -> str:
+    step, data_ms = figures.step_ms or 0.0, figures.data_ms
     # What is too little for a finding is too little for the verdict.
     late = [finding for finding in findings if finding.code == CODE_OF["loader"]]
     if late_ms := sum(finding.waited_ms or 0.0 for finding in late if finding.thread == "main"):
-        return (
-            f"The loader takes {_ms(late_ms)} of {_ms(figures.step_ms or 0.0)} a step in which the "
-            "script does nothing else."
+        begins = (
+            f"LOADER-BOUND: batches take {_ms(late_ms)} of {_ms(step)} a step in which the script does "
+            "nothing else"
         )
-    if not figures.has_device:
-        loader = "" if late else "; the loader keeps up"
-        return f"No accelerator was used, so there is no wait for one{loader}."
-    if findings:
-        return (
-            "The lines below make the host wait; without the profiler nobody knows how much of that "
-            "the device was idle."
-        )
-    return "No wait was seen."
+        return f"{begins}{_would_wait(figures, '; on a GPU')}."
+    if figures.has_device:
+        if findings:
+            return (
+                "HOST WAITS: the lines below make the host wait; without the profiler nobody knows how much "
+                "of that the device was idle."
+            )
+        return "DEVICE-BOUND, as far as is known: no wait was seen."
+    loader = "the loader keeps up" if figures.has_loader else "no loader was seen"
+    if late:
+        loader = "a loader of another thread is late"
+    share = _percent(min(1.0, data_ms / step) if step else 0.0)
+    batches = f"batches take {share} of a step, and {loader}"
+    if figures.num_would_wait:
+        return f"HOST WAITS{_would_wait(figures, ': on a GPU')}; on this CPU {batches}."
+    return f"DEVICE-BOUND: no accelerator was used, so there is no wait for one; {batches}."
+
+
+def _would_wait(figures: Figures, begins: str) -> str:
+    number = figures.num_would_wait
+    if not number:
+        return ""
+    return f"{begins} {number} line{'' if number == 1 else 's'} would surely wait in each step"
 
 
 def _of_largest(figures: Figures) -> str:
@@ -79,6 +101,7 @@ def _of_largest(figures: Figures) -> str:
     causes["waits"] = figures.all_waits_ms
     largest = max(causes, key=lambda cause: causes[cause])
     begins = f"The device is idle {_percent(idle)} of the time"
+    begins = f"{_WORDS[largest]}: t{begins[1:]}"
     if causes[largest] < _LEAST_SHARE * step:
         return f"{begins}, and no single cause of it stands out."
     words = {
@@ -90,6 +113,17 @@ def _of_largest(figures: Figures) -> str:
     }
     return f"{begins}: {_SENTENCES[largest].format(**words)}"
 
+
+_WORDS = {
+    "loader": "LOADER-BOUND",
+    "launch": "LAUNCH-BOUND",
+    "host code": "LAUNCH-BOUND",
+    "device": "DEVICE-BOUND",
+    "gc": "HOST WAITS",
+    "allocation": "HOST WAITS",
+    "collective": "STRAGGLER",
+    "waits": "HOST WAITS",
+}
 
 _SENTENCES = {
     "loader": "it waits for batches for {idle} of the {step} that a step takes, so the loader comes "

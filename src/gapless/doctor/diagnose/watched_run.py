@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gapless.doctor.advice.causes import Cause
-    from gapless.doctor.seen_waits import NodeKey, SeenWait
+    from gapless.doctor.seen_waits import NodeKey, SeenWait, StepParts
     from gapless.doctor.trace.chrome_trace import Trace
     from gapless.records.finding import Part, Site
 
@@ -34,6 +34,7 @@ class WatchedRun:
         num_seen_steps: of that window.
         host_ms: that the host works in a step of that window, its waits for the device left out; None
             where that is not known.
+        step_parts: of a step; None where they are not known.
         timed: waits of the times window, in the order of their marks.
         trace: of the times window; None where there was no profiler.
         forward_lines: lines of the forward pass whose nodes of the backward pass were seen.
@@ -41,6 +42,7 @@ class WatchedRun:
         num_shapes_steps: steps in which they were counted; 0 where they were not.
         num_batches: that loaders gave in the sites window.
         num_batch_shapes: different shapes among them.
+        num_would_wait: lines of the training step that would surely wait on a GPU, where none is used.
         parts: of the program, by path and line.
         notes: what could not be seen or measured, and why.
     """
@@ -50,6 +52,7 @@ class WatchedRun:
     seen: tuple[SeenWait, ...] = ()
     num_seen_steps: int = 0
     host_ms: float | None = None
+    step_parts: StepParts | None = None
     timed: tuple[SeenWait, ...] = ()
     trace: Trace | None = None
     forward_lines: Mapping[NodeKey, Site] = field(default_factory=dict)
@@ -57,6 +60,7 @@ class WatchedRun:
     num_shapes_steps: int = 0
     num_batches: int = 0
     num_batch_shapes: int = 0
+    num_would_wait: int = 0
     parts: Mapping[tuple[str, int], Part] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -44,7 +44,11 @@ def make_session(watch: Watch, *, command: Sequence[str]) -> Session:
         return replace(session, verdict=verdict, notes=tuple(_problem(watch)))
     from gapless.device.torch_gpu import name_of_device
 
-    found = diagnose(_watched_run(watch))
+    looked: tuple[Finding, ...] = ()
+    if not watch.has_gpu:
+        # For many files the look starts processes, which a program at its end must not.
+        looked = look_at(_files_that_ran(), may_share=False).findings
+    found = diagnose(_watched_run(watch, looked))
     findings, notes = found.findings, list(found.notes)
     trials = watch.variant_trials.trials if watch.variant_trials is not None else ()
     if any(trial.baseline is not None for trial in trials):
@@ -78,7 +82,7 @@ def findings_so_far(watch: Watch) -> tuple[Finding, ...]:
     return diagnose(_watched_run(watch)).findings
 
 
-def _watched_run(watch: Watch) -> WatchedRun:
+def _watched_run(watch: Watch, looked: Sequence[Finding] = ()) -> WatchedRun:
     """Return what a diagnosis is made of."""
     notes = _problem(watch) + _shortage(watch)
     for phase in get_args(Phase):
@@ -98,6 +102,7 @@ def _watched_run(watch: Watch) -> WatchedRun:
         seen=tuple(seen),
         num_seen_steps=sites.num_steps if sites else 0,
         host_ms=host_ms([ns / 1e6 for ns in sites.step_ns], seen) if sites else None,
+        step_parts=_of(_window(watch, "parts"), "parts", None),
         timed=tuple(_of(times, "waits", ())),
         trace=_of(times, "trace", None),
         forward_lines=_of(backward, "lines", {}),
@@ -105,6 +110,13 @@ def _watched_run(watch: Watch) -> WatchedRun:
         num_shapes_steps=_of(times, "num_steps", 0),
         num_batches=0 if shapes is None else shapes.num_batches,
         num_batch_shapes=0 if shapes is None else shapes.num_shapes,
+        num_would_wait=len(
+            {
+                one.site
+                for one in looked
+                if one.certainty == "surely" and one.part in ("step", "called")
+            }
+        ),
         parts=_parts() if seen else {},
         notes=tuple(dict.fromkeys(notes)),
     )

@@ -10,9 +10,10 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
-from gapless.records.finding import by_part
+from gapless.records.finding import RankTimes, by_part
 from gapless.report.json_reports import read_session, session_json
 
 
@@ -28,6 +29,15 @@ FOLDER_VARIABLE = "GAPLESS_DOCTOR_RANKS"
 # So long the first process waits for the others after its own end.
 _PATIENCE_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
+
+# From this share of a step on, a process that is later than the others is what holds them back.
+_LEAST_LATE_SHARE = 0.10
+_PART_NAMES = {
+    "data": "its batches",
+    "forward": "its forward pass",
+    "update": "its updates",
+    "other": "other code of its loop",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,11 +187,53 @@ def together(sessions: Mapping[int, Session]) -> Session:
             same[one.code, one.site, one.call, one.thread].setdefault(rank, one)
     findings = [_of_all(found, len(sessions)) for found in same.values()]
     findings.sort(key=_cost, reverse=True)
+    ranks = _times_of_ranks(sessions)
     return replace(
         first,
+        verdict=_straggler(ranks, sessions) or first.verdict,
+        ranks=ranks,
         findings=tuple(by_part(findings)),
         notes=tuple(_notes(sessions)),
         num_ranks=len(sessions),
+    )
+
+
+def _times_of_ranks(sessions: Mapping[int, Session]) -> tuple[RankTimes, ...]:
+    return tuple(
+        RankTimes(
+            rank=rank,
+            step_ms=steps.mean_ms,
+            data_ms=steps.parts_ms.data,
+            own_ms=sum(vars(steps.parts_ms).values()) - steps.parts_ms.backward,
+        )
+        for rank, session in sorted(sessions.items())
+        if (steps := session.steps) is not None and steps.parts_ms
+    )
+
+
+def _straggler(ranks: Sequence[RankTimes], sessions: Mapping[int, Session]) -> str:
+    """Return a verdict if one process keeps the others waiting in each step, or nothing."""
+    if len(ranks) < 2:
+        return ""
+    slowest = max(ranks, key=lambda one: one.own_ms)
+    late_ms = slowest.own_ms - median(one.own_ms for one in ranks if one is not slowest)
+    if late_ms < _LEAST_LATE_SHARE * slowest.step_ms:
+        return ""
+    parts = {
+        rank: vars(one.steps.parts_ms)
+        for rank, one in sessions.items()
+        if one.steps is not None and one.steps.parts_ms is not None
+    }
+    mine = parts.pop(slowest.rank)
+    of = {
+        part: ms - median(its.get(part, 0.0) for its in parts.values())
+        for part, ms in mine.items()
+    }
+    del of["backward"]
+    return (
+        f"STRAGGLER: rank {slowest.rank} takes {late_ms:.1f} ms longer than the others, most of it for "
+        f"{_PART_NAMES[max(of, key=lambda part: of[part])]}; they wait for it in each step of "
+        f"{slowest.step_ms:.1f} ms."
     )
 
 

@@ -42,10 +42,13 @@ def _passes_of(phase: Phase, *, is_exact: bool) -> Sequence[Pass]:
         return []
     from gapless.doctor.lines.backward_lines import BackwardLinesPass
     from gapless.doctor.lines.sites import SitesPass
+    from gapless.doctor.lines.step_parts import StepPartsPass
     from gapless.doctor.trace.profiler import TimesPass
 
     if phase == "sites":
         return [SitesPass(exact=is_exact)]
+    if phase == "parts":
+        return [StepPartsPass()]
     if phase == "times":
         return [TimesPass(has_device=True), SitesPass(exact=is_exact, marks=True)]
     return [BackwardLinesPass()]

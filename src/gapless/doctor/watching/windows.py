@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gapless.doctor.seen_waits import Pass
 
 
-Phase = Literal["rest", "plain", "sites", "times", "backward"]
+Phase = Literal["rest", "plain", "sites", "parts", "times", "backward"]
 
 # A look at three of the first steps is what remains of a script that ends before its windows do.
 _BEFORE_EARLY_LOOK, _EARLY_LOOK = 3, 3
@@ -56,7 +56,8 @@ def plan_windows(*, warm_up: int, num_steps: int, has_times: bool = True) -> lis
 
     Args:
         warm_up: steps before the first window.
-        num_steps: of the windows of plain steps and of sites; that of times has half as many.
+        num_steps: of the windows of plain steps and of sites; that of parts has a quarter, that of
+            times half as many.
         has_times: whether there is a device whose times are measured.
     """
     early = _BEFORE_EARLY_LOOK + _EARLY_LOOK
@@ -72,6 +73,7 @@ def plan_windows(*, warm_up: int, num_steps: int, has_times: bool = True) -> lis
         *first,
         Window(phase="plain", num_steps=num_steps),
         Window(phase="sites", num_steps=num_steps),
+        Window(phase="parts", num_steps=max(2, num_steps // 4)),
     ]
     if has_times:
         windows.append(Window(phase="times", num_steps=max(1, num_steps // 2)))
