@@ -52,7 +52,6 @@ OF_OBJECTS = {
     "cli/parser.py": "options",
     "cli/shared_options.py": "options",
     "integrations/attention_masks.py": "masks that it has made",
-    "integrations/lightning.py": "a record, and a hook of a LightningModule that is called next",
     "integrations/lightning_logs.py": "of a LightningModule, while its step runs",
     "pipeline/prefetch.py": "of the loader that it stands for",
     "scripts.py": "the module that a program runs in",

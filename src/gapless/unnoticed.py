@@ -23,7 +23,7 @@ What is patched in the whole process, by which file, and until when. All go thro
 * `doctor/trace/profiler.py`: the start of torch's profiler, while ours runs
 * `integrations/attention_masks.py`: what transformers asks about masks and captures, while a captured model of it lives
 * `integrations/batches.py`: Accelerate's `send_to_device`, while an Accelerator or Trainer lives that is captured
-* `integrations/lightning.py`: methods of a trainer's strategy and loop, while a fit runs
+* `integrations/lightning.py`: `run` of a trainer's loop and `batch_to_device` of its strategy, while a fit runs
 * `running/capturing.py`: backward passes, until an optimizer takes a step or they have been counted
 * `trials/captured_parts.py`: `step` of captured optimizers, and what a capture has put in objects while they run eagerly
 * `trials/recorded_batches.py`: what iterators of `DataLoader` get batches from, while a variant runs

@@ -6,10 +6,8 @@
     trainer.fit(module, loader)
 
 The epoch loop is Lightning's, which asks the loop of automatic optimization for a step. For the time of a fit its
-`run` calls one captured function (`gapless.integrations.lightning_step`) and counts. A module's own
-`optimizer_step`, and steps that are not captured, are run as Lightning runs them; its strategy's `training_step`
-then does the captured step, so that `backward` and `optimizer_step` have nothing left to do. The strategy's
-`batch_to_device` copies batches without a wait.
+`run` calls one captured function (`gapless.integrations.lightning_step`) and counts. Steps that are not captured
+are run as Lightning runs them. The strategy's `batch_to_device` copies batches without a wait.
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ from gapless.integrations.lightning_logs import LateLogs
 from gapless.integrations.lightning_step import (
     LightningStep,
     framework_of,
-    is_of,
     objection_to_fit,
     objection_to_step,
     overrides,
@@ -115,7 +112,7 @@ class GaplessCallback(_Callback):
         return self._kept.report
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Take the place of the strategy's own step."""
+        """Take the place of the loop's own step."""
         self._end(has_failed=True)
         self._kept = FitReport.of(pl_module)
         device, refusal = self._device_of(trainer, pl_module)
@@ -144,15 +141,15 @@ class GaplessCallback(_Callback):
             self._fit.logs.show_all(of_epoch=True)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Give the strategy its own step back."""
+        """Give the loop its own step back."""
         self._end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Give the strategy its own step back."""
+        """Give the loop its own step back."""
         self._end(has_failed=True)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Give the strategy its own step back."""
+        """Give the loop its own step back."""
         self._end(has_failed=True)
 
     def _device_of(self, trainer: Any, module: Any) -> tuple[Device | None, Refusal | None]:
@@ -181,7 +178,7 @@ class GaplessCallback(_Callback):
 
 
 class _Fit:
-    """Stands in the strategy and the loop of a trainer for one fit.
+    """Stands in the loop and the strategy of a trainer for one fit.
 
     Args:
         trainer: that fits.
@@ -209,25 +206,13 @@ class _Fit:
         # callbacks, so that no other one gets the number of one that has gone.
         self._steps: dict[Hashable, tuple[LightningStep | None, list[Any]]] = {}
         self._parts: list[Any] = []
-        # Of the batch of now, where the strategy runs it: the captured step, and whether it has run.
-        self._step: LightningStep | None = None
-        self._has_run = False
-        self._updates = False
 
     def attach(self) -> None:
-        """Let the strategy's steps come here."""
+        """Let the loop's steps come here."""
         strategy = self._trainer.strategy
-        self._own_training_step = strategy.training_step
-        self._own_backward = strategy.backward
-        self._own_optimizer_step = strategy.optimizer_step
         self._own_batch_to_device = strategy.batch_to_device
         self._own_run = self._loop.run
-        # A loop of the user's own asks the strategy.
-        if is_of(self._framework, type(self._loop)):
-            self._patches.put(self._loop, "run", self._run)
-        self._patches.put(strategy, "training_step", self._training_step)
-        self._patches.put(strategy, "backward", self._backward)
-        self._patches.put(strategy, "optimizer_step", self._optimizer_step)
+        self._patches.put(self._loop, "run", self._run)
         # One that moves batches itself decides how.
         hook = "transfer_batch_to_device"
         data, framework = getattr(self._trainer, "datamodule", None), self._framework
@@ -237,7 +222,7 @@ class _Fit:
             self._patches.put(strategy, "batch_to_device", self._batch_to_device)
 
     def detach(self, *, has_failed: bool) -> None:
-        """Let the strategy's steps be its own.
+        """Let the loop's steps be its own.
 
         Args:
             has_failed: whether the fit has raised, so that no number is waited for.
@@ -245,7 +230,6 @@ class _Fit:
         Sync: Blocks the host, unless it has failed, until the numbers of the last step are there.
         """
         self._patches.take_out()
-        vars(self._module).pop("optimizer_zero_grad", None)
         self._mover.close()
         for part in self._parts:
             captor = captor_of(part)
@@ -273,11 +257,11 @@ class _Fit:
             or num_ready == self._trainer.num_training_batches
             or batches.is_last_batch
         )
-        base = self._framework.LightningModule
-        has_own_update = updates and overrides(self._module, "optimizer_step", base)
-        step = None if has_own_update else self._step_of(optimizer)
+        step = self._step_of(optimizer)
         if step is None:
-            return self._own_run(optimizer, batch_idx, kwargs)
+            # The progress bar does not wait.
+            with self.logs.late():
+                return self._own_run(optimizer, batch_idx, kwargs)
         is_first, counts = batch_idx % accumulate == 0, self._loop.optim_progress.optimizer
         if updates:
             counts.step.increment_ready()
@@ -302,48 +286,6 @@ class _Fit:
             found, numbers, values = step.captured(batch, **options)
         self.logs.make(numbers, values)
         return found
-
-    def _optimizer_step(
-        self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any
-    ) -> Any:
-        """Do `Strategy.optimizer_step`, whose closure calls `training_step` and `backward`."""
-        self._step, self._has_run, self._updates = self._step_of(optimizer), False, True
-        try:
-            if self._step is not None:
-                out = closure()
-                if self._has_run:
-                    return out
-            # The module's own `optimizer_step` may have called the closure before: an update is left.
-            with self.logs.late():
-                return self._own_optimizer_step(optimizer, closure, model, **kwargs)
-        finally:
-            self._updates = False
-
-    def _training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Do the whole step for `Strategy.training_step`."""
-        trainer, step = self._trainer, self._step
-        if not self._updates:
-            # Called before the update that it is for, by an `optimizer_step` of the module.
-            step = self._step = self._step_of(trainer.optimizers[0])
-        if step is None:
-            with self.logs.late():
-                return self._own_training_step(*args, **kwargs)
-        is_first = trainer.fit_loop.batch_idx % trainer.accumulate_grad_batches == 0
-        found = self._run_captured(step, args, is_first=is_first, updates=self._updates)
-        self._has_run = True
-        if is_first:
-            # Lightning calls it next, after the step that has done it.
-            vars(self._module)["optimizer_zero_grad"] = self._has_zeroed
-        return found
-
-    def _has_zeroed(self, *_: Any) -> None:
-        del vars(self._module)["optimizer_zero_grad"]
-
-    def _backward(self, closure_loss: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._step is not None:
-            return closure_loss
-        with self.logs.late():
-            return self._own_backward(closure_loss, *args, **kwargs)
 
     # --- which step ---
 

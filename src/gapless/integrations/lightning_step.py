@@ -207,6 +207,11 @@ def objection_to_fit(trainer: Any, module: Any, framework: Any) -> str | None:
         return f"its strategy is {type(strategy).__name__}; steps are captured on a single device"
     if type(precision).__name__ not in _PRECISIONS or not is_of(framework, type(precision)):
         return f"its plugin of precision is {type(precision).__name__}, which is not known here"
+    loop = trainer.fit_loop.epoch_loop.automatic_optimization
+    if not is_of(framework, type(loop)):
+        return (
+            f"its loop of automatic optimization is {type(loop).__name__}, which is not known here"
+        )
     if type(trainer.profiler).__name__ != "PassThroughProfiler":
         return "it is profiled, and a graph has no parts that Lightning's profiler could see"
     averaging = framework.callbacks.StochasticWeightAveraging
@@ -229,6 +234,8 @@ def objection_to_step(trainer: Any, module: Any, optimizer: Any, framework: Any)
     if has_hooks(optimizer):
         return f"{name_of(optimizer)}.step() has hooks, which a replay would skip"
     base = framework.LightningModule
+    if overrides(module, "optimizer_step", base):
+        return "it overrides optimizer_step; let a scheduler set the rate of each step"
     if overrides(module, "clip_gradients", base):
         return "it overrides clip_gradients; override configure_gradient_clipping"
     if "log" in vars(module):
