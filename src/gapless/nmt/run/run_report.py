@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from gapless.nmt.run_folder.logs import ErrorLog, SilentLog
+from gapless.nmt.run_folder.logs import ErrorLog, Silent
 from gapless.records.training import RunProgress, run_totals
 from gapless.report.figures import counted, duration
 
@@ -80,25 +80,6 @@ class Observer(Protocol):
         """The final model begins to translate this many test sentences."""
 
 
-class SilentObserver:
-    """Is in place of an `Observer`."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _do_nothing
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Do nothing."""
-
-
-def _do_nothing(*values: Any, **named: Any) -> None:
-    del values, named
-
-
 class Messages:
     """Tells of a run while it trains: its observer and, of what is amiss, `errors.log`; on rank 0 alone.
 
@@ -112,9 +93,9 @@ class Messages:
 
     def __init__(self, run: TrainingRun, *, observer: Observer) -> None:
         is_first = run.ranks.is_first
-        self.observer: Observer | SilentObserver = observer if is_first else SilentObserver()
+        self.observer: Observer | Silent = observer if is_first else Silent()
         self._run = run
-        self._error_log = ErrorLog(run.run_dir) if is_first else SilentLog()
+        self._error_log = ErrorLog(run.run_dir) if is_first else Silent()
         self._noted: set[str] = set()
 
     def warn(self, text: str) -> None:

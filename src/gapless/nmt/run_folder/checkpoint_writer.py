@@ -8,6 +8,7 @@ from gapless.checkpoint.packed_state import pack
 from gapless.errors import noted_on
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.disk_space import DiskTroubles
+from gapless.nmt.run_folder.logs import Silent
 from gapless.nmt.run_folder.write_queue import Job, WriteQueue
 from gapless.pipeline.host_copy import HostCopy
 
@@ -238,7 +239,7 @@ class CheckpointWriter:
 # --- other ranks ---
 
 
-class SilentCheckpointWriter:
+class SilentCheckpointWriter(Silent):
     """Is in place of a `CheckpointWriter`: the weights are those of rank 0.
 
     Args:
@@ -250,33 +251,9 @@ class SilentCheckpointWriter:
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def reserve(self, model: object) -> None:
-        """Do nothing."""
-
     def copy_weights(self, model: object) -> HostCopy:
         """Return a copy of nothing.
 
         Sync: Does not block the host.
         """
         return HostCopy({}, device=self._device)
-
-    def save_epoch(self, weights: HostCopy, epoch: int, *, step: int = 0) -> None:
-        """Write nothing."""
-
-    def save_state(self, state: dict[str, Any], **about: Any) -> None:
-        """Write nothing."""
-
-    def poll(self) -> None:
-        """Do nothing."""
-
-    def drain(self) -> None:
-        """Do nothing."""
-
-    def finish(self) -> None:
-        """Do nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Do nothing."""

@@ -226,40 +226,38 @@ class LossLog:
         return self._marks[batch]
 
 
-class SilentMetrics:
-    """Is in place of a `MetricsFile`."""
+class Silent:
+    """Is in place of what writes or shows something on rank 0: whatever is called does nothing."""
 
-    def content(self) -> Content:
-        """Return that of an empty file."""
-        return Content.of(())
-
-    def sync(self) -> None:
-        """Do nothing."""
-
-
-class SilentRunLogs:
-    """Is in place of a `RunLogs`."""
-
-    def __init__(self) -> None:
-        self.metrics = SilentMetrics()
-
-    def log(self, kind: str, **values: Any) -> None:
-        """Write nothing."""
-
-    def log_epoch(self, record: object) -> None:
-        """Write nothing."""
-
-    def flush(self) -> None:
-        """Do nothing."""
-
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write nothing."""
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _do_nothing
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         """Do nothing."""
+
+
+def _do_nothing(*values: Any, **named: Any) -> None:
+    del values, named
+
+
+class SilentMetrics(Silent):
+    """Is in place of a `MetricsFile`."""
+
+    def content(self) -> Content:
+        """Return that of an empty file."""
+        return Content.of(())
+
+
+class SilentRunLogs(Silent):
+    """Is in place of a `RunLogs`."""
+
+    def __init__(self) -> None:
+        self.metrics = SilentMetrics()
 
 
 # --- metrics.jsonl ---
@@ -464,13 +462,3 @@ class ErrorLog:
         # A folder's name may be bytes that are no text: strict encoding would raise instead of logging.
         with suppress(OSError), self._path.open("ab") as file:
             file.write(line.encode(errors="backslashreplace"))
-
-
-class SilentLog:
-    """Is in place of an `ErrorLog`."""
-
-    def warning(self, text: str, *, update: int) -> None:
-        """Write nothing."""
-
-    def error(self, error: BaseException, *, update: int) -> None:
-        """Write nothing."""
