@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadgroup
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check test-gpu test-gpu-ranks mutants hazards sweep soak screens lint clean
+.PHONY: demo test check test-gpu test-gpu-ranks mutants hazards sweep soak pictures lint clean
 
 demo: $(VENV)/.installed  ## Train on the embedded corpus, translate a few sentences, print scores.
 	@rm -rf runs/demo
@@ -45,8 +45,7 @@ soak: $(VENV)/.installed-test  ## Faults at random on one run, for MINUTES=30; n
 	cd tests && PYTHONPATH=.:../src OMP_NUM_THREADS=1 \
 	  ../$(BIN)/python -m faults.soak --minutes $(MINUTES)
 
-screens: $(VENV)/.installed-test  ## Take the screens in docs/terminal.md and the pictures of pages anew.
-	cd tests && PYTHONPATH=.:../src OMP_NUM_THREADS=1 ../$(BIN)/python -m terminal.screenshots
+pictures: $(VENV)/.installed-test  ## Take the pictures of pages anew.
 	cd tests && PYTHONPATH=.:../src OMP_NUM_THREADS=1 ../$(BIN)/python -m report.pictures
 
 test-gpu:  ## The GPU suite, with the current Python; fails where no GPU is.

@@ -91,16 +91,6 @@ def test_a_hang_up_that_is_ignored(gapless, tiny_data, signal_after_a_batch):
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-def test_a_run_that_is_asked_for_its_waits(gapless, tiny_data, signal_after_a_batch):
-    """It prints the waits so far, and goes on to the table at its end."""
-    seen = signal_after_a_batch(signal.SIGUSR2)
-    outcome = gapless("train", "--data", tiny_data, *ONE_EPOCH, "--run-dir", "r")
-
-    assert outcome.code == 0
-    assert len(seen) > 1
-    assert outcome.out.count("host waits  ") == 2
-
-
 def start(code, *arguments, folder):
     return subprocess.Popen(
         [sys.executable, *code, *map(str, arguments)],

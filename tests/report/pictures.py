@@ -1,4 +1,4 @@
-"""Pictures of pages for docs/pages.md, of made-up figures. `make screens` takes them anew."""
+"""Pictures of pages for docs/pages.md, of made-up figures. `make pictures` takes them anew."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def _prepare_process() -> None:
     # Read when torch is imported, which a command does; what the user has set stays.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
-    # They ask a run to save or to report; before it begins and at its end it has nothing to save or report.
+    # The first asks a run to save; before it begins and at its end it has nothing to save. Nobody asks by the second.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     take_any_text(sys.stdout)

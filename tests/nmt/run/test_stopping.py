@@ -62,7 +62,7 @@ def test_a_request_waits_for_the_end_of_an_update():
 def test_a_signal_after_a_run_that_was_stopped(is_stopped, second_raises, heard):
     """A process that is about to end does not end with another error; others get their handler back."""
     came = []
-    taken = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+    taken = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
     former = {
         number: signal.getsignal(number) for number in map(signal.Signals.__getitem__, taken)
     }

@@ -11,8 +11,6 @@ from gapless.nmt.run.run_report import TimeEstimate
 from gapless.nmt.run.stopping import until_stopped
 from gapless.nmt.run_folder.logs import LossLog
 from gapless.pipeline.loaders import LoaderPart
-from gapless.records.epoch_record import total
-from gapless.report.training_text import waits_table
 
 
 if TYPE_CHECKING:
@@ -202,7 +200,7 @@ class _Part:
         schedule: saves the state when it is due.
         decisions: of the run's ranks.
         messages: tell what happens.
-        stop: the request to stop, and for accounts.
+        stop: the request to stop.
         estimate: says when the run ends.
     """
 
@@ -262,14 +260,7 @@ class _Part:
             schedule.save_inside(
                 progress, log=self._log, first=self._first, first_update=self._first_update
             )
-        if self._stop.take_account():
-            self._messages.observer.noted(waits_table(self._work_so_far(progress)))
         self._messages.observer.batch_queued(progress, run=self._estimate.progress())
-
-    def _work_so_far(self, progress: Progress) -> EpochRecord:
-        """Return what the run did, up to the newest loss that was read."""
-        assert progress.so_far is not None
-        return total([*(record.work for record in self._run.progress.records), progress.so_far()])
 
     def end(self, result: EpochRecord) -> None:
         """Take note that the part is over.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gapless.nmt.data.batch import AnyBatch
 
 
-_TAKEN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_TAKEN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class StopNow(Exception):  # noqa: N818  (nothing went wrong)
@@ -28,7 +28,7 @@ class StopNow(Exception):  # noqa: N818  (nothing went wrong)
 class StopRequest:
     """Takes SIGTERM, SIGINT and SIGHUP as a request to stop.
 
-    SIGUSR1 asks to save, SIGUSR2 for an account of the waits so far.
+    SIGUSR1 asks to save.
 
     What was ignored at start stays so: SIGHUP under nohup, SIGINT in the background of a script.
 
@@ -45,7 +45,7 @@ class StopRequest:
         self.number: int | None = None
         self.failure: LoaderError | None = None
         self._second_raises = second_raises
-        self._is_save_due = self._is_account_due = False
+        self._is_save_due = False
         self._former: dict[int, object] = {}
         self._tell: Callable[[int], object] | None = None
 
@@ -84,17 +84,10 @@ class StopRequest:
         is_due, self._is_save_due = self._is_save_due, False
         return is_due
 
-    def take_account(self) -> bool:
-        """Return whether an account of the waits was asked for since the last call."""
-        is_due, self._is_account_due = self._is_account_due, False
-        return is_due
-
     def _ask(self, number: int, frame: FrameType | None) -> None:
         del frame
         if number == signal.SIGUSR1:
             self._is_save_due = True
-        elif number == signal.SIGUSR2:
-            self._is_account_due = True
         elif self.number is None and self._tell is not None:
             self._tell(number)
         elif self.number is None:
