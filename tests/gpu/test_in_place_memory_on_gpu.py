@@ -162,3 +162,25 @@ def test_a_module_that_is_let_go_takes_its_graphs_along():
 
     assert in_use() <= before_in_use
     assert reserved() <= before_reserved + _PIECE
+
+
+def test_two_forward_passes_before_a_backward_pass_are_graphs_of_their_own():
+    """As a discriminator's that sees real batches and made ones: all bits are as written."""
+    results = []
+    for is_captured in (False, True):
+        model = make_model()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        if is_captured:
+            gapless.capture(model, optimizer, device="cuda")
+        draw = torch.Generator().manual_seed(0)
+        for _ in range(60):
+            first, second = torch.randn(2, 32, _WIDTH, generator=draw).cuda()
+            optimizer.zero_grad()
+            (model(first).square().mean() + model(second).abs().mean()).backward()
+            optimizer.step()
+        results.append([weight.detach().cpu() for weight in model.parameters()])
+
+    report = gapless.capture_report(model)
+    assert all(map(torch.equal, *results))
+    assert (report.num_graphs, report.refusals) == (2, [])
+    assert report.num_replays > 80

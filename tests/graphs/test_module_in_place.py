@@ -70,17 +70,34 @@ def test_a_gradient_in_other_memory_is_computed_as_written(device):
     assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
 
 
-def test_a_forward_pass_before_the_backward_pass_runs_as_written(device):
+def test_two_forward_passes_before_the_backward_pass_are_graphs(device):
+    """Each has memory of its own, as a discriminator's that sees real batches and made ones."""
+    plain, model = mlp(device), gapless.capture(mlp(device), device=device)
+    for number in range(12):
+        for one in (plain, model):
+            one.zero_grad()
+            first, second = one(batch(device, number)), one(batch(device, number + 1))
+            (first * second).sum().backward()
+        for own, other in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(own.grad, other.grad)
+
+    report = gapless.capture_report(model)
+    assert (report.num_graphs, report.refusals) == (2, [])
+    assert report.num_replays > 12
+
+
+def test_a_third_forward_pass_before_the_backward_pass_runs_as_written(device):
     """The report says so, and a warning once."""
     plain, model = mlp(device), gapless.capture(mlp(device), device=device)
     for number in range(6):
         gradients(device, model, number)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        for one in (model, plain):
-            one.zero_grad()
-            first, second = one(batch(device, 1)), one(batch(device, 2))
-            (first * second).sum().backward()
+        for number in range(8):
+            for one in (model, plain):
+                one.zero_grad()
+                first, second, third = [one(batch(device, number + n)) for n in range(3)]
+                (first * second * third).sum().backward()
 
     assert [one.category for one in told] == [gapless.CaptureWarning]
     assert "capture the whole step, or let go of the loss" in str(told[0].message)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gapless.graphs.in_place.captor import CaptorOfModule
     from gapless.pipeline.tree.flatten import Tree
 
-    _Kind: TypeAlias = tuple[Hashable, tuple[bool, ...] | None]
+    _Kind: TypeAlias = tuple[Hashable, tuple[bool, ...] | None, Runs]
 
 
 class ModuleCalls:
@@ -64,20 +64,15 @@ class ModuleCalls:
         self.is_traced = self.is_never_captured = self.is_refused = False
         self._report = CaptureReport()
         self._trees = CallTrees()
-        self.runs = Runs(
-            captor.target,
-            function,
-            device=captor.settings.device,
-            host_waits=captor.settings.new_host_waits(),
-            side=captor.side,
-            report=self._report,
-        )
+        self.runs = self._new_runs(function)
+        # Of calls that come before the backward pass of the one before, as a discriminator's do.
+        self._second: Runs | None = None
         kind = captor.settings.device.torch_device.type
         self.autocast = AutocastBlocks(kind, refuse=self.refuse)
-        # By kind, and by which tensors among the arguments need gradients; None: no gradients at all.
+        # By kind, by which tensors among the arguments need gradients, None: no gradients at all, and by memory.
         self._steps: dict[_Kind, CapturedStep] = {}
-        # By kind of call.
-        self._newest: dict[Hashable, FastPath] = {}
+        # By kind of call, and by memory.
+        self._newest: dict[tuple[Hashable, Runs], FastPath] = {}
         # The call of now, in each thread.
         self._now = local()
         self._second_order = SecondOrder(captor.target, self._report)
@@ -98,7 +93,26 @@ class ModuleCalls:
         """Let go of all graphs."""
         for step in self._steps.values():
             step.forget()
-        self._steps, self._newest = {}, {}
+        self._steps, self._newest, self._second = {}, {}, None
+
+    def _new_runs(self, function: Callable[..., Any]) -> Runs:
+        settings = self.captor.settings
+        return Runs(
+            self.captor.target,
+            function,
+            device=settings.device,
+            host_waits=settings.new_host_waits(),
+            side=self.captor.side,
+            report=self._report,
+        )
+
+    def _free_runs(self) -> Runs:
+        """Return the memory for a call: the second one, if a backward pass may come that reads the first."""
+        if self.runs.is_free() or not torch.is_grad_enabled():
+            return self.runs
+        if self._second is None:
+            self._second = self._new_runs(self.runs.forward)
+        return self._second
 
     def refuse(self, refusal: Refusal) -> None:
         """Add a reason why not all is captured, and tell the user."""
@@ -122,7 +136,8 @@ class ModuleCalls:
             self.autocast.end_as_written(out, since=since)
             return out
         kind = self.captor.kind_of_call()
-        newest = self._newest.get(kind)
+        runs = self._free_runs()
+        newest = self._newest.get((kind, runs))
         quick_call = None if newest is None else newest.call
         if quick_call is not None:
             out = quick_call(args, kwargs)
@@ -135,12 +150,12 @@ class ModuleCalls:
                 out = self.runs.as_written(args, kwargs)
                 self._tell()
                 return out
-            step = self._step_for(kind, tuple([leaf.requires_grad for leaf in tree.leaves]))
-            if not self.runs.is_free():
+            step = self._step_for(kind, tuple([leaf.requires_grad for leaf in tree.leaves]), runs)
+            if not runs.is_free():
                 self.report.refuse(_SECOND_FORWARD)
         else:
-            step = self._step_for(kind, None)
-        self._newest[kind], self._now.tree = step.fast_path, tree
+            step = self._step_for(kind, None, runs)
+        self._newest[kind, runs], self._now.tree = step.fast_path, tree
         has_grad = torch.is_grad_enabled()
         try:
             done = step.run(tree)
@@ -175,28 +190,31 @@ class ModuleCalls:
             captor.was_called = True
         return captor.is_listener
 
-    def _step_for(self, kind: Hashable, needs_grad: tuple[bool, ...] | None) -> CapturedStep:
+    def _step_for(
+        self, kind: Hashable, needs_grad: tuple[bool, ...] | None, runs: Runs
+    ) -> CapturedStep:
         """Return what captures calls of a kind.
 
         Args:
             kind: of the calls.
             needs_grad: which tensors among the arguments need gradients; None: there are none at all.
+            runs: whose memory it takes.
         """
-        step = self._steps.get((kind, needs_grad))
+        step = self._steps.get((kind, needs_grad, runs))
         if step is not None:
             return step
-        forward = self.runs.forward
+        forward = runs.forward
         options: dict[str, Any] = {"work": work_of(forward)}
         if needs_grad is not None:
             trial = partial(
                 ModuleTrial,
-                self.runs,
+                runs,
                 needs_grad=needs_grad,
                 may_be_differentiated=self._second_order.is_due,
             )
             options = {
                 "work": lambda _: made.learning.trial.seen.observed(self._now.tree),
-                "plain_work": lambda call: self.runs.as_written(call.args, call.kwargs),
+                "plain_work": lambda call: runs.as_written(call.args, call.kwargs),
                 "make_trial": trial,
                 "objection": self._objection,
             }
@@ -208,8 +226,8 @@ class ModuleCalls:
             compares_replays=True,
             **options,
         )
-        self._steps[kind, needs_grad] = made
-        return self._steps[kind, needs_grad]
+        self._steps[kind, needs_grad, runs] = made
+        return self._steps[kind, needs_grad, runs]
 
     def _objection(self, tree: Tree) -> Refusal | None:
         """Return why no graph can take a call with gradients, None if one can."""
@@ -235,7 +253,7 @@ def _objection_to_hooks() -> Refusal | None:
 
 _SECOND_FORWARD = Refusal(
     "second_forward",
-    "a forward pass came before the backward pass of the one before (or its loss is still held "
+    "a forward pass came before the backward passes of the two before (or their loss is still held "
     "with its graph), whose activations a replay would overwrite: it runs as written; capture the "
     "whole step, or let go of the loss",
     name="a second forward pass",
