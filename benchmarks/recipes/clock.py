@@ -48,9 +48,7 @@ class Clock:
             self._tell({"ready": True})
         self._wait()
         if self._num_launches is not None:
-            self._profile = torch.profiler.profile(
-                activities=[torch.profiler.ProfilerActivity.CUDA]
-            )
+            self._profile = torch.profiler.profile()
             self._profile.__enter__()
         self._began = perf_counter()
 
@@ -64,8 +62,7 @@ class Clock:
             names = [event.name for event in self._profile.events()]
             self._num_launches += sum(name.startswith(_LAUNCHES) for name in names)
             self._profile = None
-        is_counted = self._num_launches is not None
-        if self._num >= (min(_NUM_COUNTED, self.length) if is_counted else self.length):
+        if self._is_full():
             told = {"updates": self._num, "seconds": self._seconds, "launches": self._num_launches}
             self._seconds, self._num, self._num_launches = 0.0, 0, None
             self._tell(told)
@@ -73,9 +70,13 @@ class Clock:
     def count(self) -> None:
         """One update more in a loop that is nothing but updates: begun by `start`."""
         self._num += 1
-        if self._num >= self.length:
+        if self._is_full():
             self.stop(0)
             self.start()
+
+    def _is_full(self) -> bool:
+        is_counted = self._num_launches is not None
+        return self._num >= (min(_NUM_COUNTED, self.length) if is_counted else self.length)
 
     def timed(self, function: Any, num: int) -> Any:
         """Return a function that is measured as so many updates."""
