@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import py_compile
 import subprocess
 import sys
-import zipfile
 
 import pytest
 
 from faults.processes import environment
+from gapless.errors import UserError
+from gapless.scripts import Program, check_runs
 
 
 # Runs a program as `python PROGRAM` does.
@@ -80,28 +80,25 @@ def test_a_file_has_the_path_and_the_folder_that_python_gives_it(both, target):
     assert (code, f"['{target}', 'a', '--b']" in out) == (0, True)
 
 
-def test_a_folder_and_a_zip_file_run_their_main(both):
-    """And stand first in the path themselves."""
-    (both.folder / "app").mkdir()
-    (both.folder / "app" / "__main__.py").write_text(f"import beside\n{ASK}")
-    (both.folder / "app" / "beside.py").write_text("")
-    with zipfile.ZipFile(both.folder / "app.zip", "w") as file:
-        file.writestr("__main__.py", f"import beside\n{ASK}")
-        file.writestr("beside.py", "")
-
-    assert both("app", "x")[0] == 0
-    assert both("app.zip", "x")[0] == 0
-
-
-def test_compiled_files_and_other_encodings_run(both):
-    """A .pyc file; a file in Latin-1 that says so."""
-    (both.folder / "s.py").write_text(ASK)
-    py_compile.compile(both.folder / "s.py", cfile=both.folder / "s.pyc")
+def test_a_file_in_another_encoding_runs(both):
+    """In Latin-1, and it says so."""
     latin = "# coding: latin-1\nprint(ascii('\xe9'))\n".encode("latin-1")
     (both.folder / "latin.py").write_bytes(latin)
 
-    assert both("s.pyc")[0] == 0
     assert both("latin.py")[1] == "'\\xe9'\n"
+
+
+@pytest.mark.parametrize("name", ["app", "s.pyc", "app.zip"])
+def test_what_is_no_source_is_refused(tmp_path, name):
+    """A package is run by its name."""
+    (tmp_path / "app").mkdir()
+    for other in ("s.pyc", "app.zip"):
+        (tmp_path / other).touch()
+
+    with pytest.raises(
+        UserError, match="expected a file of source code; name one, or a package by -m"
+    ):
+        check_runs(Program(target=str(tmp_path / name)))
 
 
 def test_modules_run_as_by_dash_m(both):

@@ -15,13 +15,12 @@ import signal
 import sys
 import threading
 import traceback
-import zipimport
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gapless.errors import UserError
 from gapless.python_private import (
@@ -52,6 +51,9 @@ _LONG = 1 << 63
 
 _former_main: list[ModuleType] = []
 
+# Files that Python runs as well: compiled ones, and packages in one file.
+_NO_SOURCE = (".pyc", ".zip", ".pyz")
+
 _OWN_FOLDER = str(Path(__file__).parent) + os.sep
 
 
@@ -60,7 +62,7 @@ class Program:
     """What to run.
 
     Attributes:
-        target: path of a file, of a folder or of a zip file with a `__main__.py`, or name of a module.
+        target: path of a file of source code, or name of a module.
         is_module: whether the target is the name of a module, as after `python -m`.
         arguments: of the program, as `sys.argv[1:]`.
     """
@@ -102,7 +104,7 @@ def check_runs(program: Program) -> None:
     """Raise if there is no file to run. A module is looked for when it is run.
 
     Raises:
-        UserError: there is no such file, or it is a folder without a `__main__.py`.
+        UserError: there is no such file, or it is no source code.
     """
     path = Path(program.target)
     if program.is_module:
@@ -111,10 +113,10 @@ def check_runs(program: Program) -> None:
         raise UserError(f"cannot run {program.target}: there is no such file")
     if not os.access(path, os.R_OK):
         raise UserError(f"cannot run {program.target}: reading it is not permitted")
-    if path.is_dir() and not any(
-        (path / name).exists() for name in ("__main__.py", "__main__.pyc")
-    ):
-        raise UserError(f"cannot run {program.target}: the folder has no __main__.py")
+    if path.is_dir() or path.suffix in _NO_SOURCE:
+        raise UserError(
+            f"cannot run {program.target}: expected a file of source code; name one, or a package by -m"
+        )
 
 
 def run_program(
@@ -187,23 +189,14 @@ def _prepare(program: Program) -> tuple[CodeType, ModuleType]:
     sys.orig_argv[1:] = program.words
     if program.is_module:
         return _prepare_module(program, main), main
-    path = _absolute(program.target)
-    is_pipe = Path(path).exists() and not Path(path).is_file() and not Path(path).is_dir()
-    if is_pipe or (Path(path).is_file() and not _is_archive(path)):
-        return _prepare_file(program, path, main), main
-    return _prepare_folder(program, path, main), main
+    return _prepare_file(program, _absolute(program.target), main), main
 
 
 def _prepare_file(program: Program, path: str, main: ModuleType) -> CodeType:
     sys.argv[:] = [program.target, *program.arguments]
     _put_first_on_path(str(Path(path).resolve().parent))
-    is_compiled = path.endswith(".pyc")
-    loader_type = SourcelessFileLoader if is_compiled else SourceFileLoader
-    main.__loader__ = loader_type("__main__", path)
+    main.__loader__ = SourceFileLoader("__main__", path)
     main.__file__ = path
-    if is_compiled:
-        compiled: Any = SourcelessFileLoader("__main__", path).get_code("__main__")
-        return cast("CodeType", compiled)
     with io.open_code(path) as file:
         return compile(file.read(), path, "exec", dont_inherit=True)
 
@@ -214,17 +207,7 @@ def _prepare_module(program: Program, main: ModuleType) -> CodeType:
     return _found(main, program.target)
 
 
-def _prepare_folder(program: Program, path: str, main: ModuleType) -> CodeType:
-    sys.argv[:] = [program.target, *program.arguments]
-    _put_first_on_path(path, is_asked=True)
-    del sys.modules["__main__"]  # or it would be found instead of the file
-    try:
-        return _found(main, "__main__", is_folder=True)
-    finally:
-        sys.modules["__main__"] = main
-
-
-def _found(main: ModuleType, name: str, *, is_folder: bool = False) -> CodeType:
+def _found(main: ModuleType, name: str) -> CodeType:
     """Find a module, and make `__main__` the one that it is run as."""
     try:
         _, spec, code = details_of_module(name, ModuleError)
@@ -238,8 +221,7 @@ def _found(main: ModuleType, name: str, *, is_folder: bool = False) -> CodeType:
         __package__=spec.parent,
         __spec__=spec,
     )
-    if not is_folder:
-        sys.argv[0] = spec.origin
+    sys.argv[0] = spec.origin
     found: CodeType = code
     return found
 
@@ -249,28 +231,11 @@ def _absolute(path: str) -> str:
     return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH117, PTH118
 
 
-def _is_archive(path: str) -> bool:
-    try:
-        zipimport.zipimporter(path)
-    except zipimport.ZipImportError:
-        return False
-    return True
-
-
-def _put_first_on_path(folder: str, *, is_asked: bool = False) -> None:
-    """Put a script's folder where Python puts it in `sys.path`, instead of ours.
-
-    Args:
-        folder: of the script.
-        is_asked: whether Python adds it even where it adds no folder by itself (`-P`).
-    """
+def _put_first_on_path(folder: str) -> None:
+    """Put a script's folder where Python puts it in `sys.path`, instead of ours; with `-P` it puts none."""
     if not sys.flags.safe_path:
         sys.path[:1] = [folder]
-    elif is_asked:
-        sys.path.insert(0, folder)
-    else:
-        return
-    _forget_shadowed(folder)
+        _forget_shadowed(folder)
 
 
 def _forget_shadowed(folder: str) -> None:

@@ -84,7 +84,7 @@ def add_options(parser: Parser) -> None:
         "script",
         nargs="*",
         metavar="SCRIPT ARGS",
-        help="file, folder or zip file to run, and its arguments; with --static: what to read",
+        help="file to run, and its arguments; with --static: what to read",
     )
     what.add_argument(
         "-m", dest="module", metavar="MODULE", help="run a module instead of a file, as python -m"

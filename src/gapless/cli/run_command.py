@@ -51,7 +51,7 @@ def add_options(parser: Parser) -> None:
         "script",
         nargs="*",
         metavar="SCRIPT ARGS",
-        help="file, folder or zip file to run, or torchrun, and its arguments",
+        help="file to run, or torchrun, and its arguments",
     )
     what.add_argument(
         "-m", dest="module", metavar="MODULE", help="run a module instead of a file, as python -m"
