@@ -19,7 +19,8 @@ PROGRAMS = {
             for x, y in loader:
                 loss = model(x, y)  # step
                 loss.backward()
-            log(loss)  # set-up
+            log(loss)  # step
+        close()  # set-up
         """,
     "a_function_that_takes_a_step": """\
         def train_batch(x):

@@ -9,9 +9,11 @@ from gapless.doctor.static.scope import Class
 from gapless.doctor.static.values import (
     HOST,
     ON_DEVICE,
+    TENSOR,
     TENSORS,
     Value,
     element_of,
+    is_host_index,
     is_mask,
     join,
     list_of,
@@ -32,6 +34,10 @@ def bind(flow: Walker, target: ast.expr, value: Value) -> None:
     if isinstance(target, ast.Name):
         flow.frame.names[target.id] = value
     elif isinstance(target, ast.Tuple | ast.List):
+        if len(value.parts) == len(target.elts):
+            for one, its in zip(target.elts, value.parts, strict=True):
+                bind(flow, one, its)
+            return
         part = value if value.kind == "loader" else element_of(value)
         for one in target.elts:
             bind(flow, one, part)
@@ -49,6 +55,8 @@ def _bind_attribute(flow: Walker, target: ast.Attribute, value: Value) -> None:
         flow.frame.names[f"{target.value.id}.{target.attr}"] = value
     if base.kind == "instance" and isinstance(base.what, Class):
         known = base.what.attributes
+        if value.form == "parameter":  # where it is when the module has been moved, nobody knows
+            value = TENSOR
         known[target.attr] = join(known[target.attr], value) if target.attr in known else value
 
 
@@ -57,6 +65,12 @@ def _bind_place(flow: Walker, target: ast.Subscript, value: Value) -> None:
     if base.kind in ON_DEVICE and any(is_mask(one) for one in index):
         if value.kind in TENSORS:
             flow.report(target.lineno, "shape", "Tensor.__setitem__", sure=False)
+    elif base.kind in ON_DEVICE and value.kind in ("host tensor", "pinned"):
+        flow.report(target.lineno, "copy", "Tensor.__setitem__", sure=base.kind == "device")
+    elif base.kind in (*ON_DEVICE, "tensor") and any(map(is_host_index, index)):
+        if base.form not in ("hint", "weak"):
+            is_sure = base.kind == "device"
+            flow.report(target.lineno, "cpu index", "Tensor.__setitem__", sure=is_sure)
     elif base.kind == "host tensor" and value.kind == "device":
         flow.report(target.lineno, "cpu", "Tensor.__setitem__", sure=True)
     elif base.kind == "list" and isinstance(target.value, ast.Name):

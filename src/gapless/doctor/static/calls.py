@@ -9,8 +9,9 @@ from gapless.doctor.static import torch_names
 from gapless.doctor.static.hints import made_by, meant_by
 from gapless.doctor.static.methods import call_hook, call_method, call_module, log
 from gapless.doctor.static.scope import NEVER, Class, Function
-from gapless.doctor.static.torch_calls import call_torch
+from gapless.doctor.static.torch_calls import call_torch, note_size
 from gapless.doctor.static.values import (
+    ARRAY,
     EMPTY,
     HOST,
     MODULE,
@@ -19,6 +20,7 @@ from gapless.doctor.static.values import (
     Value,
     dict_of,
     element_of,
+    join,
     list_of,
     strongest,
 )
@@ -45,6 +47,10 @@ def call(flow: Walker, node: ast.Call) -> Value:
             if owner.kind == "module" and not path.startswith("torch."):
                 return call_method(flow, done, owner, is_discarded=is_discarded)
             return _named(flow, done, path)
+        if base.kind == "instance" and isinstance(base.what, Class):
+            held = base.what.attributes.get(function.attr, UNKNOWN)
+            if held.kind in ("named", "function", "module", "object", "class"):
+                return _called(flow, done, held)
         return call_method(flow, done, base, is_discarded=is_discarded)
     flow.discarded = None
     if isinstance(function, ast.Name):
@@ -97,8 +103,17 @@ def _called(flow: Walker, done: Call, value: Value) -> Value:
 
 def _construct(flow: Walker, done: Call, cls: Class) -> Value:
     constructor = cls.methods.get("__init__")
+    # A module is made once; another object, such as a batch, as often as the code runs that makes it.
+    level = NEVER if cls.is_module or cls.is_on_host else None
     if constructor is not None:
-        flow.call_function(constructor, done.values, done.keywords, NEVER)
+        flow.call_function(constructor, done.values, done.keywords, level)
+    elif cls.fields:
+        given = {**dict(zip(cls.fields, done.values, strict=False)), **done.keywords}
+        for name, value in given.items():
+            known = cls.attributes.get(name)
+            cls.attributes[name] = value if known is None else join(known, value)
+        if (behind := cls.methods.get("__post_init__")) is not None:
+            flow.call_function(behind, [], {}, level)
     if cls.is_module:
         return Value("module", of=TENSOR, what=cls)
     return Value("instance", what=cls)
@@ -113,7 +128,7 @@ def _named(flow: Walker, done: Call, path: str) -> Value:
     if handler is not None:
         return handler(flow, done, path)
     if root in torch_names.HOST_MODULES:
-        return HOST
+        return ARRAY if root == "numpy" and torch_names.MAKES_ARRAY.search(path) else HOST
     if path.startswith("torchvision.models."):
         return MODULE
     hint = meant_by(path)
@@ -126,6 +141,10 @@ def _first(flow: Walker, done: Call, path: str) -> Value:
     return done.values[0] if done.values else UNKNOWN
 
 
+def _some_of_first(flow: Walker, done: Call, path: str) -> Value:
+    return list_of(element_of(done.values[0])) if done.values else UNKNOWN
+
+
 def _one_of_first(flow: Walker, done: Call, path: str) -> Value:
     return element_of(done.values[0]) if done.values else UNKNOWN
 
@@ -134,6 +153,12 @@ def _math(flow: Walker, done: Call, path: str) -> Value:
     for value in done.values[:1]:
         flow.read(done.line, "float", path, value)
     return HOST
+
+
+def _counted(flow: Walker, done: Call, path: str) -> Value:
+    """Call what returns as many places as the device has counted."""
+    flow.report(done.line, "shape", path, sure=False)
+    return TENSOR
 
 
 def _collect_garbage(flow: Walker, done: Call, path: str) -> Value:
@@ -149,6 +174,10 @@ _NAMED: dict[str, Callable[[Walker, Call, str], Value]] = {
     "logging.getLogger": lambda flow, done, path: UNKNOWN,
     **dict.fromkeys(torch_names.RETURN_THE_FIRST, _first),
     **dict.fromkeys(torch_names.RETURN_ONE_OF_THE_FIRST, _one_of_first),
+    **dict.fromkeys(["random.sample", "random.choices"], _some_of_first),
+    "functools.partial": _first,
+    "torchvision.ops.nms": _counted,
+    "torchvision.ops.batched_nms": _counted,
 }
 
 
@@ -182,9 +211,8 @@ def _any_or_all(flow: Walker, done: Call) -> Value:
 
 
 def _range(flow: Walker, done: Call) -> Value:
-    for value in done.values:
-        if value.kind == "device":
-            flow.report(done.line, "index", "Tensor.__index__", sure=True)
+    for node, value in zip(done.node.args, done.values, strict=False):
+        note_size(flow, done.line, "Tensor.__index__", node, value)
     return HOST
 
 
@@ -193,7 +221,9 @@ def _host(flow: Walker, done: Call) -> Value:
 
 
 def _container(flow: Walker, done: Call) -> Value:
-    return list_of(element_of(done.values[0])) if done.values else EMPTY
+    if not done.values:
+        return EMPTY
+    return Value("list", "tuple" if done.name == "tuple" else "", element_of(done.values[0]))
 
 
 def _element(flow: Walker, done: Call) -> Value:

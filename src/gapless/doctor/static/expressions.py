@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gapless.doctor.static import calls
@@ -12,6 +13,7 @@ from gapless.doctor.static.scope import NEVER, OFTEN, Class, Function
 from gapless.doctor.static.torch_names import HOST_ATTRIBUTES, TENSOR_ATTRIBUTES, WEIGHTS
 from gapless.doctor.static.values import (
     ANY_DEVICE_NAME,
+    ARRAY,
     CPU_NAME,
     DEVICE,
     DEVICE_NAME,
@@ -23,15 +25,18 @@ from gapless.doctor.static.values import (
     TENSOR,
     TENSORS,
     UNKNOWN,
+    UNKNOWN_MASK,
     WEAK_HINT,
     Value,
     dict_of,
     element_of,
+    is_host_index,
     is_mask,
     join,
     list_of,
     named,
     strongest,
+    tuple_of,
 )
 
 
@@ -100,7 +105,7 @@ class Expressions(ast.NodeVisitor):
     def visit_Name(self, node: ast.Name) -> Value:
         """A name that nothing binds is what people mean by it."""
         value = self._frame.look_up(node.id)
-        if value is None or value.kind == "unknown":
+        if value is None or value == UNKNOWN:
             return meant_by(node.id)
         if value.kind == "function" and isinstance(value.what, Function):
             value.what.is_passed_on = True
@@ -153,7 +158,7 @@ class Expressions(ast.NodeVisitor):
             return DEVICE_NAME
         if value.kind in ("host tensor", "pinned"):
             return CPU_NAME
-        settles = isinstance(owner, ast.Name) and owner.id in SETTINGS
+        settles = getattr(owner, "id", getattr(owner, "attr", "")) in SETTINGS
         return DEVICE_NAME if settles else ANY_DEVICE_NAME
 
     def visit_Subscript(self, node: ast.Subscript) -> Value:
@@ -164,15 +169,29 @@ class Expressions(ast.NodeVisitor):
             self._note_index(node, base, index)
             return Value(kind, base.form if base.form == "mask" else "")
         first = index[0] if index else HOST
-        if kind == "list" and base.form != "dict" and first.kind == "device":
-            self._flow.report(node.lineno, "index", "Tensor.__index__", sure=True)
-        if kind == "unknown" and first.kind == "device" and is_mask(first):
+        if kind in ("list", "host") and base.form != "dict" and first.kind in ("device", "tensor"):
+            sure = first.kind == "device" and kind == "list"
+            if first.form not in ("hint", "weak"):
+                self._flow.report(node.lineno, "index", "Tensor.__index__", sure=sure)
+        if kind == "unknown" and self._chooses(index):
             self._flow.report(node.lineno, "shape", "Tensor.__getitem__", sure=False)
+        if isinstance(node.slice, ast.Slice) and kind in ("host", "list"):
+            return replace(base, parts=())
+        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, int):
+            place = node.slice.value
+            if -len(base.parts) <= place < len(base.parts):
+                return base.parts[place]
         element = element_of(base)
         if element.kind == "unknown" and isinstance(node.slice, ast.Constant):
             meant = meant_by(str(node.slice.value))
             return meant if meant.kind == "tensor" else UNKNOWN
         return element
+
+    def _chooses(self, index: list[Value]) -> bool:
+        """Whether an index of what may be a tensor or an array of numpy is a mask of torch."""
+        if any(is_mask(one) for one in index):
+            return True
+        return UNKNOWN_MASK in index and self._frame.computes_with_torch
 
     def _note_index(self, node: ast.Subscript, base: Value, index: list[Value]) -> None:
         masks = [one for one in index if is_mask(one)]
@@ -182,10 +201,14 @@ class Expressions(ast.NodeVisitor):
         elif any(one.form == "bound" for one in index):
             self._flow.report(node.lineno, "index", "Tensor.__index__", sure=base.kind == "device")
         elif base.kind == "device":
-            if isinstance(node.slice, ast.List) or any(one.kind == "host tensor" for one in index):
+            if isinstance(node.slice, ast.List) or any(map(is_host_index, index)):
                 self._flow.report(node.lineno, "cpu index", "Tensor.__getitem__", sure=True)
             elif any(one.form == "scalar" for one in index):
                 self._flow.report(node.lineno, "index", "Tensor.__getitem__", sure=False)
+        elif UNKNOWN_MASK in index and self._frame.computes_with_torch:
+            self._flow.report(node.lineno, "shape", "Tensor.__getitem__", sure=False)
+        elif base.form not in ("hint", "weak") and any(map(is_host_index, index)):
+            self._flow.report(node.lineno, "cpu index", "Tensor.__getitem__", sure=False)
 
     def visit_Slice(self, node: ast.Slice) -> Value:
         """A bound on the device is read."""
@@ -198,13 +221,20 @@ class Expressions(ast.NodeVisitor):
         """`text % tensor` is a format; the rest is computed where its operands are."""
         if isinstance(node.op, ast.Mod) and _is_text_or_none(node.left):
             self.visit(node.left)
-            parts = node.right.elts if isinstance(node.right, ast.Tuple) else [node.right]
-            for one in parts:
-                value = self.visit(one)
-                held = value.of if value.kind == "list" and value.of is not None else value
-                self._flow.read(node.lineno, "format", "Tensor.__format__", held)
+            self._format(node)
             return HOST
-        return result_of(node.op, self.visit(node.left), self.visit(node.right))
+        left = self.visit(node.left)
+        if isinstance(node.op, ast.Mod) and left == HOST and isinstance(node.right, ast.Tuple):
+            self._format(node)  # a text that a name holds, or a product of one
+            return HOST
+        return result_of(node.op, left, self.visit(node.right))
+
+    def _format(self, node: ast.BinOp) -> None:
+        parts = node.right.elts if isinstance(node.right, ast.Tuple) else [node.right]
+        for one in parts:
+            value = self.visit(one)
+            for held in value.parts or ((value.of or value) if value.kind == "list" else value,):
+                self._flow.read(node.lineno, "format", "Tensor.__format__", held)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Value:
         """`not` asks for a truth value."""
@@ -239,12 +269,17 @@ class Expressions(ast.NodeVisitor):
         value = strongest(operands)
         if len(operands) > 2:
             self._flow.read(node.lineno, "bool", "Tensor.__bool__", value)
+        if value.kind == "unknown":
+            return UNKNOWN_MASK
         return Value(value.kind, "mask") if value.kind in TENSORS else value
 
     def visit_IfExp(self, node: ast.IfExp) -> Value:
         """What both branches are."""
         self.truth(node.test)
-        return join(self.visit(node.body), self.visit(node.orelse))
+        body, orelse = self.visit(node.body), self.visit(node.orelse)
+        if isinstance(node.orelse, ast.Lambda) or isinstance(node.body, ast.Lambda):
+            return body if isinstance(node.orelse, ast.Lambda) else orelse  # what does something
+        return join(body, orelse)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> Value:
         """Each part is formatted."""
@@ -259,6 +294,8 @@ class Expressions(ast.NodeVisitor):
         values = [self.visit(one) for one in node.elts]
         if not values:
             return EMPTY
+        if isinstance(node, ast.Tuple):
+            return tuple_of(values)
         joined = values[0]
         for value in values[1:]:
             joined = join(joined, value)
@@ -332,6 +369,8 @@ def result_of(operator: ast.operator, left: Value, right: Value) -> Value:
     is_mask = isinstance(operator, ast.BitAnd | ast.BitOr | ast.BitXor)
     if is_mask and "mask" in (left.form, right.form):
         return Value(value.kind, "mask")
+    if value.kind == "host" and ARRAY in (left, right):
+        return ARRAY
     if value.kind == "device" and {left.form, right.form} <= {"scalar", ""}:
         both = (left, right)
         if all(one.form == "scalar" or one.kind == "host" for one in both):

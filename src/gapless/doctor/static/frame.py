@@ -45,6 +45,11 @@ class Frame:
     yielded: list[Value] = field(default_factory=list)
 
     @property
+    def computes_with_torch(self) -> bool:
+        """Whether the function at hand uses torch and no numpy: what it compares are tensors."""
+        return self.function is not None and self.function.computes_with_torch()
+
+    @property
     def is_in_loop(self) -> bool:
         """Whether the code at hand is in a loop of its own function."""
         return self.num_loops > 0

@@ -71,6 +71,8 @@ class _FileLook:
     path: str
     findings: list[Finding] = field(default_factory=list)
     outlines: list[Outline] = field(default_factory=list)
+    names_a_device: bool = False
+    goes_backward: bool = False
     unread: str = ""
 
 
@@ -113,7 +115,14 @@ def look_at(paths: Iterable[Path], *, may_share: bool = True) -> StaticLook:
 
 def _in_order(looks: Sequence[_FileLook]) -> list[Finding]:
     """Return all findings with their parts, the training step first; what is sure before what may be."""
-    found = [(one, one.site) for look in looks for one in look.findings if one.site]
+    # Without a device in any file, what goes backward trains on the host.
+    on_a_device = any(one.names_a_device for one in looks)
+    found = [
+        (one, one.site)
+        for look in looks
+        for one in look.findings
+        if one.site and (on_a_device or not look.goes_backward)
+    ]
     outlines = {look.path: look.outlines for look in looks}
     parts = parts_of(outlines, [(site.path, site.line) for _, site in found])
     placed = [
@@ -140,19 +149,22 @@ def python_files(paths: Iterable[Path]) -> list[Path]:
     return list(files)
 
 
-def findings_of(source: str, path: str) -> list[Finding]:
+def findings_of(source: str, path: str, *, names_a_device: bool | None = None) -> list[Finding]:
     """Return what would make the host wait in one source text.
 
     Args:
         source: the text of a file.
         path: that the findings give.
+        names_a_device: whether a device is named, in this file or in another; None: in this one.
 
     Raises:
         SyntaxError: the text is not Python, or has a null byte.
         RecursionError: its expressions are nested too deep.
     """
+    if names_a_device is None:
+        names_a_device = bool(_NAMES_A_DEVICE.search(source))
     tree = _parsed(source)
-    if ".backward()" in source and not _NAMES_A_DEVICE.search(source):
+    if not names_a_device and ".backward()" in source:
         return []  # a script that trains on the host
     waits = Flow(makes_on_host="set_default_" not in source).waits(tree)
     if not waits:
@@ -237,10 +249,16 @@ def _look_at_file(path: Path) -> _FileLook:
         if not _holds_tensors(source, path):
             _parsed(source)  # a file that does not parse is named, whatever it holds
             return _FileLook(path=shown)
-        findings = findings_of(source, shown)
+        findings = findings_of(source, shown, names_a_device=True)
         matters = findings or "backward" in source
         outlines = outlines_of(_parsed(source)) if matters else []
-        return _FileLook(path=shown, findings=findings, outlines=outlines)
+        return _FileLook(
+            path=shown,
+            findings=findings,
+            outlines=outlines,
+            names_a_device=bool(_NAMES_A_DEVICE.search(source)),
+            goes_backward=".backward()" in source,
+        )
     except (OSError, UnicodeError, LookupError) as error:
         return _FileLook(path=shown, unread=f"{shown} cannot be read: {error}.")
     except (SyntaxError, ValueError) as error:

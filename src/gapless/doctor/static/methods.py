@@ -6,17 +6,19 @@ import ast
 from typing import TYPE_CHECKING
 
 from gapless.doctor.static import torch_names
-from gapless.doctor.static.hints import LOG_METHODS, LOGGERS, made_by
+from gapless.doctor.static.hints import LOG_METHODS, LOGGERS, made_by, meant_by
 from gapless.doctor.static.moves import move
 from gapless.doctor.static.scope import OFTEN, Class, Function
 from gapless.doctor.static.torch_calls import operation
 from gapless.doctor.static.values import (
+    ARRAY,
     DEVICE,
     HOST,
     HOST_TENSOR,
     ON_DEVICE,
     OUTPUT,
     PINNED,
+    SCALAR,
     TENSOR,
     TENSORS,
     UNKNOWN,
@@ -49,6 +51,10 @@ def call_method(flow: Walker, done: Call, base: Value, *, is_discarded: bool = F
         method = base.what.methods.get(name)
         if method is not None:
             return flow.call_function(method, done.values, done.keywords)
+        first = done.node.args[0] if done.node.args else None
+        if name == "register_buffer" and isinstance(first, ast.Constant):
+            base.what.attributes[str(first.value)] = TENSOR
+            return HOST
     if name in ("to", "cuda", "cpu"):
         return move(flow, done, base, is_discarded=is_discarded)
     if kind == "class" and isinstance(base.what, Class):
@@ -79,16 +85,32 @@ def _of_tensor(flow: Walker, done: Call, base: Value) -> Value:
     special = _OF_TENSORS.get(name)
     if special is not None:
         return special(flow, done, base)
+    if name in ("type_as", "new_tensor") and done.values:
+        return _as_other(flow, done, base)
     if base.kind in ("host tensor", "pinned"):
         return operation(flow, done, f"Tensor.{name}", [HOST_TENSOR])
+    if name in torch_names.TAKE_SIZES and SCALAR in done.values:
+        flow.report(done.line, "index", f"Tensor.{name}", sure=True)
     if base.form == "weak":
         base = TENSOR  # which has such a method
     others = [one for one in done.values if one.kind in TENSORS]
     return operation(flow, done, f"Tensor.{name}", [base, *others])
 
 
+def _as_other(flow: Walker, done: Call, base: Value) -> Value:
+    """Go through `x.type_as(y)`, which goes to where `y` is."""
+    other = done.values[0]
+    if base.kind in ("host tensor", "pinned") and other.kind in (*ON_DEVICE, "tensor", "unknown"):
+        flow.report(done.line, "copy", "Tensor.type_as", sure=other.kind == "device")
+        return DEVICE if other.kind == "device" else TENSOR
+    if base.kind == "device" and other.kind in ("host tensor", "pinned"):
+        flow.report(done.line, "cpu", "Tensor.type_as", sure=True)
+        return HOST_TENSOR
+    return Value(other.kind if other.kind in TENSORS else "tensor")
+
+
 def _pin_memory(flow: Walker, done: Call, base: Value) -> Value:
-    if base.kind == "host tensor" and flow.frame.is_in_loop:
+    if base.kind == "host tensor" and (flow.frame.is_in_loop or flow.frame.level == OFTEN):
         flow.report(done.line, "host allocation", "Tensor.pin_memory", sure=False)
     return PINNED
 
@@ -105,6 +127,8 @@ def _backward(flow: Walker, done: Call, base: Value) -> Value:
     loss = function.value if isinstance(function, ast.Attribute) else function
     if base.kind not in TENSORS and done.node.args:
         loss, base = done.node.args[0], done.values[0]
+    if isinstance(loss, ast.Call) and len(loss.args) == 1:
+        (loss,) = loss.args  # of `scaler.scale(loss).backward()`
     if isinstance(loss, ast.Name) and base.kind not in ("module", "object", "instance"):
         flow.frame.names[loss.id] = DEVICE if base.kind in ON_DEVICE else TENSOR
     return HOST
@@ -158,8 +182,17 @@ def _get_scale(flow: Walker, done: Call, base: Value) -> Value:
     return HOST
 
 
+def _log_prob(flow: Walker, done: Call, base: Value) -> Value:
+    """Ask a distribution that was made elsewhere; a model has such a method as well."""
+    owner = getattr(done.node.func, "value", None)
+    name = getattr(owner, "id", getattr(owner, "attr", ""))
+    if base.kind == "unknown" and meant_by(name).kind != "module":
+        flow.report(done.line, "validation", "Distribution.log_prob", sure=False)
+    return TENSOR
+
+
 def _add_to_summary(flow: Walker, done: Call, base: Value) -> Value:
-    if any(value.kind in ON_DEVICE for value in done.values):
+    if any((value.of or value).kind in (*ON_DEVICE, "tensor") for value in done.values):
         flow.report(done.line, "cpu", f"SummaryWriter.{done.name}", sure=False)
     return HOST
 
@@ -236,6 +269,8 @@ def _of_object(flow: Walker, done: Call, base: Value) -> Value:
         return TENSOR
     if str(what).endswith("AveragedModel"):
         return _of_average(flow, done, base)
+    if str(what).endswith("SummaryWriter"):
+        return _add_to_summary(flow, done, base)
     return HOST if str(what).startswith("torch.") else _of_unknown(flow, done, UNKNOWN)
 
 
@@ -257,13 +292,25 @@ def _of_scaler(flow: Walker, done: Call) -> Value:
 def _of_distribution(flow: Walker, done: Call, base: Value) -> Value:
     place = base.of or UNKNOWN
     kinds = {place.kind, *(one.kind for one in done.values)}
-    if done.name == "log_prob" and base.form == "checked" and kinds & ON_DEVICE:
+    if (
+        done.name == "log_prob"
+        and base.form == "checked"
+        and kinds & {*ON_DEVICE, "tensor", "unknown"}
+    ):
         flow.report(done.line, "validation", "Distribution.log_prob", sure=False)
     return HOST_TENSOR if place.kind == "host" else place
 
 
 def _of_host(flow: Walker, done: Call, base: Value) -> Value:
-    return HOST
+    keeps = base == ARRAY and done.name in (
+        "copy",
+        "astype",
+        "reshape",
+        "argsort",
+        "flatten",
+        "nonzero",
+    )
+    return ARRAY if keeps else HOST
 
 
 def _note_hook(flow: Walker, done: Call, base: Value) -> Value:
@@ -320,5 +367,8 @@ _OF_UNKNOWNS: dict[str, _Handler] = {
     "synchronize": _synchronize_unknown,
     "get_scale": _get_scale,
     **dict.fromkeys(torch_names.TENSOR_SHAPES, _shape_of_unknown),
+    "bool": lambda flow, done, base: Value("tensor", "mask"),
+    "log_prob": _log_prob,
     **dict.fromkeys(["add_scalar", "add_scalars", "add_histogram"], _add_to_summary),
+    **dict.fromkeys(["add_image", "add_images", "add_audio", "add_figure"], _add_to_summary),
 }

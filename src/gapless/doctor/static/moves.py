@@ -74,6 +74,8 @@ def moved(flow: Walker, done: Call, base: Value, place: str | None, name: str) -
     if kind in ON_DEVICE:
         return base
     if place == "any":
+        if kind == "host tensor":
+            flow.report(done.line, "pageable copy" if is_late else "copy", name, sure=False)
         return TENSOR
     if kind == "host tensor":
         flow.report(done.line, "pageable copy" if is_late else "copy", name, sure=True)

@@ -43,6 +43,8 @@ class Outline:
         owner: the class that it is a method of; empty for none.
         lines: that it has.
         steps: lines of the innermost loops that train, or all if it trains outside of a loop.
+        around: the loops around those, or all lines of a function that takes a step, as its name says.
+        seldom: blocks below conditions that do not train, such as every ten epochs.
         beside: other loops in the loops around those.
         evaluations: loops over what is not trained on.
         names: that each line has.
@@ -56,6 +58,8 @@ class Outline:
     owner: str
     lines: range
     steps: list[range] = field(default_factory=list)
+    around: list[range] = field(default_factory=list)
+    seldom: list[range] = field(default_factory=list)
     beside: list[range] = field(default_factory=list)
     evaluations: list[range] = field(default_factory=list)
     names: dict[int, set[str]] = field(default_factory=dict)
@@ -143,6 +147,8 @@ def _by_line(one: Outline, line: int) -> Part | None:
         (one.evaluations, "evaluation"),
         (one.steps, "step"),
         (one.beside, "called"),
+        (one.seldom if _is_in(line, one.around) else [], "evaluation"),
+        (one.around, "step"),
     )
     return next((part for its, part in spans if _is_in(line, its)), None)
 
@@ -208,25 +214,25 @@ class _Walk(ast.NodeVisitor):
         self._training: list[tuple[range, ...]] = [()] if name in _STEP_NAMES else []
         self._lines_that_train: list[int] = []
         self._evaluations: list[range] = []
+        self._conditional: list[range] = []
         self._names: dict[int, set[str]] = {}
         self._evaluates = False
 
     def end(self) -> None:
         steps = {around[-1] if around else self._lines for around in self._training}
         trains = {span for around in self._training for span in around}
+        takes = _TAKES_A_STEP.search(self._name)
         outline = Outline(
             name=self._name,
             owner=self._owner,
             lines=self._lines,
             steps=list(steps),
+            around=[*trains.difference(steps), *([self._lines] if steps and takes else [])],
             beside=[
                 span for around, span in self._loops if span not in trains and trains & {*around}
             ],
-            evaluations=[
-                span
-                for span in self._evaluations
-                if not any(line in span for line in self._lines_that_train)
-            ],
+            seldom=self._without_training(self._conditional),
+            evaluations=self._without_training(self._evaluations),
             names=self._names,
             calls=self._calls,
             made_of=self._made_of,
@@ -234,6 +240,9 @@ class _Walk(ast.NodeVisitor):
             has_loop=bool(self._loops),
         )
         self._found.append(outline)
+
+    def _without_training(self, spans: list[range]) -> list[range]:
+        return [one for one in spans if not any(line in one for line in self._lines_that_train)]
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         for decorator in node.decorator_list:
@@ -252,8 +261,10 @@ class _Walk(ast.NodeVisitor):
 
     def visit_If(self, node: ast.If) -> None:
         first, last = node.body[0], node.body[-1]
+        lines = range(first.lineno, (last.end_lineno or last.lineno) + 1)
+        self._conditional.append(lines)
         if any(map(_EVALUATES.search, _words(node.test))) or any(map(_is_eval, node.body)):
-            self._evaluations.append(range(first.lineno, (last.end_lineno or last.lineno) + 1))
+            self._evaluations.append(lines)
         self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:

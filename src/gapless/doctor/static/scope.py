@@ -52,6 +52,8 @@ _PREPARES = re.compile(
     r"|finish|finalize|teardown|close|merge|unmerge|on_(train|fit|run|training)_(start|begin|end)"
     r"|to$|cuda$|to_cuda$)(_|$)"
 )
+# What such functions do is done for each batch, or a few.
+_TAKES_A_STEP = re.compile(r"(^|_)(step|update|learn|optimi[sz]e)(_|$)")
 _ANNOTATED = {
     "Tensor": TENSOR,
     "LongTensor": TENSOR,
@@ -89,6 +91,7 @@ class Class:
     bases: tuple[str, ...]
     methods: dict[str, Function] = field(default_factory=dict)
     attributes: dict[str, Value] = field(default_factory=dict)
+    fields: tuple[str, ...] = ()
 
     @property
     def is_module(self) -> bool:
@@ -115,11 +118,13 @@ class Function:
     cls: Class | None = None
     level: int = NEVER
     arguments: dict[str, Value] = field(default_factory=dict)
+    defaults: dict[str, Value] = field(default_factory=dict)
     returned: Value | None = None
     waits: dict[int, Wait] = field(default_factory=dict)
     times: int = 0
     is_busy: bool = False
     is_passed_on: bool = False
+    _uses: set[str] | None = None
 
     @property
     def name(self) -> str:
@@ -138,13 +143,23 @@ class Function:
     def _is_cached(self) -> bool:
         return any("cache" in ast.unparse(one) for one in self.node.decorator_list)
 
+    def computes_with_torch(self) -> bool:
+        """Whether it uses torch and no numpy."""
+        if self._uses is None:
+            self._uses = {one.id for one in ast.walk(self.node) if isinstance(one, ast.Name)}
+        return bool(self._uses & {"torch", "F", "nn"}) and not self._uses & {"np", "numpy"}
+
     def trains(self) -> bool:
-        """Whether a loop of its own goes backward."""
-        return _has_loop(self.node.body) and any(
-            isinstance(one, ast.Attribute) and one.attr == "backward"
-            for loop in ast.walk(self.node)
-            if isinstance(loop, _LOOPS)
-            for one in ast.walk(loop)
+        """Whether a loop of its own goes backward, and nobody calls it for a few batches at a time."""
+        return (
+            not _TAKES_A_STEP.search(self.node.name)
+            and _has_loop(self.node.body)
+            and any(
+                isinstance(one, ast.Attribute) and one.attr == "backward"
+                for loop in ast.walk(self.node)
+                if isinstance(loop, _LOOPS)
+                for one in ast.walk(loop)
+            )
         )
 
     def parameters(self) -> list[ast.arg]:
@@ -157,7 +172,8 @@ class Function:
 
     def note_call(self, given: dict[str, Value], level: int) -> bool:
         """Join what a call passes to what is known; return whether that changed anything."""
-        level = min(level, NEVER) if self.level_by_itself() == NEVER else level
+        if self.level_by_itself() == NEVER and not self._makes_often():
+            level = NEVER
         changed = level > self.level or self.times == 0
         self.level = max(level, self.level)
         for name, value in given.items():
@@ -168,6 +184,12 @@ class Function:
                 changed = True
         return changed
 
+    def _makes_often(self) -> bool:
+        """Whether it makes objects that a loop may make again and again: no modules, no data sets."""
+        is_constructor = self.node.name in ("__init__", "__post_init__")
+        cls = self.cls
+        return is_constructor and cls is not None and not (cls.is_module or cls.is_on_host)
+
     def names_at_start(self) -> dict[str, Value]:
         """Return what its parameters hold when it begins."""
         arguments = self.node.args
@@ -176,6 +198,9 @@ class Function:
         pairs = [*zip(places, defaults, strict=True)]
         pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         names = {one.arg: self.value_of(one, default) for one, default in pairs}
+        names |= {
+            name: value for name, value in self.defaults.items() if name not in self.arguments
+        }
         if arguments.vararg:
             names[arguments.vararg.arg] = EMPTY
         if arguments.kwarg:

@@ -234,6 +234,12 @@ class Statements(ast.NodeVisitor):
         """Keeps the function for its calls; a decorator may make a hook of it."""
         frame = self._frame
         function = Function(node, [frame.names, *frame.outer])
+        places = [*node.args.posonlyargs, *node.args.args]
+        for one, default in zip(reversed(places), reversed(node.args.defaults), strict=False):
+            if isinstance(default, ast.Attribute | ast.Name):
+                value = self._flow.quietly(default)
+                if value.kind in ("named", "function"):
+                    function.defaults[one.arg] = value
         self._flow.functions.append(function)
         frame.names[node.name] = Value("function", what=function)
         for decorator in node.decorator_list:
@@ -250,7 +256,13 @@ class Statements(ast.NodeVisitor):
             own = value.what if isinstance(value.what, str) else getattr(base, "id", "")
             inherited = value.what.bases if isinstance(value.what, Class) else ()
             bases = (*bases, own, *inherited)
-        cls = Class(node.name, bases)
+        fields = [
+            one.target.id
+            for one in node.body
+            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+        ]
+        is_record = any("dataclass" in ast.unparse(one) for one in node.decorator_list)
+        cls = Class(node.name, bases, fields=tuple(fields) if is_record else ())
         frame.names[node.name] = Value("class", what=cls)
         for one in node.body:
             if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -96,7 +96,8 @@ def _of_nn(flow: Walker, done: Call, path: str) -> Value:
     if path.startswith("torch.nn.init."):
         return HOST if last.startswith("_") else first
     if last == "Parameter":
-        return HOST_TENSOR if first.kind == "host" else Value(first.kind)
+        kind = first.kind if first.kind in TENSORS else "host tensor"
+        return Value(kind, "parameter")
     if last in ("DataParallel", "DistributedDataParallel"):
         return Value("module", of=OUTPUT, what=first.what if first.kind == "module" else None)
     if last[:1].isupper():
@@ -136,7 +137,7 @@ def _of_distributions(flow: Walker, done: Call, path: str) -> Value:
         for one in done.node.keywords
     )
     place = strongest(done.everything()) if done.everything() else UNKNOWN
-    if is_checked and place.kind in ON_DEVICE:
+    if is_checked and place.kind in (*ON_DEVICE, "tensor", "unknown"):
         flow.report(done.line, "validation", path, sure=False)
     return Value("object", "checked" if is_checked else "", place, what="torch.distributions")
 
@@ -169,8 +170,9 @@ def _factory(flow: Walker, done: Call, path: str) -> Value:
     """Make a tensor where `device=` says, or else on the host."""
     last = path.rpartition(".")[2]
     place = device_of(done)
-    if done.values and last in torch_names.SIZED and done.values[0].kind == "device":
-        flow.read(done.line, "index", path, done.values[0])
+    if last in torch_names.SIZED:
+        for node, value in zip(done.node.args, done.values, strict=False):
+            note_size(flow, done.line, path, node, value)
     if done.values and last in torch_names.FROM_VALUES:
         first = done.values[0]
         if first.kind in TENSORS:
@@ -186,6 +188,23 @@ def _factory(flow: Walker, done: Call, path: str) -> Value:
     return Value("device", form) if place == "device" else TENSOR
 
 
+def note_size(flow: Walker, line: int, path: str, node: ast.expr, value: Value) -> None:
+    """Note a size or a bound that is a value of the device, or the largest of who knows what."""
+    if value.kind == "device":
+        flow.report(line, "index", path, sure=True)
+        return
+    names = [node] if isinstance(node, ast.Name) else ast.walk(node)
+    calls = [one for one in names if isinstance(one, ast.Call)]
+    is_largest = any(
+        isinstance(one.func, ast.Attribute)
+        and one.func.attr in ("max", "min", "sum")
+        and not one.args
+        for one in calls
+    )
+    if value.kind in ("unknown", "tensor") and (is_largest or value.form == "bound"):
+        flow.report(line, "index", path, sure=False)
+
+
 def _note_values(flow: Walker, done: Call, path: str, place: str | None) -> None:
     """Note a tensor that is made of Python values; what is given may be a tensor already."""
     first = done.values[0]
@@ -199,8 +218,9 @@ def _note_values(flow: Walker, done: Call, path: str, place: str | None) -> None
 def _save(flow: Walker, done: Call, path: str) -> Value:
     for value in done.values[:1]:
         of = value.of if value.kind in ("list", "module") and value.of else value
-        if of.kind in ON_DEVICE:
-            flow.read(done.line, "save", "torch.save", of)
+        may_be = of.kind == "tensor" or "state_dict" in ast.unparse(done.node.args[0])
+        if of.kind in ON_DEVICE or (may_be and of.kind not in ("host", "host tensor")):
+            flow.report(done.line, "save", "torch.save", sure=of.kind == "device")
     return HOST
 
 

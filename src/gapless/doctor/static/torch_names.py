@@ -131,7 +131,7 @@ HOST_MODULES = _words(
 )
 RETURN_THE_FIRST = _words(
     """
-    copy.deepcopy copy.copy random.sample random.choices tqdm.tqdm tqdm.auto.tqdm
+    copy.deepcopy copy.copy tqdm.tqdm tqdm.auto.tqdm
     tqdm.notebook.tqdm tqdm.rich.tqdm
     """
 )
@@ -143,11 +143,20 @@ HOST_BUILTINS = _words(
     """
 )
 
+# Functions of numpy that return an array, where others may return a number.
+MAKES_ARRAY = re.compile(
+    r"\.(arange|array|asarray|zeros|ones|full|linspace|argsort|argwhere|flatnonzero|permutation|choice"
+    r"|randint|repeat|tile|concatenate|stack|unique|where|eye|triu|tril)$"
+)
+
 # Methods of a module that return the module, and those that compute as a call does.
 SAME_MODULE = _words("train eval requires_grad_ half float double bfloat16 apply share_memory")
 MODULE_CALLS = _words("forward generate encode decode sample predict __call__")
 ADD_TO_LISTS = _words("append add appendleft insert extend")
 OF_LISTS = _words("pop popleft get setdefault")
+
+# Methods that take sizes: a tensor there is read.
+TAKE_SIZES = _words("expand repeat view reshape new_zeros new_ones new_full new_empty narrow")
 
 # Optimizers that read values of the device in `step`.
 READING_OPTIMIZERS = _words(

@@ -13,21 +13,26 @@ class Value:
         kind: one of the names below.
         form: of a tensor: "mask" where it is of booleans, "scalar" where it has no dimension, "vector"
             where its elements have none; "hint" or "weak" where only its name says that it is one. Of a module:
-            "torch" where it is of torch's own. Of a list: "dict".
+            "torch" where it is of torch's own. Of a list: "dict", "tuple". Of the host: "array". Of
+            what is unknown: "mask" where it was compared.
         of: of a list or loader: what its elements are; of a module: what it returns.
         what: of what is imported, or made by a class of torch: its name, such as "torch.optim.Adam"; of
             functions and classes of the file, and what these make: the function or class.
+        parts: of a tuple: what each of its elements is.
     """
 
     kind: str
     form: str = ""
     of: Value | None = None
     what: object = None
+    parts: tuple[Value, ...] = ()
 
 
 UNKNOWN = Value("unknown")
 NONE = Value("none")
-HOST = Value("host")  # a number, a string, an array of numpy: it never waits
+HOST = Value("host")  # a number, a string: it never waits
+ARRAY = Value("host", "array")  # of numpy
+UNKNOWN_MASK = Value("unknown", "mask")  # a comparison of who knows what
 
 TENSOR = Value("tensor")  # a tensor, or most likely one; who knows where
 HINT = Value("tensor", "hint")  # only its name says so
@@ -49,6 +54,22 @@ MODULE = Value("module", of=TENSOR)  # not moved, as far as one can see
 TENSORS = frozenset(["tensor", "host tensor", "pinned", "device", "output"])
 ON_DEVICE = frozenset(["device", "output"])
 ON_HOST = frozenset(["host", "none", "host tensor", "pinned"])
+
+
+def tuple_of(parts: list[Value]) -> Value:
+    """Return a tuple with these elements."""
+    joined = parts[0]
+    for one in parts[1:]:
+        joined = join(joined, one)
+    return Value("list", "tuple", joined, parts=tuple(parts))
+
+
+def is_host_index(index: Value) -> bool:
+    """Whether an index is a list, an array or a tensor of the host, which goes to the device first."""
+    if index.kind == "list":
+        of = index.of
+        return index.form == "" and of is not None and of.kind in ("host", "host tensor")
+    return index == ARRAY or index.kind in ("host tensor", "pinned")
 
 
 def list_of(element: Value | None) -> Value:
@@ -76,7 +97,9 @@ def element_of(value: Value) -> Value:
         return value.of or UNKNOWN
     if value.kind in TENSORS:
         return replace(value, form={"mask": "mask", "vector": "scalar"}.get(value.form, ""))
-    return value if value.kind in ("module", "host") else UNKNOWN
+    if value.kind == "host":
+        return HOST
+    return value if value.kind == "module" else UNKNOWN
 
 
 def is_mask(index: Value) -> bool:
@@ -111,10 +134,12 @@ def _join_alike(one: Value, other: Value) -> Value:
         both = one.of and other.of and join(one.of, other.of)
         what = one.what if one.what == other.what else None
         form = one.form if one.form == other.form else ""
-        return Value(one.kind, form, both or one.of or other.of, what)
+        # Of tuples that are not as long, what both have: a function may return more if it is asked to.
+        parts = tuple(map(join, one.parts, other.parts))
+        return Value(one.kind, form, both or one.of or other.of, what, parts)
     if one.kind in TENSORS:
-        return Value(one.kind)
-    return UNKNOWN
+        return Value(one.kind, "mask" if one.form == other.form == "mask" else "")
+    return HOST if one.kind == "host" else UNKNOWN
 
 
 def strongest(values: list[Value]) -> Value:
