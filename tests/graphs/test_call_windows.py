@@ -11,6 +11,7 @@ from torch import nn
 
 import gapless
 from gapless.graphs import account, call_windows
+from gapless.graphs.entries import Entries
 from gapless.graphs.proof.proof_verdict import Verdict
 from gapless.records.replay_times import NUM_PAIRS
 from gapless.testing import SimulatedDevice
@@ -278,3 +279,127 @@ def test_gradients_stay_where_an_optimizer_runs_as_written(device):
         assert all(one.grad is its for one, its in zip(model.parameters(), gradients, strict=True))
 
     assert report.refusal.kind == "does_not_pay"
+
+
+# --- what is left alone ---
+
+# Calls behind those, after which nothing of the object is captured any more.
+LEFT = ENOUGH + call_windows._MANY_LEFT
+
+
+def test_a_module_whose_replays_do_not_pay_is_let_go_of(device):
+    """Its calls are those of a module that was never captured; the report stays."""
+    loop = Loop(device, model_on(device), on_device=(1.0, 1.1))
+
+    loop.run(LEFT)
+
+    assert "forward" not in vars(loop.model)
+    assert [refusal.kind for refusal in loop.report.refusals] == ["does_not_pay"]
+    num_steps = loop.report.num_steps
+    loop.run(5)
+    assert loop.report.num_steps == num_steps
+    assert gapless.release(loop.model) is loop.model
+
+
+def test_an_optimizer_whose_replays_do_not_pay_is_let_go_of(device):
+    """Likewise."""
+    model = model_on(device)
+    optimizer = gapless.capture(torch.optim.SGD(model.parameters(), lr=0.1), device=device)
+    report = gapless.capture_report(optimizer)
+    model(x_of(device)).square().mean().backward()
+
+    for _ in range(LEFT):
+        num_replays = report.num_replays
+        optimizer.step()
+        is_replay = report.num_replays > num_replays
+        device.delay(device.current_stream(), 3.0 if is_replay else 2.0)
+        model.bias.sum().item()
+
+    assert "step" not in vars(optimizer)
+    assert report.refusal.kind == "does_not_pay"
+
+
+def test_kinds_of_calls_that_pay_stay_graphs(device):
+    """Where others do not, as those of one row that act in an environment."""
+    loop = Loop(device, model_on(device))
+    for _ in range(LEFT):
+        for rows, replayed_ms in ((1, 1.1), (64, 0.5)):
+            loop._on_device = (1.0, replayed_ms)
+            loop.step(rows=rows)
+
+    assert loop.were_replays[-4:] == [False, True, False, True]
+
+
+def test_calls_within_one_that_is_left_alone_are_a_part_of_it(device):
+    """Methods of the module among them, which would else be captured for themselves."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def through(self, x):
+            return self.layer(x)
+
+        def forward(self, x):
+            return self.through(x)
+
+    loop = Loop(device, Net().to(device.torch_device), on_device=(1.0, 1.1))
+
+    loop.run(ENOUGH)
+
+    (method,) = vars(loop.model)["_gapless_captor"]._methods.values()
+    assert method.calls is None
+    loop.run(LEFT)
+    assert not {"forward", "through"} & set(vars(loop.model))
+
+
+class Slow(nn.Module):
+    """A call of it takes so many milliseconds of the host."""
+
+    def __init__(self, device, call_ms):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, device=device.torch_device))
+        self._timeline, self._call_ms = device.timeline, call_ms
+
+    def forward(self, x):
+        self._timeline.pass_until(self._timeline.now_ms + self._call_ms, "call")
+        return x * self.weight
+
+
+@pytest.fixture
+def looks(device, monkeypatch):
+    """Return the calls that were looked at, each of which takes a tenth of a call as written."""
+    of_call, found = Entries.of_call, []
+
+    def counted(entries, tree):
+        found.append(tree)
+        device.timeline.pass_until(device.timeline.now_ms + 0.1, "looks")
+        return of_call(entries, tree)
+
+    monkeypatch.setattr(Entries, "of_call", counted)
+    return found
+
+
+def test_calls_that_wait_for_room_are_looked_at_now_and_then(device, monkeypatch, looks):
+    """What that takes stays below a hundredth or so; the account counts them all the same."""
+    monkeypatch.setattr(account, "ALLOWANCE_S", 0.0)
+    monkeypatch.setattr(account, "SHARE", 0.0)
+    loop = Loop(device, Slow(device, 1.0))
+
+    loop.run(6_000)
+
+    assert loop.report.num_steps == 6_000
+    assert 100 < len(looks) < 1_000
+    assert account.account_of(device).as_written_s > 4.0
+
+
+def test_slow_calls_that_wait_are_looked_at_each_time(device, monkeypatch, looks):
+    """Beside what they take it is nothing, and the first that has room is not passed by."""
+    monkeypatch.setattr(account, "ALLOWANCE_S", 0.0)
+    monkeypatch.setattr(account, "SHARE", 0.0)
+    loop = Loop(device, Slow(device, 100.0))
+
+    loop.run(300)
+
+    assert len(looks) == 300

@@ -111,14 +111,17 @@ class CallTimes:
         most_of_replay_s: more than this is not counted between the begins of a replay and of the next call.
         least_of_replay_s: nor is less than this, once replays have been timed on the device.
         num: calls that have ended, those that are not charged included.
+        beside_s: what plain calls took beside the work as written.
+        may_compare: whether replays give the bits of calls as written, so that any call may run either way.
         verdict: whether replays pay, None as long as that was not shown.
     """
 
-    __slots__ = ("__weakref__", "_num_at_plain", "_pauses", "_plain", "_saving_s", "_unknown", "as_written_s", "least_of_replay_s", "most_of_replay_s", "num", "saved_s", "spent", "usual_pause_s", "verdict")  # fmt: skip
+    __slots__ = ("__weakref__", "_num_at_plain", "_pauses", "_plain", "_saving_s", "_unknown", "as_written_s", "beside_s", "least_of_replay_s", "may_compare", "most_of_replay_s", "num", "saved_s", "spent", "usual_pause_s", "verdict")  # fmt: skip
 
     def __init__(self, spent: TimeSpent) -> None:
         self.spent = spent
-        self.saved_s = 0.0
+        self.saved_s = self.beside_s = 0.0
+        self.may_compare = False
         self.as_written_s: float | None = None
         self.usual_pause_s = self.most_of_replay_s = self.least_of_replay_s = 0.0
         self.num = 0
@@ -282,7 +285,7 @@ class Account:
         # Of the last actions of each sort: what they took, and what a plain call of their kind takes.
         self._actions: dict[str, deque[tuple[float, float]]] = {}
         self._has_captured = False
-        self._begun_ms = self._ended_ms = 0.0
+        self._begun_ms = self._ended_ms = self._arrived_ms = 0.0
         # Of the work of a plain call: when it has begun, and what it has taken.
         self._work_begun_ms = self._work_ms = 0.0
         # The last call that has ended, and what it was.
@@ -299,13 +302,24 @@ class Account:
         """How much longer calls have taken than as written; below zero if replays saved more."""
         return self.time_s - self.as_written_s
 
+    def arrive(self) -> None:
+        """Note when a call has come: it begins once it is known to be one that may be captured."""
+        self._arrived_ms = self._now_ms()
+
+    def pass_by(self, times: CallTimes, num: int) -> None:
+        """Count calls that were left alone, and so took what they take as written."""
+        seconds = num * (times.as_written_s or 0.0)
+        times.num += num
+        self.time_s += seconds
+        self.as_written_s += seconds
+
     def begin(self) -> float:
         """Note that a call begins, and so when the user's time behind the one before has ended.
 
         Returns:
             The time, in milliseconds.
         """
-        now_ms = self._now_ms()
+        now_ms, self._arrived_ms = self._arrived_ms or self._now_ms(), 0.0
         times = self._times
         if times is not None:
             self._times = None
@@ -365,6 +379,7 @@ class Account:
         seconds, as_written_s = times.add(self._what, own_s, pause_s)
         if as_written_s:
             times.spent.beside_s += beside_s
+            times.beside_s += beside_s
             seconds += beside_s
         self.time_s += seconds
         self.as_written_s += as_written_s

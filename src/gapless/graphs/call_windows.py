@@ -1,38 +1,44 @@
-"""Times of calls in windows: a few replays of a graph, and as many calls as written, in turn.
+"""How the calls of one captured object run: captured, or left alone where that does not pay.
 
-A replay may take longer than the call as written: where the device is busy all the time, and copies
-into and out of the graph come on top. The account's clock does not see that, since the host runs
-ahead of the device. So once in the life of a graph, some replays after it is first used, calls run
-either way in turn: both give the same bits. An event at the start of each tells the device's time,
-and the clock the host's; both are read late, without a wait. The time of a call is here that to the
-next one of the same object, and the larger of both.
+A replay may take longer than the call as written: where the device is busy all the time and copies into and
+out of the graph come on top, or where a call is so short that what surrounds a replay takes as long. So once in
+the life of a graph, some replays after it is first used, calls run either way in turn, in windows: both give the
+same bits. As written is here what it is without a capture: nothing is looked at. An event at the start of each
+tells the device's time, and the clock the host's; both are read late, without a wait. The time of a call is that to
+the next one of the same object, and the larger of both. What replays save goes to the account: `CallTimes.compare`.
 
-What replays save goes to the account: `CallTimes.compare` says what follows from it.
+What does not pay is left alone from then on; and if an object has no other calls any more, it is let go of. Calls that
+run as written since there is no room for more, or since they are refused, are left alone for a while, if it takes more
+than `_SHARE` of them to look at each.
 """
 
 from __future__ import annotations
 
-import weakref
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from math import inf
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from gapless.graphs.step_call import DEPTH
 from gapless.pipeline.streams import EventPool
 from gapless.ranks import is_distributed
 from gapless.records.replay_times import PairTimes, WindowTimes
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from gapless.device.base import Device, Event
-    from gapless.graphs.account import Account, What
+    from gapless.graphs.account import Account, CallTimes
+    from gapless.graphs.capture_report import CaptureReport
+    from gapless.graphs.captured_step import CapturedStep
     from gapless.graphs.entry import Entry
-    from gapless.graphs.replay.call_graph import CallGraph
 
     _Way: TypeAlias = Literal["plain", "replay"]
 
     # The start of a call, on the host and on the device.
     _Moment: TypeAlias = tuple[float, Event]
+
+    # Takes the arguments of a call.
+    _Run: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
 # Replays of a graph before they are timed: a short loop is over by then.
@@ -41,117 +47,253 @@ NUM_BEFORE = 50
 # Calls of a window.
 NUM_IN_WINDOW = 8
 
+# Calls as written in a row, after which it is asked what it takes to look at them, and the share of their time
+# that it may take.
+_MANY_PLAIN = 100
+_SHARE = 0.01
+_MOST_LEFT = 5_000
 
-@dataclass(eq=False)
+# Calls in a row that are left alone for good, after which the object is.
+_MANY_LEFT = 300
+
+# Beyond so many kinds of calls none of them is timed.
+_MOST_KINDS = 64
+
+
 class CallWindows:
-    """The windows of all graphs of one captured object, one graph after the other.
+    """The ways of the calls of one captured object.
 
-    Nothing is timed in a distributed run, whose ranks could decide differently, nor where a call as
-    written has no memory beside the graphs, nor for graphs that have not been proved to give equal bits.
+    Nothing is timed or left alone in a distributed run, whose ranks could decide differently, nor timed where a
+    call as written has no memory beside the graphs, nor for graphs that have not been proved to give equal bits.
 
-    Attributes:
-        account: of the device, which lets one graph at a time be timed: calls as written of another
+    Args:
+        account: of the device, which lets one kind of calls at a time be timed: calls as written of another
             would lie between its calls.
         has_room: returns whether a call as written has memory beside the graphs.
-        give_up: called with a kind of call whose replays do not pay, and with the times that show it.
+        captured: runs a call by a graph if there is or can be one.
+        as_written: runs a call, and looks at nothing.
+        step: returns what has run the last call that was captured.
+        let_go: leaves the object alone for good.
+
+    Attributes:
+        is_on: whether calls have to come by here; if not, all are captured.
     """
 
-    device: Device
-    account: Account
-    has_room: Callable[[], bool]
-    give_up: Callable[[Entry, list[PairTimes]], None]
-    _timed: _Windows | None = None
-    _graphs: weakref.WeakKeyDictionary[CallGraph, _Windows] = field(
-        default_factory=weakref.WeakKeyDictionary
-    )
+    def __init__(
+        self,
+        device: Device,
+        account: Account,
+        report: CaptureReport,
+        *,
+        has_room: Callable[[], bool],
+        captured: _Run,
+        as_written: _Run,
+        step: Callable[[], CapturedStep | None],
+        let_go: Callable[[], None],
+    ) -> None:
+        self.is_on = True
+        self._device, self._account, self._report = device, account, report
+        self._has_room, self._step, self._let_go = has_room, step, let_go
+        self._captured, self._as_written = captured, as_written
+        self._kinds: dict[Hashable, _Kind] = {}
+        self._timed: _Windows | None = None
+        self._num_left = 0
 
-    def add(self, graph: CallGraph, entry: Entry) -> None:
-        """Let a graph be timed that gives the same bits as its calls as written, the first of its kind."""
-        if entry.times.verdict is None:
-            self._graphs[graph] = _Windows(self.device, entry)
+    def call(self, form: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call in the way that its kind is due.
 
-    def are_open(self, graph: CallGraph) -> bool:
-        """Return whether calls of a graph are still to be timed, so that each has to come by here."""
-        return graph in self._graphs
+        Args:
+            form: tells kinds of calls apart, as far as that is known at once.
+            args: of the call.
+            kwargs: of the call.
 
-    def begin_call(self, entry: Entry, graph: CallGraph | None) -> _Way | None:
-        """Note that a call begins; return how it has to run, None if that is all the same."""
-        now = None if self._timed is None else self._timed.end_last()
-        found = None if graph is None else self._graphs.get(graph)
-        if graph is None or found is None or not found.is_due():
-            return None
-        if not self.account.takes_turn(found):
-            self._timed = None if self._timed is found else self._timed
-            return None
-        if self._timed is not found and (is_distributed() or not self.has_room()):
-            del self._graphs[graph]
-            return None
-        self._timed = found
-        found.begin_call(now)
-        if found.times.verdict is None:
-            return found.way
-        self._finish(entry, graph, found)
-        return "plain" if found.times.verdict == "does_not_pay" else None
+        Sync: Does not block the host, except as the call does.
+        """
+        kind = self._kinds.get(form)
+        if kind is None:
+            if DEPTH.depth or len(self._kinds) >= _MOST_KINDS:
+                return self._captured(args, kwargs)
+            kind = self._kinds[form] = _Kind()
+        if kind.num_left:
+            return self._leave(kind, args, kwargs)
+        self._num_left = 0
+        now = None if self._timed is None else self._timed.end_call()
+        windows = kind.windows
+        if windows is not None and self._may_time(kind, windows):
+            way = windows.begin_call(now)
+            if way == "plain":
+                return self._run_as_written(args, kwargs)
+            if way is None and windows.read():
+                self._judge(kind, windows)
+        report = self._report
+        before = report.num_replays + report.num_quick
+        out = self._captured(args, kwargs)
+        if report.num_replays + report.num_quick > before:
+            self._note_replay(kind)
+        else:
+            if windows is not None:
+                windows.counts = False
+            self._note_plain(kind)
+        return out
 
-    def end_call(self, entry: Entry, what: What) -> None:
-        """Note that the call is over, and what it was: it counts if it was as it had to be."""
-        if self._timed is not None:
-            self._timed.end_call(entry, what)
+    def forget(self) -> None:
+        """Know nothing of calls so far."""
+        self.is_on, self._kinds, self._timed = True, {}, None
 
-    def _finish(self, entry: Entry, graph: CallGraph, timed: _Windows) -> None:
+    def _run_as_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # What comes behind it is no time of the call before it.
+        self._account.begin()
+        self._report.num_eager += 1
+        DEPTH.depth += 1
+        try:
+            return self._as_written(args, kwargs)
+        finally:
+            DEPTH.depth -= 1
+
+    # --- calls that are left alone ---
+
+    def _leave(self, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kind.num_left -= 1
+        if not kind.num_left and kind.times is not None:
+            self._account.pass_by(kind.times, kind.num_rest)
+        elif kind.num_left == inf:
+            self._num_left += 1
+            if self._num_left == _MANY_LEFT:
+                self._let_go()
+        return self._run_as_written(args, kwargs)
+
+    def _note_plain(self, kind: _Kind) -> None:
+        """Leave calls alone for a while, if many have run as written and it takes long to look at them."""
+        kind.num_plain += 1
+        entry = None if kind.num_plain % _MANY_PLAIN > 1 else self._entry()
+        if entry is None:
+            return
+        times = entry.times
+        beside_s, kind.beside_s = times.beside_s - kind.beside_s, times.beside_s
+        if kind.num_plain % _MANY_PLAIN or not times.as_written_s or is_distributed():
+            return
+        share = beside_s / (_MANY_PLAIN * times.as_written_s)
+        if share > _SHARE:
+            num = min(round(_MANY_PLAIN * share / _SHARE), _MOST_LEFT)
+            kind.times, kind.num_rest = times, num
+            kind.num_left = inf if entry.is_refused_for_good else num
+
+    def _entry(self) -> Entry | None:
+        """Return the record of the last call that was captured, None if there is none."""
+        step = self._step()
+        return None if step is None else step.newest_entry
+
+    # --- times ---
+
+    def _note_replay(self, kind: _Kind) -> None:
+        kind.num_plain = 0
+        if kind.is_settled or kind.windows is not None:
+            return
+        kind.num_replays += 1
+        if kind.num_replays < NUM_BEFORE:
+            return
+        step, entry = self._step(), self._entry()
+        if step is None or entry is None or not entry.times.may_compare or is_distributed():
+            self._settle(kind)
+        else:
+            kind.windows = _Windows(self._device, step, entry)
+
+    def _settle(self, kind: _Kind) -> None:
+        """Let calls of a kind be captured from now on, whatever they take."""
+        kind.is_settled, kind.windows = True, None
+        self.is_on = not all(one.is_settled for one in self._kinds.values())
+
+    def _may_time(self, kind: _Kind, windows: _Windows) -> bool:
+        if not self._account.takes_turn(windows):
+            self._timed = None if self._timed is windows else self._timed
+            return False
+        if self._timed is not windows and (is_distributed() or not self._has_room()):
+            self._settle(kind)
+            return False
+        self._timed = windows
+        return True
+
+    def _judge(self, kind: _Kind, windows: _Windows) -> None:
+        """Take what the windows of a kind have shown."""
+        times = windows.entry.times
+        times.compare(windows.pairs)
+        if times.verdict is None:
+            return
         self._timed = None
-        del self._graphs[graph]
-        if timed.times.verdict == "does_not_pay" and not is_distributed():
-            self.give_up(entry, timed.pairs)
+        if times.verdict == "pays":
+            self._settle(kind)
+            return
+        kind.windows, kind.num_left = None, inf
+        windows.step.give_up_replays(windows.entry, windows.pairs)
+
+
+class _Kind:
+    """What is known of one kind of calls.
+
+    Attributes:
+        num_left: calls in front of it that are left alone.
+        num_rest: how many that were.
+        times: of the calls that these are like, None if there were none.
+        num_replays: before they are timed.
+        num_plain: calls in a row that were no replays.
+        beside_s: what it had taken to look at them.
+        windows: if its calls are timed.
+        is_settled: whether nothing is to be timed any more.
+    """
+
+    def __init__(self) -> None:
+        self.num_left: float = 0
+        self.num_rest = self.num_replays = self.num_plain = 0
+        self.times: CallTimes | None = None
+        self.beside_s = 0.0
+        self.windows: _Windows | None = None
+        self.is_settled = False
 
 
 class _Windows:
-    """Pairs of windows of one graph."""
+    """Pairs of windows of one kind of calls.
 
-    def __init__(self, device: Device, entry: Entry) -> None:
-        # The record of the kind holds the graph.
-        self._number, self.times = entry.number, entry.times
+    Args:
+        step: which replays them.
+        entry: its record of the kind.
+
+    Attributes:
+        counts: whether the call of now ran in the way of its window.
+        pairs: that were read.
+    """
+
+    def __init__(self, device: Device, step: CapturedStep, entry: Entry) -> None:
+        self.step, self.entry = step, entry
+        self.counts = False
         self.pairs: list[PairTimes] = []
         self._device = device
         self._events = EventPool(device, timed=True)
         # The starts of the calls of each window, and of the calls behind them.
         self._calls = self._next_windows()
-        self._num_before = 0
-        # When the call has begun, and the window that it counts in.
+        # When the call has begun, and how it was to run.
         self._start: _Moment | None = None
-        self._counts_in: _Way | None = None
+        self._way: _Way | None = None
 
     @property
     def way(self) -> _Way | None:
         """How the next call has to run, which is that of a window that is not full; None if all are."""
         return next((way for way, some in self._calls.items() if len(some) < NUM_IN_WINDOW), None)
 
-    def is_due(self) -> bool:
-        """Count a call that would be a replay; return whether it may be timed."""
-        self._num_before += 1
-        return self._num_before > NUM_BEFORE
-
-    def end_last(self) -> _Moment | None:
+    def end_call(self) -> _Moment | None:
         """Note that a call of the same object begins; return when, if that was asked for."""
-        start, way = self._start, self._counts_in
-        self._start = self._counts_in = None
-        if start is None or way is None:
+        start, self._start = self._start, None
+        if start is None or self._way is None or not self.counts:
             return None
         now = self._now()
-        self._calls[way].append((start, now))
+        self._calls[self._way].append((start, now))
         return now
 
-    def begin_call(self, now: _Moment | None) -> None:
-        """Begin a call that the graph could take."""
-        if self.way is None:
-            self._read()
-        else:
+    def begin_call(self, now: _Moment | None) -> _Way | None:
+        """Begin a call; return how it has to run, None if that is all the same."""
+        self._way, self.counts = self.way, True
+        if self._way is not None:
             self._start = now or self._now()
-
-    def end_call(self, entry: Entry, what: What) -> None:
-        """Note what the call was that has begun."""
-        way = self.way
-        self._counts_in = way if what == way and entry.number == self._number else None
+        return self._way
 
     def _now(self) -> _Moment:
         event = self._events.record(self._device.current_stream())
@@ -163,16 +305,16 @@ class _Windows:
             return {"plain": [], "replay": []}
         return {"replay": [], "plain": []}
 
-    def _read(self) -> None:
-        """Take in the times of both windows, if the device has come so far."""
+    def read(self) -> bool:
+        """Take in the times of both windows, if the device has come so far; return whether it has."""
         ends = [end for some in self._calls.values() for _, (_, end) in some]
         if not all(self._device.query_event(end) for end in ends):
-            return
+            return False
         replayed, written = self._times_of("replay"), self._times_of("plain")
         self.pairs.append(PairTimes(replayed_ms=replayed, written_ms=written))
-        self.times.compare(self.pairs)
         self._events.reset()
         self._calls = self._next_windows()
+        return True
 
     def _times_of(self, way: _Way) -> float:
         """Return what a call of a window took."""

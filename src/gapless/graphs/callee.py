@@ -43,7 +43,6 @@ class Callee:
         work: takes the value of a tree and does the step on it; None: the step takes the value
             as its batch.
         plain_work: the same in calls of which nothing is learnt; None: as `work`.
-        compares_replays: whether calls run as written where replays do not pay.
         objection: says why no graph can take a batch; None: as for a whole step.
         make_trial: takes the pool of graphs and the watch of the host, and returns what captures and
             proves, for a step that goes to the side stream itself; None: for graphs of the whole step.
@@ -68,7 +67,6 @@ class Callee:
         consent: Consent | None = None,
         work: Callable[[Any], Any] | None = None,
         plain_work: Callable[[Any], Any] | None = None,
-        compares_replays: bool = False,
         objection: Callable[[Tree], Refusal | None] | None = None,
         make_trial: Callable[..., Any] | None = None,
         side: SideStream | None = None,
@@ -82,7 +80,6 @@ class Callee:
         self.consent = Alone() if consent is None else consent
         self.work = work or work_of_batch(step)
         self.plain_work = plain_work or self.work
-        self.compares_replays = compares_replays
         self.make_trial = make_trial
         self.side = side
         self.on_side_stream: Callable[[], AbstractContextManager[object]] = nullcontext

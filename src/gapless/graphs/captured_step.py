@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from gapless.graphs.ahead import AheadOfRun
 from gapless.graphs.audit import Audits
 from gapless.graphs.audited_calls import AuditedCalls
-from gapless.graphs.call_windows import CallWindows
 from gapless.graphs.entries import Entries
 from gapless.graphs.fast_path import FastPath
 from gapless.graphs.graph_learning import Learning
@@ -74,6 +73,7 @@ class CapturedStep:
 
     Attributes:
         report: what is captured, and why nothing more is.
+        newest_entry: of the last call, but for those that `fast_path` took; they are of the same kind.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class CapturedStep:
         self._passing = PassingKinds(callee.step, self.report)
         self.learning = Learning(callee, self.entries, pool, batch_reads, num_warmup=num_warmup)
         self.audited = AuditedCalls(callee, self.audits, self.entries, self.learning)
-        self._windows = self.learning.windows = self.fast_path.windows = self._timed()
+        self.newest_entry: Entry | None = None
         # What runs calls together with those of other ranks, None if this process is alone.
         ranks = callee.consent
         self._ranks = ranks if isinstance(ranks, ConsentOfRanks | CallsOfRanks) else None
@@ -117,14 +117,12 @@ class CapturedStep:
         """
         self.audits.begin_call()
         try:
-            entry = self.entries.of_call(tree)
+            entry = self.newest_entry = self.entries.of_call(tree)
             self._passing.note(entry, tree)
             done = (self if self._ranks is None else self._ranks).take(entry, tree)
         except BaseException:
             self.audits.forget_call()
             raise
-        if self._windows is not None:
-            self._windows.end_call(entry, done.what)
         # Ranks decide together, and by no clock.
         self.audits.end_call(entry.times, "plain" if self.callee.consent.asks else done.what)
         return done
@@ -132,17 +130,11 @@ class CapturedStep:
     def take(self, entry: Entry, tree: Tree) -> StepRun:
         """Run a call of a kind, without other ranks: by its graph, or one state further."""
         variant = self.find(entry, tree)
-        graph = None if variant is None else variant.graph
-        has_to_be_plain = (
-            self._windows is not None and self._windows.begin_call(entry, graph) == "plain"
-        )
-        if variant is not None and not has_to_be_plain and self.audited.may_replay(entry, variant):
+        if variant is not None and self.audited.may_replay(entry, variant):
             return self.replay(entry, variant, tree)
         self.fast_path.forget()
         if variant is not None:
             with self.callee.on_side_stream():
-                if has_to_be_plain:
-                    return self.learning.run_plain(tree)
                 return self.audited.run(entry, variant, tree)
         objection = self.callee.objection_to(tree)
         if objection is not None:
@@ -277,20 +269,8 @@ class CapturedStep:
         self.report.lift_refusals()
         self.entries.lift_refusals()
 
-    # --- replays that do not pay ---
-
-    def _timed(self) -> CallWindows | None:
-        """Return what times some replays and calls as written in turn, None if that is not asked for."""
-        if not self.callee.compares_replays:
-            return None
-        return CallWindows(
-            self.callee.device,
-            self.callee.account,
-            has_room=self._limits.have_room,
-            give_up=self._give_up_replays,
-        )
-
-    def _give_up_replays(self, entry: Entry, pairs: list[PairTimes]) -> None:
+    def give_up_replays(self, entry: Entry, pairs: list[PairTimes]) -> None:
+        """Let go of the graphs of a kind, whose replays take longer than calls as written."""
         self.fast_path.forget()
         self.entries.forget(entry)
         self.entries.refuse(entry, [does_not_pay(loss_text(pairs))])

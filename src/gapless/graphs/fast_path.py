@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from gapless.graphs.audit import Audits
-    from gapless.graphs.call_windows import CallWindows
     from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.entry import Entry, Variant
     from gapless.graphs.quick_call import QuickCall
@@ -35,7 +34,6 @@ class FastPath:
         call: replays the graph that the last two calls replayed, on calls like them; None if they were of
             two graphs, or of none.
         counted: takes a kind and its quick call, and returns one that several ranks count; None: it is not.
-        windows: of calls that are timed, which have to come by there; None: none are.
     """
 
     def __init__(
@@ -48,7 +46,6 @@ class FastPath:
     ) -> None:
         self.call: QuickCall | None = None
         self.counted: Callable[[Hashable, QuickCall], QuickCall] | None = None
-        self.windows: CallWindows | None = None
         self._newest: CallGraph | None = None
         self._launch = launch
         self._side = side
@@ -61,8 +58,7 @@ class FastPath:
 
     def offer(self, entry: Entry, variant: Variant, graph: CallGraph, tree: Tree) -> None:
         """Let the next call try a graph first, if it is replayed the second time in a row."""
-        is_timed = self.windows is not None and self.windows.are_open(graph)
-        if graph is not self._newest or is_timed or has_values(tree.key()):
+        if graph is not self._newest or has_values(tree.key()):
             self._newest, self.call = graph, None
             return
         found = variant.quick_call

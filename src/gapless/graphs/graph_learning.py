@@ -31,7 +31,6 @@ from gapless.ranks import drop_before_groups_end
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gapless.graphs.call_windows import CallWindows
     from gapless.graphs.callee import Callee
     from gapless.graphs.entries import Entries
     from gapless.graphs.entry import Entry
@@ -53,11 +52,7 @@ _MAX_UNSETTLED = 32
 
 
 class Learning:
-    """Learns the graphs of one object.
-
-    Attributes:
-        windows: are told of graphs that were proved to give the same bits; None: nobody is.
-    """
+    """Learns the graphs of one object."""
 
     def __init__(
         self,
@@ -68,7 +63,6 @@ class Learning:
         *,
         num_warmup: int,
     ) -> None:
-        self.windows: CallWindows | None = None
         self._callee = callee
         self._entries = entries
         self._batch_reads = batch_reads
@@ -134,7 +128,7 @@ class Learning:
         """Run a call and return its result; watch it if its kind is given and has to be."""
         self._report.num_eager += 1
         if self._report.forbids_all:
-            return self._callee.work(tree.value)
+            return self.as_written(tree.value)
         with self._callee.consent.watch():
             if entry is None:
                 return self.result(self.as_written(tree.value), tree)
@@ -354,8 +348,8 @@ class Learning:
             self._report.proved += 1
             if not verdict.repeats:
                 self._report.note = verdict.text
-            elif self.windows is not None:
-                self.windows.add(graph, entry)
+            else:
+                entry.times.may_compare = True
             repeats = verdict.repeats and not verdict.is_nondeterministic
             variant.exactness = Exactness(repeats, verdict.distances)
         self._entries.use(entry, variant, graph)

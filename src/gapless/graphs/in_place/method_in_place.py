@@ -81,13 +81,22 @@ class MethodInPlace:
                 self._structures.add(structure)
                 return self._first_call(args, kwargs)
             self.calls = ModuleCalls(
-                self._captor, self._as_written, f"{kind.__name__}.{self._name}"
+                self._captor,
+                self._as_written,
+                f"{kind.__name__}.{self._name}",
+                let_go=self._leave_alone,
             )
             self.calls.report.num_eager = len(self._structures)
             self.calls.autocast.may_be_captured = self._captor.autocast.may_be_captured
         out = self.calls.call(args, kwargs)
         self._is_out = self.calls.is_refused
         return out
+
+    def _leave_alone(self) -> None:
+        """Let calls be as they were; the report stays."""
+        self.forget()
+        if vars(self._captor.target).get(self._name) is self.bound:
+            del vars(self._captor.target)[self._name]
 
     @property
     def _as_written(self) -> Any:

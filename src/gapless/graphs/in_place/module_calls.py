@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from gapless.device.torch_private import next_sequence_number
+from gapless.graphs.account import account_of
+from gapless.graphs.call_windows import CallWindows
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.in_place.create_graph import SecondOrder
 from gapless.graphs.in_place.first_calls import FIRST_CALLS
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from gapless.graphs.captured_step import CapturedStep
-    from gapless.graphs.fast_path import FastPath
     from gapless.graphs.in_place.captor import CaptorOfModule
     from gapless.pipeline.tree.flatten import Tree
 
@@ -51,6 +52,7 @@ class ModuleCalls:
         captor: of the module; all methods share what it has.
         function: the method, bound to the module.
         name: of it, for people.
+        let_go: puts the method back as it was, as no calls are captured any more.
 
     Attributes:
         is_never_captured: whether all calls run as written.
@@ -58,21 +60,40 @@ class ModuleCalls:
         autocast: knows which calls within a block of autocast run as written.
     """
 
-    def __init__(self, captor: CaptorOfModule, function: Callable[..., Any], name: str) -> None:
+    def __init__(
+        self,
+        captor: CaptorOfModule,
+        function: Callable[..., Any],
+        name: str,
+        *,
+        let_go: Callable[[], None],
+    ) -> None:
         self.captor, self.name = captor, name
         self.settings = captor.settings
         self.is_traced = self.is_never_captured = self.is_refused = False
         self._report = CaptureReport()
+        self._account = account_of(captor.settings.device)
         self._trees = CallTrees()
         self.runs = self._new_runs(function)
         # Of calls that come before the backward pass of the one before, as a discriminator's do.
         self._second: Runs | None = None
-        kind = captor.settings.device.torch_device.type
-        self.autocast = AutocastBlocks(kind, refuse=self.refuse)
+        self._device_type = captor.settings.device.torch_device.type
+        self.autocast = AutocastBlocks(self._device_type, refuse=self.refuse)
         # By kind, by which tensors among the arguments need gradients, None: no gradients at all, and by memory.
         self._steps: dict[_Kind, CapturedStep] = {}
-        # By kind of call, and by memory.
-        self._newest: dict[tuple[Hashable, Runs], FastPath] = {}
+        # By kind of call and by memory, and that of the last call.
+        self._newest: dict[tuple[Hashable, Runs], CapturedStep] = {}
+        self._last: CapturedStep | None = None
+        self._windows = CallWindows(
+            captor.settings.device,
+            self._account,
+            self._report,
+            has_room=captor.limits.have_room,
+            captured=self._call,
+            as_written=self._call_as_written,
+            step=lambda: self._last,
+            let_go=let_go,
+        )
         # The call of now, in each thread.
         self._now = local()
         self._second_order = SecondOrder(captor.target, self._report)
@@ -93,7 +114,8 @@ class ModuleCalls:
         """Let go of all graphs."""
         for step in self._steps.values():
             step.forget()
-        self._steps, self._newest, self._second = {}, {}, None
+        self._steps, self._newest, self._second, self._last = {}, {}, None, None
+        self._windows.forget()
 
     def _new_runs(self, function: Callable[..., Any]) -> Runs:
         settings = self.captor.settings
@@ -129,19 +151,33 @@ class ModuleCalls:
         Sync: Does not block the host, except where a graph is captured ("capture"), and where
             the module does so itself.
         """
+        # Calls in autocast share casts, and all of them are looked at.
+        if self._windows.is_on and not torch.is_autocast_enabled(self._device_type):
+            first = args[0] if args else next(iter(kwargs.values()), None)
+            form = first.shape if isinstance(first, torch.Tensor) else type(first)
+            return self._windows.call((torch.is_grad_enabled(), form), args, kwargs)
+        return self._call(args, kwargs)
+
+    def _call_as_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.runs.forward(*args, **kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._last = None
         if self._must_run_as_written():
             self.report.num_eager += 1
             since = next_sequence_number()
             out = self.runs.as_written(args, kwargs)
             self.autocast.end_as_written(out, since=since)
             return out
+        self._account.arrive()
         kind = self.captor.kind_of_call()
         runs = self._free_runs()
         newest = self._newest.get((kind, runs))
-        quick_call = None if newest is None else newest.call
+        quick_call = None if newest is None else newest.fast_path.call
         if quick_call is not None:
             out = quick_call(args, kwargs)
             if out is not NOT_ALIKE:
+                self._last = newest
                 return out
         tree = self._trees.of(args, kwargs)
         if torch.is_grad_enabled():
@@ -155,13 +191,15 @@ class ModuleCalls:
                 self.report.refuse(_SECOND_FORWARD)
         else:
             step = self._step_for(kind, None, runs)
-        self._newest[kind, runs], self._now.tree = step.fast_path, tree
+        self._newest[kind, runs] = self._last = step
+        self._now.tree = tree
         has_grad = torch.is_grad_enabled()
         try:
             done = step.run(tree)
         finally:
             del self._now.tree
         if done.way != "replay":
+            self._windows.is_on = True
             if torch.is_grad_enabled() is not has_grad:
                 self.is_never_captured = True
                 self.report.refuse(_SETS_GRAD_MODE)
@@ -223,7 +261,6 @@ class ModuleCalls:
             self.captor.side,
             limits=self.captor.limits,
             report=self.report,
-            compares_replays=True,
             **options,
         )
         self._steps[kind, needs_grad, runs] = made

@@ -70,7 +70,9 @@ class ModuleInPlace:
         self._listeners: list[ModuleInPlace] = []
         self.is_awaited = self.is_listener = self.was_called = False
         self.num_steps_before = 0
-        self._calls = ModuleCalls(self, module.forward, type(module).__name__)
+        self._calls = ModuleCalls(
+            self, module.forward, type(module).__name__, let_go=self._leave_alone
+        )
         self._own: Any = None
         self._of_class: Any = None
         self._forward: Callable[..., Any] | None = None
@@ -137,13 +139,26 @@ class ModuleInPlace:
         """Whether `module.forward()` still comes here first."""
         return self._forward is not None and vars(self.target).get(_FORWARD) is self._forward
 
-    def detach(self) -> None:
-        """Let `module.forward()` be what it was."""
+    def _leave_alone(self) -> None:
+        """Let all calls be as they were, unless other methods are captured; the report stays."""
+        if all(method.calls is None for method in self._methods.values()):
+            for name, method in self._methods.items():
+                if vars(self.target).get(name) is method.bound:
+                    del vars(self.target)[name]
+            self._put_back()
+            self._calls.forget()
+
+    def _put_back(self) -> None:
         kept = vars(self.target)
         if self.is_called:
             del kept[_FORWARD]
             if self._own is not None:
                 kept[_FORWARD] = self._own
+
+    def detach(self) -> None:
+        """Let `module.forward()` be what it was."""
+        kept = vars(self.target)
+        self._put_back()
         if self._state is not None and kept.get(_STATE) is self._state:
             del kept[_STATE]
         if self._layers is not None:

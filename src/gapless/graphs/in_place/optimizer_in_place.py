@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.graphs.call_windows import CallWindows
 from gapless.graphs.in_place.captor import captor_of, left_out
 from gapless.graphs.in_place.first_calls import FIRST_CALLS
 from gapless.graphs.in_place.quick_audits import QuickAudits
@@ -96,7 +97,16 @@ class OptimizerInPlace:
             limits=self._limits,
             work=self._work,
             is_update=True,
-            compares_replays=True,
+        )
+        self._windows = CallWindows(
+            settings.device,
+            self._captured.callee.account,
+            self.report,
+            has_room=self._limits.have_room,
+            captured=self._step,
+            as_written=lambda args, kwargs: self._as_written(*args, **kwargs),
+            step=lambda: self._captured,
+            let_go=self._leave_alone,
         )
         self._fast_path = self._captured.fast_path
         self._is_never_captured = settings.forbid(
@@ -124,15 +134,25 @@ class OptimizerInPlace:
 
     def detach(self) -> None:
         """Let `optimizer.step()` be what it was."""
-        kept = vars(self.target)
         # Otherwise a scheduler has wrapped it, and it finds nothing here from now on.
-        if kept.get("step") is self._method:
-            if self._own is None:
-                del kept["step"]
-            else:
-                kept["step"] = self._own
+        self._put_back()
         self._captured.forget()
         self._audits = None
+
+    def _put_back(self) -> bool:
+        kept = vars(self.target)
+        if kept.get("step") is not self._method:
+            return False
+        if self._own is None:
+            del kept["step"]
+        else:
+            kept["step"] = self._own
+        return True
+
+    def _leave_alone(self) -> None:
+        """Let all steps be as they were; the report stays."""
+        if self._put_back():
+            self._captured.forget()
 
     # --- calls ---
 
@@ -150,6 +170,12 @@ class OptimizerInPlace:
             return as_written(*args, **kwargs)
         if FIRST_CALLS.is_waiting:
             FIRST_CALLS.note_step()
+        if self._windows.is_on:
+            return self._windows.call(None, args, kwargs)
+        return self._step(args, kwargs)
+
+    def _step(self, args: Any, kwargs: Any) -> Any:
+        as_written = self._as_written
         objection = self._objection_to_call(args, kwargs)
         if objection is None and self._quick.are_due():
             return self._after_closure(self._update_quickly, args, kwargs)
@@ -232,6 +258,7 @@ class OptimizerInPlace:
         gradients = list(map(_gradient_of, weights))
         own = vars(self.target)
         call = (gradients, own.get(_SCALE), own.get(_FOUND_INF))
+        self._captured.callee.account.arrive()
         self._note_call()
         # A user's code is guarded, and reads gradients: it finds none before each call.
         if self._code is None and self._is_replayed(call):
@@ -279,6 +306,7 @@ class OptimizerInPlace:
             return None
         objection = self._objection_to_gradients(call[0])
         if objection is None and self._captured.run(self._trees.of(call, {})).way != "replay":
+            self._windows.is_on = True
             self.settings.tell(self.report, self._name)
         return objection
 
