@@ -124,7 +124,7 @@ class CallWindows:
             if way == "plain":
                 return self._run_as_written(args, kwargs)
             if way is None and windows.read():
-                self._judge(kind, windows)
+                self._finish(kind, windows)
         report = self._report
         before = report.num_replays + report.num_quick
         out = self._captured(args, kwargs)
@@ -213,8 +213,8 @@ class CallWindows:
         self._timed = windows
         return True
 
-    def _judge(self, kind: _Kind, windows: _Windows) -> None:
-        """Take what the windows of a kind have shown."""
+    def _finish(self, kind: _Kind, windows: _Windows) -> None:
+        """End the comparison of a kind, once its windows have shown enough."""
         times = windows.entry.times
         times.compare(windows.pairs)
         if times.verdict is None:
