@@ -211,7 +211,7 @@ def _start(
 
     flags = given_settings(options)
     given = {**flags, "config": options.config, "resume": options.resume}
-    check_same_start(ranks, given, device=device)
+    check_same_start(ranks, given)
     resume = on_first_rank(ranks, lambda: _run_to_resume(options))
     return _trainer(flags, options.config, resume, observer, ranks=ranks, device=device)
 

@@ -258,8 +258,3 @@ class CpuDevice:
     def open_utilisation_meter(self) -> Never:
         """Raise DeviceError: no driver reports a CPU's utilisation."""
         raise DeviceError("the device is cpu, and NVML reports on NVIDIA GPUs only")
-
-
-def kernels_of_cpu() -> str:
-    """Return for which processors the kernels are that torch uses on this one."""
-    return f"{platform.machine()} with {torch.backends.cpu.get_cpu_capability()}"
