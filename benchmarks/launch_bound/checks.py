@@ -47,6 +47,7 @@ ATTRIBUTES = {
     "ddpm": ("Noise", "image_share", 0.9),
     "gcn": ("Citations", "edge_weight", 0.5),
     "image_amp_ema": ("BatchNorm2d", "eps", 1e3),
+    "lora": ("LoRALinear", "scaling", 2.0),
     "mnist": ("Dropout", "p", 0.5),
     "molecules": ("BatchNorm1d", "eps", 1e3),
     "nanogpt": ("LayerNorm", "eps", 1e3),

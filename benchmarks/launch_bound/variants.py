@@ -106,6 +106,7 @@ NAMES = (
     "act",
     "molecules",
     "nbeats",
+    "lora",
 )
 
 # Those whose batches can have shapes that change.

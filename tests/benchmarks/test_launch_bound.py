@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 CPU = find_device("cpu")
 
-NEW = ("sac", "pinn", "act", "molecules", "nbeats")
+NEW = ("sac", "pinn", "act", "molecules", "nbeats", "lora")
 
 OPTIONS = race.Options(device="cpu", is_small=True, setup_limit=60.0, folder=Path("unused"))
 
