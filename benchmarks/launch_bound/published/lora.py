@@ -28,6 +28,7 @@ class LoRALinear(nn.Module):
         nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
 
     def forward(self, x):
+        """Return features, [B, T, out]."""
         added = self.dropout(x) @ self.lora_a.t() @ self.lora_b.t()
         return self.linear(x) + added * self.scaling
 
