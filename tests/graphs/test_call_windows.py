@@ -13,6 +13,7 @@ import gapless
 from gapless.graphs import account, call_windows
 from gapless.graphs.entries import Entries
 from gapless.graphs.proof.proof_verdict import Verdict
+from gapless.pipeline.tree.call_tree import CallTrees
 from gapless.records.replay_times import NUM_PAIRS
 from gapless.testing import SimulatedDevice
 from inner_doors import memory_fraction
@@ -403,3 +404,23 @@ def test_slow_calls_that_wait_are_looked_at_each_time(device, monkeypatch, looks
     loop.run(300)
 
     assert len(looks) == 300
+
+
+def test_what_comes_before_a_call_is_known_is_no_time_as_written(device, monkeypatch):
+    """A call begins when the loop makes it, and not when its kind is found."""
+    monkeypatch.setattr(account, "ALLOWANCE_S", 0.0)
+    monkeypatch.setattr(account, "SHARE", 0.0)
+    of_call = CallTrees.of
+
+    def slow(trees, args, kwargs):
+        device.timeline.pass_until(device.timeline.now_ms + 0.5, "looks")
+        return of_call(trees, args, kwargs)
+
+    monkeypatch.setattr(CallTrees, "of", slow)
+    loop = Loop(device, Slow(device, 100.0))
+
+    loop.run(20)
+
+    times = account.account_of(device)
+    assert times.debt_s == pytest.approx(18 * 0.0005, rel=0.2)
+    assert times.as_written_s == pytest.approx(18 * 0.1, rel=0.1)
