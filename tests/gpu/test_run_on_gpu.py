@@ -82,10 +82,12 @@ def test_a_script_trains_to_the_same_bits(tmp_path, monkeypatch, before, expecte
     assert err in found[2]
     captured = json.loads((tmp_path / "report.json").read_text())
     assert expected in captured["why_nothing"]
-    shares = [
-        (one["num_replays"] + one["num_quick"])
-        / (one["num_replays"] + one["num_quick"] + one["num_eager"])
-        for one in captured["objects"]
-    ]
-    assert len(shares) == (0 if expected else 2)
-    assert all(share > 0.9 for share in shares)
+    objects = captured["objects"]
+    assert len(objects) == (0 if expected else 2)
+    # Whether replays of so small a model pay is a matter of times.
+    paying = [one for one in objects if not any("do not pay" in text for text in one["refusals"])]
+    num_graphs = [one["num_replays"] + one["num_quick"] for one in objects]
+    assert all(num > 50 for num in num_graphs)
+    assert all(
+        one["num_eager"] < 0.1 * one["num_replays"] + 0.1 * one["num_quick"] for one in paying
+    )
