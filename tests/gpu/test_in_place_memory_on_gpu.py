@@ -183,4 +183,4 @@ def test_two_forward_passes_before_a_backward_pass_are_graphs_of_their_own():
     report = gapless.capture_report(model)
     assert all(map(torch.equal, *results))
     assert (report.num_graphs, report.refusals) == (2, [])
-    assert report.num_replays > 80
+    assert report.num_replays > 60  # some calls are timed as written
