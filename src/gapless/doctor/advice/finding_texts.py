@@ -8,9 +8,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from gapless.doctor.advice.own_mends import own_mend
+
 
 if TYPE_CHECKING:
     from gapless.doctor.advice.causes import Cause
+    from gapless.doctor.advice.own_mends import Place
 
 
 def cause_text(cause: Cause, call: str, detail: str = "") -> str:
@@ -25,7 +28,9 @@ def cause_text(cause: Cause, call: str, detail: str = "") -> str:
     return f"{sentence.removesuffix('.')} ({detail})." if detail else sentence
 
 
-def mend_text(cause: Cause, call: str, detail: str = "", lines: str = "") -> str:
+def mend_text(
+    cause: Cause, call: str, detail: str = "", lines: str = "", place: Place | None = None
+) -> str:
     """Return what to write instead: a sentence or two; from the second line on code, if any.
 
     Args:
@@ -34,17 +39,22 @@ def mend_text(cause: Cause, call: str, detail: str = "", lines: str = "") -> str
         detail: what was found in this very call; it may choose the mend as well.
         lines: of the script: the one that waits, and those of its block where they are known. A check
             for NaN has a mend of its own.
+        place: where that is in its file; None where nobody knows.
     """
     said = f"{call} {detail}"
     own = [mend for word, mend in _OF_CALLS.get(cause, {}).items() if word in said]
     if cause in _READ_BY_CHECKS and _CHECKS_FOR_NAN.match(lines):
         own = [_SKIP if _SKIPS.search(lines) else _STOP]
+    elif not own and place is not None and (case := own_mend(cause, place)) is not None:
+        own = [case]
     sentence, code = own[0] if own else _MENDS[cause]
     return f"{sentence}\n{code}" if code else sentence
 
 
 _READ_BY_CHECKS = ("bool", "float", "item")
-_CHECKS_FOR_NAN = re.compile(r"(if|elif|assert)\b.*(isnan|isinf|isfinite|isneginf|isposinf)")
+_CHECKS_FOR_NAN = re.compile(
+    r"(if|elif|assert)\b(.*(isnan|isinf|isfinite|isneginf|isposinf)|\s+(\w+) != \4\b)"
+)
 _SKIPS = re.compile(r"\bcontinue\b")
 
 

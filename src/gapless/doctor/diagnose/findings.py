@@ -12,13 +12,10 @@ from gapless.records.finding import PARTS, Finding
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from gapless.doctor.advice.causes import Cause
     from gapless.doctor.diagnose.finding_groups import Groups, Key, KnownWaits
     from gapless.doctor.diagnose.measured_times import MeasuredTimes
     from gapless.doctor.diagnose.watched_run import WatchedRun
-    from gapless.records.finding import Part
 
 # Batches come in ever new shapes if more than so many of at least so many have one of their own.
 _LEAST_BATCHES = 10
@@ -38,7 +35,7 @@ def findings_of(
 ) -> list[tuple[Finding, Group]]:
     """Return the findings of all groups that are worth one, and of the whole step, part by part, the costliest first."""
     found = [
-        (_finding(key, group, times.step_ms, known.watched.parts), group)
+        (_finding(key, group, times.step_ms, known.watched), group)
         for key, group in groups.items()
         # Not what came in the first recorded step alone: the profiler may have caused it.
         if group.per_step > 0.0
@@ -67,10 +64,9 @@ def _is_worth(key: Key, group: Group, step_ms: float | None) -> bool:
     return group.exposed_ms >= _LEAST_COST_SHARE * step_ms
 
 
-def _finding(
-    key: Key, group: Group, step_ms: float | None, parts: Mapping[tuple[str, int], Part]
-) -> Finding:
+def _finding(key: Key, group: Group, step_ms: float | None, watched: WatchedRun) -> Finding:
     site = key.site
+    around = None if site is None else watched.places.get(site.path)
     exposed = group.exposed_ms
     return Finding(
         code=CODE_OF[key.cause],
@@ -83,8 +79,14 @@ def _finding(
         gain_ms=None if group.gain_ms is None else min(group.gain_ms, exposed or 0.0),
         share=None if exposed is None or not step_ms else exposed / step_ms,
         cause=cause_text(key.cause, key.call, group.detail),
-        mend=mend_text(key.cause, key.call, group.detail, key.site.source if key.site else ""),
-        part="step" if site is None else parts.get((site.path, site.line), "step"),
+        mend=mend_text(
+            key.cause,
+            key.call,
+            group.detail,
+            "" if site is None else site.source,
+            None if site is None or around is None else around.at(site.line),
+        ),
+        part="step" if site is None else watched.parts.get((site.path, site.line), "step"),
         forward=key.forward,
     )
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gapless.doctor.advice.causes import Cause
+    from gapless.doctor.advice.own_mends import Places
     from gapless.doctor.seen_waits import NodeKey, SeenWait, StepParts
     from gapless.doctor.trace.chrome_trace import Trace
     from gapless.records.finding import Part, Site
@@ -44,6 +45,7 @@ class WatchedRun:
         num_batch_shapes: different shapes among them.
         num_would_wait: lines of the training step that would surely wait on a GPU, where none is used.
         parts: of the program, by path and line.
+        places: what is around its lines, by path.
         notes: what could not be seen or measured, and why.
     """
 
@@ -62,6 +64,7 @@ class WatchedRun:
     num_batch_shapes: int = 0
     num_would_wait: int = 0
     parts: Mapping[tuple[str, int], Part] = field(default_factory=dict)
+    places: Mapping[str, Places] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 

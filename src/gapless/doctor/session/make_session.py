@@ -11,7 +11,7 @@ from gapless import __version__
 from gapless.doctor.diagnose.diagnosis import diagnose
 from gapless.doctor.diagnose.done_once import say_done_once, split_done_once
 from gapless.doctor.diagnose.watched_run import WatchedRun, host_ms
-from gapless.doctor.static.look import look_at, parts_of_lines
+from gapless.doctor.static.look import look_at, read_program
 from gapless.doctor.watching.windows import Phase, longest
 from gapless.records.finding import Session, by_part
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from gapless.doctor.advice.own_mends import Places
     from gapless.doctor.watching.watch import Watch
     from gapless.doctor.watching.windows import SeenWindow
     from gapless.records.finding import Finding, Part
@@ -96,6 +97,7 @@ def _watched_run(watch: Watch, looked: Sequence[Finding] = ()) -> WatchedRun:
     if sites is not None and sites is watch.seen_seconds:
         seen, once = split_done_once(seen, watched_ns=sum(sites.step_ns))
         notes += [say_done_once(once)] if once else []
+    parts, places = _program() if seen else ({}, {})
     return WatchedRun(
         has_device=watch.has_gpu,
         step_ms=tuple(ns / 1e6 for ns in plain.step_ns) if plain else (),
@@ -117,15 +119,19 @@ def _watched_run(watch: Watch, looked: Sequence[Finding] = ()) -> WatchedRun:
                 if one.certainty == "surely" and one.part in ("step", "called")
             }
         ),
-        parts=_parts() if seen else {},
+        parts=parts,
+        places=places,
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def _parts() -> dict[tuple[str, int], Part]:
-    """Return the parts of lines that were run: what waits in a step is not set up there."""
-    found = parts_of_lines(_files_that_ran())
-    return {line: "called" if part == "set-up" else part for line, part in found.items()}
+def _program() -> tuple[dict[tuple[str, int], Part], dict[str, Places]]:
+    """Return the parts of lines that were run, and what is around them.
+
+    What waits in a step is not set up there.
+    """
+    parts, places = read_program(_files_that_ran())
+    return {line: "called" if part == "set-up" else part for line, part in parts.items()}, places
 
 
 def _window(watch: Watch, phase: Phase) -> SeenWindow | None:

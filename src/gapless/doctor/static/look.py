@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, cast
 from gapless.device.instruments.processor import num_cores
 from gapless.doctor.advice.causes import CODE_OF
 from gapless.doctor.advice.finding_texts import cause_text, mend_text
+from gapless.doctor.advice.own_mends import Places
 from gapless.doctor.static.flow import Flow
 from gapless.doctor.static.parts import outlines_of, parts_of
 from gapless.records.finding import Finding, Site, by_part
@@ -76,14 +77,21 @@ class _FileLook:
     unread: str = ""
 
 
-def parts_of_lines(paths: Iterable[Path]) -> dict[tuple[str, int], Part]:
-    """Return the part of the program of each line of files; a file that cannot be read is left out."""
-    outlines = {}
+def read_program(
+    paths: Iterable[Path],
+) -> tuple[dict[tuple[str, int], Part], dict[str, Places]]:
+    """Return the part of the program of each line of files, and what is around lines, by file.
+
+    A file that cannot be read is left out.
+    """
+    outlines, places = {}, {}
     for path in paths:
         with suppress(OSError, UnicodeError, LookupError, SyntaxError, ValueError, RecursionError):
-            outlines[_shown(path)] = outlines_of(_parsed(_read(path)))
+            tree = _parsed(_read(path))
+            outlines[_shown(path)] = outlines_of(tree)
+            places[_shown(path)] = Places(tree)
     lines = [(path, line) for path, its in outlines.items() for line in its[-1].lines]
-    return parts_of(outlines, lines)
+    return parts_of(outlines, lines), places
 
 
 def look_at(paths: Iterable[Path], *, may_share: bool = True) -> StaticLook:
@@ -172,6 +180,7 @@ def findings_of(source: str, path: str, *, names_a_device: bool | None = None) -
     # Lines as Python counts them: a form feed, or a separator of Unicode, ends none.
     lines = source.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     allowed = _allowed_lines(source, tree)
+    places = Places(tree)
     findings = []
     for wait in waits:
         if wait.line in allowed:
@@ -186,7 +195,12 @@ def findings_of(source: str, path: str, *, names_a_device: bool | None = None) -
                 per_step=0.0,
                 certainty="surely" if wait.sure else "maybe",
                 cause=cause_text(cause, wait.call),
-                mend=mend_text(cause, wait.call, lines=_block(lines, wait.line)),
+                mend=mend_text(
+                    cause,
+                    wait.call,
+                    lines=_block(lines, wait.line),
+                    place=places.at(wait.line),
+                ),
             )
         )
     return findings
