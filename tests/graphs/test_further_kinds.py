@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from gapless.graphs.reads import host_watch, run_profile
+from gapless.graphs.reads.code_kinds import CodeKind, kind_of
 from gapless.graphs.reads.host_watch import HostWatch
 from watched_steps import is_cpu, names
 
@@ -258,3 +260,22 @@ def test_code_that_torch_has_made_while_it_compiled_is_not_followed(module, is_g
     names["factor"] = 3.0
 
     assert guards.holds() is not is_guarded
+
+
+def test_what_launches_a_kernel_of_inductor_is_not_followed():
+    """A step with compiled layers calls hundreds of these on a GPU; a function of a script that is called so is followed."""
+    from torch._inductor.runtime.triton_heuristics import CompileResult
+
+    class Config(dict):
+        """As Triton's where it is installed, or as what stands for it."""
+
+        kwargs, num_warps, num_stages = {"XBLOCK": 64}, 1, 1
+
+    about = SimpleNamespace(inductor_meta={"grid_type": "Grid1D"}, config=Config(XBLOCK=64))
+    names = {"runner": print}
+    launcher = CompileResult._gen_launcher_code(about, names, ["xnumel"], ["grid_0"])
+    of_script = {"runner": print, "__name__": "script"}
+    exec("def launcher():\n    pass\n", of_script)
+
+    assert kind_of(launcher.__code__, names) is CodeKind.TORCH
+    assert kind_of(of_script["launcher"].__code__, of_script) is CodeKind.USER

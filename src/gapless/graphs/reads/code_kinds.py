@@ -74,7 +74,7 @@ _FRAME = (os.sep + "module.py", os.sep + "container.py")
 _COMPILER = TORCH_FOLDER + "_dynamo" + os.sep + "convert_frame.py"
 _COMPILED = TORCH_FOLDER + "_dynamo" + os.sep + "eval_frame.py"
 _PLANS_OF_CUFFT = str(Path(TORCH_FOLDER, "backends", "cuda", "__init__.py"))
-_GUARD = "___make_guard_fn.<locals>.guard"
+_GUARD, _LAUNCHER = "___make_guard_fn.<locals>.guard", "launcher"
 _FUNCTIONS = {CodeKind.COMPILER: "__call__", CodeKind.COMPILED: "compile_wrapper"}
 _SILENT = {"warnings.py", "linecache.py", "traceback.py", "inspect.py", "tokenize.py"}
 _TAKEN_FOR_GRANTED = {
@@ -109,7 +109,10 @@ def kind_of(code: CodeType, names: dict[str, Any]) -> CodeKind:
 
 def _is_made_by_compiler(code: CodeType, names: dict[str, Any]) -> bool:
     """Return whether torch has made a function while it compiled: what calls kernels, or checks its guards."""
-    return code.co_qualname == _GUARD or str(names.get("__name__", "")).startswith("torch.")
+    module = str(names.get("__name__", ""))
+    # Inductor launches each kernel for a GPU by a function in a namespace of its own.
+    launches = not module and code.co_qualname == _LAUNCHER and "runner" in names
+    return launches or code.co_qualname == _GUARD or module.startswith("torch.")
 
 
 @cache
