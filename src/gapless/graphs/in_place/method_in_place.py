@@ -105,13 +105,16 @@ class MethodInPlace:
     def _first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call as written, and see whether it works where the weights are, and trains nothing."""
         module = self._captor.target
-        before = _training_state(module)
+        before, given = _training_state(module), CallTrees().of(args, kwargs).leaves
+        held = _held(module, given)
         out = self._as_written(*args, **kwargs)
         weights = {id(weight): weight for weight in (*module.parameters(), *module.buffers())}
         devices = {weight.device for weight in weights.values()}
+        found = CallTrees().of((out,), {}).leaves
+        # One that changes nothing, such as `reset` of a policy without a state, launches nothing.
+        found += [] if held == _held(module, given) else given
         is_work = before == _training_state(module) and any(
-            id(leaf) not in weights and leaf.device in devices
-            for leaf in CallTrees().of((*args, out), kwargs).leaves
+            id(leaf) not in weights and leaf.device in devices for leaf in found
         )
         # A number among the arguments may be another in each call, such as that of a batch.
         self._is_out = not is_work or len(self._structures) == _MANY_UNLIKE
@@ -127,6 +130,13 @@ def _training_state(module: nn.Module) -> list[Any]:
         )
         for weight in module.parameters()
     ]
+
+
+def _held(module: nn.Module, given: list[torch.Tensor]) -> list[Any]:
+    """Return what is another after a method that changes its arguments, buffers or attributes."""
+    tensors = [*given, *module.buffers()]
+    held = [value for part in module.modules() for value in vars(part).values()]
+    return [*map(version_of, tensors), *map(id, held)]
 
 
 def methods_of(module: nn.Module) -> Iterator[str]:
