@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -74,8 +75,12 @@ class Expressions(ast.NodeVisitor):
     def truth(self, node: ast.expr) -> Value:
         """Go through an expression that Python makes a bool of; return what it is."""
         if isinstance(node, ast.BoolOp):
+            frame, seldom = self._frame, self._frame.is_seldom
             for one in node.values:
                 self.truth(one)
+                if isinstance(node.op, ast.And) and _may_be_none(one):
+                    frame.is_seldom = True  # what follows is asked only where it is something
+            frame.is_seldom = seldom
             return HOST
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             self.truth(node.operand)
@@ -276,7 +281,16 @@ class Expressions(ast.NodeVisitor):
     def visit_IfExp(self, node: ast.IfExp) -> Value:
         """What both branches are."""
         self.truth(node.test)
-        body, orelse = self.visit(node.body), self.visit(node.orelse)
+        on_gpu, level = runs_on_gpu(node.test), self._frame.level
+        self._frame.level = NEVER if on_gpu is False else level
+        body = self.visit(node.body)
+        self._frame.level = NEVER if on_gpu else level
+        orelse = self.visit(node.orelse)
+        self._frame.level = level
+        if {body.kind, orelse.kind} == {"device name", "cpu name"} and not _asks_for_gpu(
+            node.test
+        ):
+            return ANY_DEVICE_NAME
         if isinstance(node.orelse, ast.Lambda) or isinstance(node.body, ast.Lambda):
             return body if isinstance(node.orelse, ast.Lambda) else orelse  # what does something
         return join(body, orelse)
@@ -376,6 +390,48 @@ def result_of(operator: ast.operator, left: Value, right: Value) -> Value:
         if all(one.form == "scalar" or one.kind == "host" for one in both):
             return Value("device", "scalar")
     return value
+
+
+def _may_be_none(node: ast.expr) -> bool:
+    """Whether a condition asks if there is something at all."""
+    if isinstance(node, ast.Compare):
+        return isinstance(node.ops[0], ast.IsNot)
+    return isinstance(node, ast.Name | ast.Attribute)
+
+
+_GPU_WORDS = re.compile(r"cuda|gpu|device|mps|xpu|accelerator|available", re.IGNORECASE)
+
+
+def _asks_for_gpu(test: ast.expr) -> bool:
+    return bool(_GPU_WORDS.search(ast.unparse(test)))
+
+
+def runs_on_gpu(test: ast.expr) -> bool | None:
+    """Return whether what a condition guards runs on a GPU alone, True, or on the host alone, False.
+
+    None where it says neither.
+    """
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        inner = runs_on_gpu(test.operand)
+        return None if inner is None else not inner
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        found = [runs_on_gpu(one) for one in test.values]
+        return False if False in found else None
+    if isinstance(test, ast.Call):
+        return True if ast.unparse(test.func).endswith("cuda.is_available") else None
+    if isinstance(test, ast.Attribute):
+        return True if test.attr == "is_cuda" else None
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return None
+    name, other = ast.unparse(test.left), test.comparators[0]
+    if not re.search(r"device|\.type$", name) or not isinstance(other, ast.Constant):
+        return None
+    if other.value not in ("cuda", "cpu"):
+        return None
+    is_equal = isinstance(test.ops[0], ast.Eq)
+    if not is_equal and not isinstance(test.ops[0], ast.NotEq):
+        return None
+    return is_equal == (other.value == "cuda")
 
 
 def _attribute_called(name: str) -> Value:

@@ -23,16 +23,19 @@ class Flow:
 
     Args:
         makes_on_host: whether tensors are made on the host where no device is named.
+        log_level: below which nothing is logged.
 
     Attributes:
         makes_on_host: the same.
+        log_level: the same.
         frame: the function at hand, or the code of the file itself.
         discarded: the expression whose value nobody takes.
         functions: of the file, as far as they are known.
     """
 
-    def __init__(self, *, makes_on_host: bool = True) -> None:
+    def __init__(self, *, makes_on_host: bool = True, log_level: int = 0) -> None:
         self.makes_on_host = makes_on_host
+        self.log_level = log_level
         self.frame = Frame()
         self.discarded: ast.expr | None = None
         self.functions: list[Function] = []

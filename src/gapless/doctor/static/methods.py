@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 from typing import TYPE_CHECKING
 
 from gapless.doctor.static import torch_names
@@ -334,7 +335,9 @@ def call_hook(flow: Walker, name: str, value: Value) -> None:
 
 
 def log(flow: Walker, done: Call) -> Value:
-    """Call a method of a logger."""
+    """Call a method of a logger; one whose level is off formats nothing."""
+    if getattr(logging, done.name.upper(), logging.CRITICAL) < flow.log_level:
+        return HOST
     for value in done.values:
         of = value.of if value.kind == "list" and value.of else value
         if of.kind in ON_DEVICE:  # a level that is off formats nothing

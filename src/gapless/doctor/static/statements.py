@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gapless.doctor.static import calls
 from gapless.doctor.static.bindings import bind, bind_each
-from gapless.doctor.static.expressions import result_of
+from gapless.doctor.static.expressions import result_of, runs_on_gpu
 from gapless.doctor.static.frame import joined_names, keep
 from gapless.doctor.static.scope import NEVER, OFTEN, Class, Function
 from gapless.doctor.static.values import (
@@ -54,7 +54,16 @@ class Statements(ast.NodeVisitor):
 
     def block(self, body: list[ast.stmt]) -> bool:
         """Go through statements in their order, until the flow leaves; return whether it does."""
-        return any(self.visit(node) for node in body)
+        frame = self._frame
+        level = frame.level
+        for node in body:
+            if self.visit(node):
+                frame.level = level
+                return True
+            if isinstance(node, ast.If) and runs_on_gpu(node.test) and _leaves(node.body):
+                frame.level = NEVER  # what follows is for the host alone
+        frame.level = level
+        return False
 
     def generic_visit(self, node: ast.AST) -> None:
         """Pass over a statement that neither binds nor computes anything that is followed."""
@@ -154,10 +163,14 @@ class Statements(ast.NodeVisitor):
         frame.names = dict(entry)
         frame.is_seldom = seldom or _is_seldom(node.test, frame.loop_names)
         _narrow(frame, node.test)
+        on_gpu, level = runs_on_gpu(node.test), frame.level
+        frame.level = NEVER if on_gpu is False else level
         leaves = self.block(node.body)
         then = frame.names
         frame.names, frame.is_seldom = dict(entry), seldom
+        frame.level = NEVER if on_gpu else level
         leaves_too = self.block(node.orelse)
+        frame.level = level
         if leaves_too:
             frame.names = then
         elif not leaves:
@@ -298,6 +311,10 @@ class Statements(ast.NodeVisitor):
     def visit_Break(self, node: ast.Break) -> bool:
         """The flow leaves."""
         return True
+
+
+def _leaves(body: list[ast.stmt]) -> bool:
+    return isinstance(body[-1], ast.Return | ast.Continue | ast.Break | ast.Raise)
 
 
 def _is_seldom(test: ast.expr, loop_names: frozenset[str]) -> bool:

@@ -19,12 +19,14 @@ class Walker(Protocol):
         frame: the function at hand, or the code of the file itself.
         discarded: the expression whose value nobody takes.
         makes_on_host: whether tensors are made on the host where no device is named.
+        log_level: below which nothing is logged.
         functions: of the file, as far as they are known.
     """
 
     frame: Frame
     discarded: ast.expr | None
     makes_on_host: bool
+    log_level: int
     functions: list[Function]
 
     def value(self, node: ast.expr) -> Value:
