@@ -2,137 +2,287 @@
 
 from __future__ import annotations
 
-import warnings
-from itertools import count
-
 import pytest
 import torch
 
 import gapless
-from gapless.device.torch_private import next_sequence_number
+from backward_thread import backward_thread
 from gapless.graphs.reads import gradient_order
-from gapless.graphs.reads.gradient_order import RecordNumbers
+from gapless.graphs.reads.gradient_order import GradientOrder, order_of
+from gapless.loop.train_loop import TrainLoop
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 
-def runs(num, *, of_loop, of_autograd, lead):
-    """Return what so many runs record, of which the loop's thread leads at first, and each so many a run."""
-    return [
-        RecordNumbers(
-            begin=lead + of_loop * number,
-            end=lead + of_loop * (number + 1),
-            of_autograd=of_autograd * (number + 1),
-        )
-        for number in range(num)
-    ]
+# --- when it is settled ---
 
 
 @pytest.mark.parametrize(
-    ("of_loop", "of_autograd", "lead", "settled_from"),
+    ("of_loop", "of_autograd", "lead", "settled_at"),
     [
-        (46, 65, 300, 19),  # overtaken in run 16 to 18
-        (46, 65, 0, 3),
-        (65, 46, 300, 1),
-        (65, 46, 0, 3),
-        (50, 50, 300, 1),
+        (46, 65, 300, 27),  # overtaken in runs 14 to 19
+        (46, 65, 0, 11),
+        (65, 46, 300, 8),
+        (65, 46, 0, 11),
+        (50, 50, 300, 8),
         (50, 50, 0, None),  # side by side for ever
     ],
 )
-def test_it_is_settled_once_nobody_overtakes(of_loop, of_autograd, lead, settled_from):
-    found = runs(40, of_loop=of_loop, of_autograd=of_autograd, lead=lead)
+def test_it_is_settled_once_nobody_overtakes(monkeypatch, of_loop, of_autograd, lead, settled_at):
+    """One thread has to lead for eight runs, and to lose nothing of its lead."""
+    now = [lead, 0]
+    monkeypatch.setattr(gradient_order, "numbers_of_next_nodes", lambda _: tuple(now))
+    order, settled = GradientOrder(torch.device("cpu")), None
+    for number in range(1, 40):
+        with order.look():
+            now[0] += of_loop
+            now[1] += of_autograd
+        if settled is None and not order.is_open:
+            settled = number
 
-    settled = [now.are_settled(before) for before, now in zip([None, *found], found, strict=False)]
-
-    expected = [settled_from is not None and number >= settled_from for number in range(40)]
-    assert settled == expected
+    assert settled == settled_at
 
 
-def test_what_autograd_recorded_nothing_for_is_settled():
-    assert RecordNumbers(begin=3, end=9).are_settled(None)
+def test_what_differentiates_no_gradients_is_settled():
+    """Autograd's own thread records nothing."""
+    with backward_thread():
+        order = GradientOrder(torch.device("cpu"))
+        with order.look() as recorded:
+            weight = torch.ones(1, requires_grad=True)
+            weight.square().sum().backward()
+
+    assert not recorded.by_autograd
+    assert not order.is_open
 
 
-def penalised(device, *, capture=lambda step, optimizer: step):
-    """Return a step of a loop with a penalty on a gradient, which may be captured."""
-    model = torch.nn.Linear(4, 1).to(device.torch_device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+# --- physics-informed networks ---
 
-    def step(x):
-        x = x.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(model(x).sin().sum(), x, create_graph=True)
-        optimizer.zero_grad()
-        loss = slope.square().mean()
+
+class Physics:
+    """A network that is differentiated twice, and its training.
+
+    Args:
+        more: nodes that a step records besides.
+    """
+
+    def __init__(self, device, thread, *, lead, more=0):
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Tanh()]
+        self.net = torch.nn.Sequential(*layers, torch.nn.Linear(8, 1)).to(device.torch_device)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-2)
+        self.inside = torch.rand(16, 2).to(device.torch_device).requires_grad_()
+        self.more = more
+        self.thread = thread
+        thread.let_lead(lead)
+
+    def derivative(self, u):
+        return torch.autograd.grad(u, self.inside, torch.ones_like(u), create_graph=True)[0]
+
+    def step(self):
+        self.optimizer.zero_grad()
+        u = self.net(self.inside)
+        first = self.derivative(u)
+        second = self.derivative(first[:, :1])[:, :1]
+        loss = (first[:, 1:] + u * first[:, :1] - 0.1 * second).square().mean()
+        for _ in range(self.more):
+            loss = loss * 1.0
         loss.backward()
-        optimizer.step()
+        self.optimizer.step()
         return loss
 
-    return capture(step, optimizer)
+    def weights(self):
+        return [weight.detach().to("cpu").tolist() for weight in self.net.parameters()]
 
-
-def take(step, device, num):
-    for _ in range(num):
-        step(torch.ones(2, 4).to(device.torch_device))
-
-
-def captured_step(device):
-    return penalised(device, capture=lambda step, _: gapless.capture(step, device=device))
-
-
-def records_on_a_thread_of_its_own(monkeypatch, number):
-    """Let autograd record as on a GPU: `number()` is that of its newest record."""
-    monkeypatch.setattr(gradient_order, "_is_by_autograd", lambda gradient: True)
-    monkeypatch.setattr(gradient_order, "sequence_number", lambda node: number())
-
-
-def test_a_step_is_captured_behind_the_last_overtaking(monkeypatch):
-    """On a GPU autograd's thread records nodes of its own, here 200 a run."""
-    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
-        usual, late = captured_step(device), captured_step(device)
-        take(usual, device, 40)
-        weight = torch.ones(1, requires_grad=True)
-        while next_sequence_number() < 2_000:
-            weight * 2
-        numbers = count(next_sequence_number() - 1_000, 200)
-        records_on_a_thread_of_its_own(monkeypatch, lambda: next(numbers))
-        take(late, device, 40)
-
-    assert usual.report.num_graphs == late.report.num_graphs == 1
-    assert usual.report.num_eager < late.report.num_eager < 40
-
-
-def test_an_order_that_does_not_settle_is_told_once(monkeypatch):
-    """Here both threads are always side by side; once they are not, the step is captured after its rest."""
-    with (
-        SimulatedDevice(scheduler="asap") as device,
-        device.allow_waits(),
-        warnings.catch_warnings(record=True) as told,
-    ):
-        warnings.simplefilter("always")
-        step = captured_step(device)
-        with monkeypatch.context() as patch:
-            records_on_a_thread_of_its_own(patch, next_sequence_number)
-            take(step, device, 150)
-            report = str(step.report)
-        take(step, device, 100)
-
-    assert "0 steps replayed, 150 ran as written" in report
-    assert [one.category for one in told] == [gapless.CaptureWarning]
-    for text in (report, str(told[0].message)):
-        assert "a backward pass with create_graph=True" in text
-        assert "gapless.capture(optimizer)" in text
-    assert step.report.num_replays > 0
-    assert step.report.refusals == []
-
-
-def test_the_optimizer_of_such_a_step_is_captured_in_place():
-    """That is what the refusal advises."""
-    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+    def calls(self, step, num):
+        """Call the step; return, for each call, the weights behind it, and the nodes of both threads."""
         found = []
-        step = penalised(
-            device,
-            capture=lambda step, optimizer: (
-                found.append(gapless.capture(optimizer, device=device)) or step
-            ),
-        )
-        take(step, device, 20)
+        for _ in range(num):
+            here, there = self.thread.numbers()
+            step()
+            here_now, there_now = self.thread.numbers()
+            found.append((self.weights(), (here_now - here, there_now - there)))
+        return found
 
-        assert gapless.capture_report(found[0]).num_replays > 0
+
+@pytest.fixture
+def device():
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+        yield device
+
+
+@pytest.fixture
+def thread():
+    with backward_thread() as thread:
+        yield thread
+
+
+both_ways = pytest.mark.parametrize(
+    ("lead", "more"),
+    [(60, 0), (-60, 0), (0, 40)],
+    ids=["the loop is overtaken", "autograd leads", "autograd is overtaken"],
+)
+
+
+@both_ways
+def test_a_network_that_is_differentiated_twice_trains_as_written(device, thread, lead, more):
+    """Which thread leads decides bits: at each call they are those of the loop as written, replays among them."""
+    plain = Physics(device, thread, lead=lead, more=more)
+    written = plain.calls(plain.step, 40)
+    physics = Physics(device, thread, lead=lead, more=more)
+    step = gapless.capture(physics.step, device=device, audit_every=8)
+    captured = physics.calls(step, 40)
+
+    assert [weights for weights, _ in captured] == [weights for weights, _ in written]
+    assert step.report.num_replays > 5
+    assert step.report.audits.num_equal > 0
+
+
+def test_the_lead_decides_bits(device, thread):
+    """Else nothing here would be shown."""
+    ahead, behind = (Physics(device, thread, lead=lead) for lead in (0, 0))
+    thread.let_lead(10_000)
+    led_by_the_loop = ahead.calls(ahead.step, 8)
+    thread.let_lead(-10_000)
+    led_by_autograd = behind.calls(behind.step, 8)
+
+    assert led_by_the_loop[-1][0] != led_by_autograd[-1][0]
+
+
+@both_ways
+def test_until_it_is_settled_calls_record_what_the_loop_as_written_does(
+    device, thread, lead, more
+):
+    """Plain, watched and looked at: as many nodes on each thread. Nothing is captured until then."""
+    plain = Physics(device, thread, lead=lead, more=more)
+    written = plain.calls(plain.step, 2)
+    physics = Physics(device, thread, lead=lead, more=more)
+    step = gapless.capture(physics.step, device=device)
+    found = physics.calls(step, 3)
+    while order_of(device).is_open and len(found) < 40:
+        assert not step.report.num_graphs
+        found += physics.calls(step, 1)
+
+    assert 8 <= len(found) < 40
+    assert {recorded for _, recorded in found} == {written[1][1]}
+
+
+def test_calls_in_place_record_what_the_loop_as_written_does(device, thread):
+    """Modules and optimizers, plain and watched, until their graphs are captured."""
+
+    def trained(is_captured):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        model = model.to(device.torch_device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if is_captured:
+            gapless.capture(model, optimizer, device=device)
+        found = []
+        for _ in range(4):
+            here, there = thread.numbers()
+            optimizer.zero_grad()
+            model(torch.ones(3, 4).to(device.torch_device)).square().mean().backward()
+            optimizer.step()
+            here_now, there_now = thread.numbers()
+            found.append((here_now - here, there_now - there))
+        return found
+
+    assert trained(is_captured=True) == trained(is_captured=False)
+
+
+@pytest.mark.parametrize("num_before", [0, 8])
+def test_nothing_else_is_captured_or_replayed_until_it_is_settled(device, thread, num_before):
+    """A replay records nothing on the loop's thread, and so would move the moment of overtaking."""
+    other = gapless.capture(lambda x: x.sin().cos(), device=device)
+    x = torch.ones(4).to(device.torch_device)
+    for _ in range(num_before):
+        other(x)
+    had = other.report.num_replays
+    physics = Physics(device, thread, lead=60)
+    step = gapless.capture(physics.step, device=device)
+    while not order_of(device).is_open:
+        step()
+    while order_of(device).is_open and step.report.num_steps < 40:
+        other(x)
+        step()
+
+    assert (had > 2) == (num_before > 0)
+    assert step.report.num_steps > 10
+    assert (step.report.num_graphs, other.report.num_replays) == (0, had)
+    for _ in range(6):
+        other(x)
+    assert other.report.num_graphs == 1
+    assert other.report.num_replays > had
+
+
+def test_audits_keep_the_lead(device, thread):
+    """A step that loses of its lead by itself, and the rest of the loop, which is replayed, made up for that."""
+
+    def trained(is_captured):
+        physics = Physics(device, thread, lead=30)
+        weight = torch.ones(4).to(device.torch_device).requires_grad_()
+
+        def rest():
+            loss = weight.sin()
+            for _ in range(10):
+                loss = loss * 0.99
+            loss.sum().backward()
+            weight.grad = None
+            return loss
+
+        step = physics.step
+        if is_captured:
+            step = gapless.capture(step, device=device, audit_every=1)
+            rest = gapless.capture(rest, device=device)
+        found = []
+        for _ in range(40):
+            step()
+            rest()
+            found.append(physics.weights())
+        return found, step
+
+    written, _ = trained(is_captured=False)
+    found, step = trained(is_captured=True)
+
+    assert found == written
+    assert step.report.audits.num > 10
+    assert not step.report.audits.differences
+
+
+def test_what_never_settles_is_refused(device, thread, monkeypatch):
+    """In one line, and what else there is may be captured again."""
+    monkeypatch.setattr(gradient_order, "_MOST_LOOKS", 12)
+    plain = Physics(device, thread, lead=0)
+    ((_, (here, there)),) = plain.calls(plain.step, 1)
+    physics = Physics(device, thread, lead=0, more=there - here)
+    step = gapless.capture(physics.step, device=device)
+    with pytest.warns(gapless.CaptureWarning, match="create_graph=True.*gapless.capture"):
+        physics.calls(step, 20)
+    other = gapless.capture(lambda x: x.sin().cos(), device=device)
+    for _ in range(8):
+        other(torch.ones(4).to(device.torch_device))
+
+    assert not step.report.num_graphs
+    assert [refusal.kind for refusal in step.report.refusals] == ["create_graph"]
+    assert other.report.num_graphs == 1
+
+
+def test_ahead_of_a_run_nothing_is_captured_and_no_lead_changes(device, thread):
+    """The loop, not its examples, is what settles it."""
+    physics = Physics(device, thread, lead=60)
+
+    def step(x):
+        return physics.step() * x
+
+    step.changes_no_other_objects = True
+    here, there = thread.numbers()
+    with TrainLoop(plan="captured", device=device) as loop:
+        report = loop.capture_ahead(
+            [torch.ones(1).to(device.torch_device)],
+            step,
+            model=physics.net,
+            optimizer=physics.optimizer,
+        )
+    here_now, there_now = thread.numbers()
+
+    assert here_now - there_now == here - there
+    assert not report.num_graphs
+    assert "differentiated" in report.note

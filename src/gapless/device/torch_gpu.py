@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import gc
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd import grad
 
-from gapless.device.torch_private import call_when_cuda_starts, is_multithreading_enabled
+from gapless.device.torch_private import (
+    call_when_cuda_starts,
+    is_multithreading_enabled,
+    next_sequence_number,
+)
 
 
 if TYPE_CHECKING:
@@ -68,13 +73,18 @@ def has_made_graphs() -> bool:
 
 # cuDNN keeps what it knows of a shape for each thread. With `torch.backends.cudnn.benchmark` the first
 # run of a shape on a thread times several kernels and takes the quickest: another thread may take
-# another one, with other bits, and no capture allows it. So whoever watches a run whose bits count
-# leaves its backward pass to this thread.
+# another one, with other bits, and no capture allows it. Autograd numbers its nodes for each thread, and
+# sums in the order of numbers. So whoever watches a run whose bits count leaves its backward pass to
+# this thread.
+
+# For each device a node whose backward pass runs there. It is made once, by a thread of its own, as each
+# node takes one of the numbers that its thread has.
+_WAYS: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
-def has_kernels_of_its_own(device: torch.device) -> bool:
-    """Return whether backward passes run on a thread that chooses other kernels than this one."""
-    return device.type == "cuda" and torch.backends.cudnn.benchmark and is_multithreading_enabled()
+def has_backward_thread(device: torch.device) -> bool:
+    """Return whether backward passes run on another thread than the one that calls them."""
+    return device.type == "cuda" and is_multithreading_enabled()
 
 
 def call_on_backward_thread(function: Callable[[], object], device: torch.device) -> None:
@@ -89,10 +99,45 @@ def call_on_backward_thread(function: Callable[[], object], device: torch.device
     def call(_: object) -> None:
         function()
 
-    with torch.inference_mode(mode=False), torch.enable_grad():
-        weight = torch.ones((), device=device, requires_grad=True)
-        out = weight * weight
-        assert out.grad_fn is not None
-        out.grad_fn.register_prehook(call)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    if device not in _WAYS:
+        maker = Thread(target=_make_way, args=(device,))
+        maker.start()
+        maker.join()
+    weight, out = _WAYS[device]
+    assert out.grad_fn is not None
+    hook = out.grad_fn.register_prehook(call)
+    try:
         # Not `torch.autograd.grad`: who watches a run replaces that, and would take this for the run's own.
-        grad(out, weight)
+        grad(out, weight, retain_graph=True)
+    finally:
+        hook.remove()
+
+
+def _make_way(device: torch.device) -> None:
+    weight = torch.ones((), device=device, requires_grad=True)
+    _WAYS[device] = weight, weight * weight
+
+
+def numbers_of_next_nodes(device: torch.device) -> tuple[int, int] | None:
+    """Return which numbers the next nodes of this thread and of the backward thread get; None if it is this one.
+
+    Sync: Does not block the host.
+    """
+    if not has_backward_thread(device):
+        return None
+    of_backward: list[int] = []
+    call_on_backward_thread(lambda: of_backward.append(next_sequence_number()), device)
+    return next_sequence_number(), of_backward[0]
+
+
+def make_nodes(num: int) -> None:
+    """Let this thread take some numbers of nodes."""
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        one, pair = torch.zeros((), requires_grad=True), torch.zeros(2)
+        for start in range(0, num, _NUM_AT_ONCE):
+            torch.broadcast_tensors(*[one] * min(num - start, _NUM_AT_ONCE), pair)
+
+
+_NUM_AT_ONCE = 1_000

@@ -51,12 +51,13 @@ class AheadOfRun:
             if objection is not None:
                 self._report.note = f"{objection}; graphs are captured as batches come"
                 return
-            for number, tree in enumerate(batches, start=1):
-                self._capture_one(tree)
-                if on_batch is not None:
-                    on_batch(number)
-            if self._compared:
-                self._prove_anew_what_differs()
+            with self._callee.order.kept():
+                for number, tree in enumerate(batches, start=1):
+                    self._capture_one(tree)
+                    if on_batch is not None:
+                        on_batch(number)
+                if self._compared:
+                    self._prove_anew_what_differs()
         except torch.OutOfMemoryError:
             if self._ranks is not None:  # the other ranks would wait for this one
                 raise
@@ -116,6 +117,9 @@ class AheadOfRun:
         while not (self._learning.has_seen(entry) or entry.is_refused or self._report.forbids_all):
             self._learning.warm_up(entry, tree, first_uses=self._snapshot.first_uses)
             self._snapshot.forget_freed()
+            if self._callee.order.is_open:
+                self._report.note = _UNSETTLED
+                return
         if self._learning.may_capture(entry):
             self._capture_seen(entry, tree)
         if not (entry.variants or entry.is_refused or self._report.forbids_all):
@@ -146,4 +150,5 @@ _NO_MEMORY = (
     "the device has no memory to run the step ahead and put back what it changes; graphs are captured as "
     "batches come"
 )
+_UNSETTLED = "gradients are differentiated, in an order that calls may still change; graphs are captured as batches come"
 _MADE_BY_THE_FIRST = "graphs read what the step makes in its first call, which was put back; they are captured as batches come"

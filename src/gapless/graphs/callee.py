@@ -9,6 +9,7 @@ from gapless.graphs.account import account_of
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.consent import Alone
 from gapless.graphs.objections import objection_to_autocast, objection_to_batch, objection_to_modes
+from gapless.graphs.reads.gradient_order import order_of
 from gapless.graphs.step_call import work_of_batch
 
 
@@ -52,7 +53,6 @@ class Callee:
             weights in its batch, and at which no graph is cut.
 
     Attributes:
-        on_side_stream: returns a context for what is no replay: eager runs and captures.
         launch: calls a function that launches a graph, with the arguments that follow, and
             returns what it returns.
     """
@@ -75,19 +75,27 @@ class Callee:
         self.step = step
         self.device = device
         self.host_waits = host_waits
-        self.account = account_of(device)
+        self.account, self.order = account_of(device), order_of(device)
         self.report = CaptureReport() if report is None else report
         self.consent = Alone() if consent is None else consent
         self.work = work or work_of_batch(step)
         self.plain_work = plain_work or self.work
         self.make_trial = make_trial
         self.side = side
-        self.on_side_stream: Callable[[], AbstractContextManager[object]] = nullcontext
+        self._side_stream: Callable[[], AbstractContextManager[object]] = nullcontext
         if side is not None and make_trial is None:
-            self.on_side_stream = side.use
+            self._side_stream = side.use
         self.launch: Callable[..., Any] = _call if side is None else side.launch
         self.is_update = is_update
         self._objection = objection
+
+    def on_side_stream(self) -> AbstractContextManager[object]:
+        """Return a context for what is no replay: eager runs and captures.
+
+        Sync: Does not block the host.
+        """
+        self.order.hold()
+        return self._side_stream()
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor lies on the device."""

@@ -94,6 +94,7 @@ class CapturedStep:
         device, host_waits = callee.device, callee.host_waits
         pool = GraphPool(device, host_waits, self._limits)
         batch_reads = BatchReads(host_waits, device)
+        callee.order.fast_paths.add(self.fast_path)
         self.entries = Entries(self.report, pool, batch_reads, self.fast_path)
         self._limits.count(self.entries)
         self._passing = PassingKinds(callee.step, self.report)
@@ -129,7 +130,7 @@ class CapturedStep:
 
     def take(self, entry: Entry, tree: Tree) -> StepRun:
         """Run a call of a kind, without other ranks: by its graph, or one state further."""
-        variant = self.find(entry, tree)
+        variant = None if self.callee.order.is_open else self.find(entry, tree)
         if variant is not None and self.audited.may_replay(entry, variant):
             return self.replay(entry, variant, tree)
         self.fast_path.forget()
@@ -144,6 +145,8 @@ class CapturedStep:
 
     def _learn(self, entry: Entry, tree: Tree) -> StepRun:
         """Run a call as written, and bring its kind one state further: see `gapless.graphs.states`."""
+        if self.callee.order.is_open:
+            return self.learning.run_plain(tree)
         if self.report.is_rest_over:
             self.lift_refusal()
         if entry.state is State.REFUSED:
@@ -202,6 +205,7 @@ class CapturedStep:
         entry = self.entries.of_call(tree)
         # A watched run takes longer than others.
         is_watched = may_come_again and not self.learning.has_seen(entry)
+        self.callee.order.hold()
         out = self.learning.run_eagerly(entry if may_come_again else None, tree)
         return StepRun(out, "watch" if is_watched else "plain", tree.key())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,7 @@ from gapless.graphs.reads.failed_look import Look
 from gapless.graphs.reads.host_watch import HostWatch
 from gapless.graphs.reads.observation import Observer
 from gapless.graphs.reads.weight_guards import KnownOptimizers, KnownWeights
-from gapless.graphs.refusal import UNSETTLED, proved_wrong, skipped_read, unreadable
+from gapless.graphs.refusal import proved_wrong, skipped_read, unreadable
 from gapless.graphs.replay.batch_changes import BatchWatch, returns_part_of
 from gapless.graphs.replay.gradient_graph import is_used_up, used_up
 from gapless.graphs.sharded import refusal_of_step, refusal_of_weights
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
 # Proofs of a step that does not repeat itself, before it is refused.
 _MAX_PROOFS = 3
 
-# Runs that are watched for an order of sums to settle, before the step rests.
-_MAX_UNSETTLED = 32
-
 
 class Learning:
     """Learns the graphs of one object."""
@@ -69,6 +66,8 @@ class Learning:
         self._report = callee.report
         self._device = device = callee.device
         self._limits: GraphLimits = pool.limits
+        # What ranks do they do together, and each has numbers of its own.
+        callee.order.is_given_up |= callee.consent.asks
         optimizers = KnownOptimizers()
         self._weights = KnownWeights(optimizers)
         self._host_watch = HostWatch(
@@ -91,6 +90,7 @@ class Learning:
             updates=updates,
             host_watch=self._host_watch,
             weights=self._weights,
+            order=callee.order,
         )
         self.trial: Trial | ModuleTrial = (
             callee.make_trial(pool, self._host_watch)
@@ -139,9 +139,11 @@ class Learning:
     def as_written(self, batch: Any) -> Any:
         """Run a call of which nothing is learnt, and tell the account what the work alone takes."""
         account = self._callee.account
-        account.begin_work()
-        out = self._callee.plain_work(batch)
-        account.end_work()
+        order = self._callee.order
+        with order.look() if order.is_open else nullcontext():
+            account.begin_work()
+            out = self._callee.plain_work(batch)
+            account.end_work()
         return out
 
     def has_seen(self, entry: Entry) -> bool:
@@ -194,9 +196,6 @@ class Learning:
         else:
             out, refusals, watched = self._warm_ups.run(entry, tree, work, first_uses=first_uses)
         self._entries.refuse(entry, refusals)
-        if self._warm_ups.num_unsettled >= _MAX_UNSETTLED:
-            self._warm_ups.num_unsettled = 0
-            self._report.rest(UNSETTLED)
         if not refusals:
             self._let_belong(entry, tree, self._batch_reads.skipped(watched.batch_reads))
         if self.has_seen(entry) and not refusals:

@@ -296,14 +296,12 @@ OF_TORCH[BasePruningMethod.__call__.__code__] = Refusal(
     name="prune",
 )
 
-# A step whose gradients are differentiated; see `gapless.graphs.reads.gradient_order`.
-UNSETTLED = Refusal(
+# Where one thread's nodes may still overtake the other's: see `gapless.graphs.reads.gradient_order`.
+UNSETTLED_ORDER = Refusal(
     "create_graph",
-    "a backward pass with create_graph=True is recorded beside the loop, and the order in which gradients are "
-    "summed may still change, while a graph keeps one: calls run as written, and are looked at again later; "
-    "capture what is not differentiated in place, such as the optimizer: `gapless.capture(optimizer)`",
-    is_final=False,
-    is_of_call=False,
+    "gradients that are differentiated (create_graph=True) are summed in an order that may change from call to "
+    "call, and a graph would keep one, so the step runs as written; capture what else there is, such as "
+    "`gapless.capture(optimizer)`",
     name="create_graph",
 )
 

@@ -12,6 +12,7 @@ from gapless.graphs.reads.host_run import HostRun
 from gapless.graphs.reads.touched import TouchWatch, plain_parts
 from gapless.graphs.refusal import (
     OF_TORCH,
+    UNSETTLED_ORDER,
     Refusal,
     asks_of_its_call,
     forward_mode,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
     from gapless.graphs.entry import Entry
-    from gapless.graphs.reads.gradient_order import RecordNumbers
+    from gapless.graphs.reads.gradient_order import GradientOrder
     from gapless.graphs.reads.host_watch import HostWatch
     from gapless.graphs.reads.observation import Observer
     from gapless.graphs.reads.touched import FirstUses
@@ -65,7 +66,6 @@ class WarmUps:
         observer: of optimizers, schedulers and reads on the host.
         host_watch: of what the step reads and writes on the host.
         ran_backward: whether a backward pass was seen to run.
-        num_unsettled: last runs in a row behind which sums of gradients may come in another order.
     """
 
     num_warmup: int
@@ -74,12 +74,11 @@ class WarmUps:
     updates: Updates
     host_watch: HostWatch
     weights: KnownWeights
+    order: GradientOrder
     use_compiled_code: bool = False
     ran_backward: bool = False
-    num_unsettled: int = 0
     _num_kinds: int = 0
     _num_seen: int = 0
-    _numbers: RecordNumbers | None = None
 
     def are_done(self, entry: Entry) -> bool:
         """Return whether a kind had all of its runs."""
@@ -145,6 +144,7 @@ class WarmUps:
         with (
             # What is replaced for the watch is put back in the reverse order.
             ONE_AT_A_TIME,
+            self.order.look() as recorded,
             self.observer.watch(is_first=is_first, is_last=is_last) as seen,
             self.updates.watch(),
             self._watch_host(tree, entry.number) if looks else nullcontext(HostRun()) as host,
@@ -154,24 +154,21 @@ class WarmUps:
         self.weights.add(host.got_gradients)
         self.ran_backward = self.ran_backward or seen.ran_backward
         self.use_compiled_code = self.use_compiled_code or host.runs_compiled
-        is_settled = seen.numbers.are_settled(self._numbers)
-        self._numbers = seen.numbers
-        is_only = may_be_only and looks and host.only_computed and is_settled
+        is_only = may_be_only and looks and host.only_computed
         # What is made by compiled code looks as if it had been there before.
         is_only = is_only and not (sees_all and host.runs_compiled)
         if sees_all and (is_last or is_only):
             touched = look
         refusals = self._refusals_of(host, touched, is_last=is_last or is_only)
+        if recorded.by_autograd and self.order.is_given_up:
+            refusals.append(UNSETTLED_ORDER)
         if refusals:
             # Alone they refuse nothing before a capture was tried: some code reads in no capture.
             refusals += [host_read(site) for site in dict.fromkeys(seen.host_reads)]
         # What torch compiles in a run hides the rest of it. In the last run no code is new: what
         # a function gets as arguments shows in two runs.
         has_new_code = is_last and host.found_code
-        # Ahead of a run nothing is recorded by a loop that could overtake.
-        is_early = is_last and not is_settled and first_uses is None
-        self.num_unsettled = self.num_unsettled + 1 if is_early else 0
-        if looks and host.is_complete and not has_new_code and not is_early:
+        if looks and host.is_complete and not has_new_code:
             entry.num_watched = self.num_warmup if is_only else entry.num_watched + 1
             entry.move(Event.SEEN if self.are_done(entry) else Event.WATCHED)
         entry.num_new_code = entry.num_new_code + 1 if has_new_code else 0

@@ -1,67 +1,138 @@
 """Whether gradients that are differentiated themselves are summed in the same order from call to call.
 
-Autograd runs first what was recorded last, and counts records for each thread. On a GPU a backward pass with
-`create_graph=True` records on a thread of autograd. If that records more in a call than the loop does, it
-overtakes the loop's numbers after some calls, and from then on sums have another order, and other bits. A replay
-records nothing: what was captured before would keep the old order for ever.
+Autograd runs first what was recorded last, and numbers nodes for each thread. On a GPU a backward pass with
+`create_graph=True` records on a thread of autograd. If one thread records more in a call than the other does, it
+overtakes it after some calls, and from then on sums have another order, and other bits. A replay records nothing:
+what was captured before would keep the old order for ever. So calls are plain until one thread leads, and does
+not lose its lead.
 """
 
 from __future__ import annotations
 
+import weakref
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gapless.device.torch_private import next_sequence_number, sequence_number
+from gapless.device.torch_gpu import call_on_backward_thread, make_nodes, numbers_of_next_nodes
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
     import torch
 
+    from gapless.device.base import Device
+
+
+# Calls in a row in which one thread has to lead: some steps come a few times between two of another one.
+_NUM_LED = 8
+
+# Calls that are looked at before it is given up.
+_MOST_LOOKS = 300
+
+# A capture runs a step a few times.
+_RUNS_AHEAD = 8
+
 
 @dataclass
-class RecordNumbers:
-    """The numbers of what one run recorded.
+class Recorded:
+    """How many nodes a run has recorded.
 
     Attributes:
-        begin: the next of the loop's thread when the run began.
-        end: the next of it when the run had ended.
-        of_autograd: the highest that a thread of autograd gave; -1 if it recorded nothing.
+        by_autograd: on autograd's own thread.
     """
 
-    begin: int = 0
-    end: int = 0
-    of_autograd: int = -1
-
-    def add(self, gradients: Iterable[torch.Tensor | None]) -> None:
-        """Look at gradients that a backward pass has made."""
-        for gradient in gradients:
-            node = None if gradient is None else gradient.grad_fn
-            if gradient is not None and node is not None and _is_by_autograd(gradient):
-                self.of_autograd = max(self.of_autograd, sequence_number(node) or 0)
-
-    def begin_run(self) -> None:
-        """Note where the loop's thread stands."""
-        self.begin = next_sequence_number()
-
-    def end_run(self) -> None:
-        """Note where the loop's thread stands now."""
-        self.end = next_sequence_number()
-
-    def are_settled(self, before: RecordNumbers | None) -> bool:
-        """Return whether no thread will overtake the other, by what an earlier run has recorded."""
-        if self.of_autograd < 0:
-            return True
-        if before is None or before.of_autograd < 0:
-            return False
-        by_loop, by_autograd = self.begin - before.begin, self.of_autograd - before.of_autograd
-        # All of this run's records of autograd are later than those of the run before.
-        if before.of_autograd >= self.end:
-            return by_autograd >= by_loop
-        return self.of_autograd < self.begin and by_loop >= by_autograd
+    by_autograd: int = 0
 
 
-def _is_by_autograd(gradient: torch.Tensor) -> bool:
-    # A backward pass on the CPU runs, and records, on the thread that calls it.
-    return gradient.device.type != "cpu"
+class GradientOrder:
+    """The order of a device, on which all captured objects depend: they share its threads.
+
+    Attributes:
+        is_open: whether gradients are differentiated in an order that may still change. Nothing may then be
+            recorded but by the loop as written.
+        is_given_up: whether it has not settled.
+        fast_paths: of all captured objects.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.is_open = self.is_given_up = False
+        self.fast_paths: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._device = device
+        self._num_looks = 0
+        # Of this thread over autograd's, at the last calls; above zero if it leads in all, below if autograd's does.
+        self._leads: list[int] = []
+        self._settled: int | None = None
+
+    @contextmanager
+    def look(self) -> Iterator[Recorded]:
+        """Look at the numbers of a run as written; what is yielded is complete after the body."""
+        recorded = Recorded()
+        begun = numbers_of_next_nodes(self._device)
+        yield recorded
+        ended = None if begun is None else numbers_of_next_nodes(self._device)
+        if begun is None or ended is None:
+            return
+        by_loop, recorded.by_autograd = ended[0] - begun[0], ended[1] - begun[1]
+        if self._settled is None and not self.is_given_up:
+            if recorded.by_autograd:
+                self._note(begun[0] - begun[1], by_loop, recorded.by_autograd)
+                self.is_open = self._settled is None
+                for one in self.fast_paths:
+                    one.forget()
+            # Also those of others: it may have been the last call that differentiates gradients.
+            self._num_looks += self.is_open
+            self.is_given_up = self._num_looks == _MOST_LOOKS
+            self.is_open &= not self.is_given_up
+
+    def _note(self, lead: int, by_loop: int, by_autograd: int) -> None:
+        has_changed = any((one > 0) != (lead > 0) for one in self._leads)
+        leads = self._leads = [lead] if has_changed else [*self._leads, lead][-_NUM_LED:]
+        if -by_loop < lead < by_autograd:
+            leads = self._leads = []
+        if len(leads) == _NUM_LED and abs(lead) >= abs(leads[0]):
+            margin = _RUNS_AHEAD * (by_loop + by_autograd)
+            self._settled = lead + margin if lead > 0 else lead - margin
+
+    def hold(self) -> None:
+        """Let the thread that leads lead by enough: what gapless runs, and what replays leave out, moves both.
+
+        Sync: Does not block the host.
+        """
+        settled = self._settled
+        now = None if settled is None else numbers_of_next_nodes(self._device)
+        if settled is None or now is None:
+            return
+        missing = settled - (now[0] - now[1])
+        if settled > 0 < missing or settled < 0 > missing:
+            self._lead_by(missing)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Let what is recorded in the body change no lead."""
+        begun = numbers_of_next_nodes(self._device)
+        try:
+            yield
+        finally:
+            ended = numbers_of_next_nodes(self._device)
+            if begun is not None and ended is not None:
+                self._lead_by(begun[0] - begun[1] - ended[0] + ended[1])
+                self._leads = []
+
+    def _lead_by(self, more: int) -> None:
+        if more > 0:
+            make_nodes(more)
+        elif more < 0:
+            call_on_backward_thread(lambda: make_nodes(-more), self._device)
+
+
+_ORDERS: weakref.WeakKeyDictionary[Device, GradientOrder] = weakref.WeakKeyDictionary()
+
+
+def order_of(device: Device) -> GradientOrder:
+    """Return the order of a device."""
+    order = _ORDERS.get(device)
+    if order is None:
+        order = _ORDERS[device] = GradientOrder(device.torch_device)
+    return order

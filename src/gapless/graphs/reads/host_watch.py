@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.utils.weak import TensorWeakRef
 
-from gapless.device.torch_gpu import call_on_backward_thread, has_kernels_of_its_own
+from gapless.device.torch_gpu import call_on_backward_thread, has_backward_thread
 from gapless.graphs.reads.code_kinds import CodeKind, site_of
 from gapless.graphs.reads.failed_look import Look
 from gapless.graphs.reads.host_run import HostRun, KeptPath
@@ -127,7 +127,7 @@ class HostWatch:
     @contextmanager
     def _backward_passes_seen(self, profile: RunProfile | None) -> Iterator[None]:
         """Let a profile see hooks and backward functions, which a GPU has on a thread of torch's."""
-        if self._device is None or not has_kernels_of_its_own(self._device):
+        if self._device is None or not has_backward_thread(self._device):
             with torch.autograd.set_multithreading_enabled(False):
                 yield
             return
@@ -259,7 +259,7 @@ class HostWatch:
         if not isinstance(getattr(profiler, "__self__", None), RunProfile):
             return False
         # From Python 3.12 on, to let the only one of all threads wait changes all code that runs.
-        is_not_alone = self._device is not None and has_kernels_of_its_own(self._device)
+        is_not_alone = self._device is not None and has_backward_thread(self._device)
         return is_not_alone or sys.version_info < (3, 12)
 
     def guards(self, *, carried: Collection[KeptPath] = ()) -> ReadGuards:

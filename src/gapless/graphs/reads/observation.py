@@ -16,7 +16,6 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gapless.device.user_line import hide_folder
-from gapless.graphs.reads.gradient_order import RecordNumbers
 
 
 if TYPE_CHECKING:
@@ -38,13 +37,11 @@ class Observation:
         host_reads: file:line of every read of a value of the device.
         reads_of_step: those of them that no optimizer's `step()` made.
         ran_backward: whether a backward pass ran.
-        numbers: of what it recorded.
     """
 
     host_reads: list[str] = field(default_factory=list)
     reads_of_step: list[str] = field(default_factory=list)
     ran_backward: bool = False
-    numbers: RecordNumbers = field(default_factory=RecordNumbers)
 
 
 class Observer:
@@ -92,10 +89,7 @@ class Observer:
             stack.enter_context(self._backward_noted(seen))
             if is_first or is_last:
                 stack.enter_context(self._device.watch_reads(note_read))
-            seen.numbers.begin_run()
             yield seen
-            seen.numbers.end_run()
-            seen.numbers.add([gradient for _, gradient in self._weights.gradients()])
 
     @contextmanager
     def _optimizers_noted(self) -> Iterator[None]:
@@ -124,9 +118,7 @@ class Observer:
         def note_and_return(*args: Any, **kwargs: Any) -> Any:
             if _is_of_the_step_in(thread):
                 seen.ran_backward = True
-            gradients = grad(*args, **kwargs)
-            seen.numbers.add(gradients)
-            return gradients
+            return grad(*args, **kwargs)
 
         with (
             _replaced(torch.autograd, "backward", note_and_run),
