@@ -144,7 +144,7 @@ def test_a_checkpoint_under_another_name(store):
 
     check_is(loaded.checkpoint, OLD)
     assert len(loaded.said) == 1
-    check_one_line_names(loaded.said[0], name_of(400))
+    check_one_line_names(loaded.said[0], name_of(400), f"it is {name_of(NEW)} under another name")
 
 
 def test_a_copy_of_an_older_checkpoint(store):
@@ -346,7 +346,7 @@ def test_none_is_whole(store, name, what):
 
     assert loaded.checkpoint is None
     assert loaded.error is not None
-    check_one_line_names(loaded.error, "store")
+    check_one_line_names(loaded.error, "store", name_of(OLD), name_of(NEW))
     assert all(list_problems(store).values())
 
 

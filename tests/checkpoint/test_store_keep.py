@@ -20,6 +20,7 @@ from checkpoint.stores import (
     save_steps,
     tensors_of,
 )
+from gapless.checkpoint.files import Disk
 from gapless.errors import UserError
 
 
@@ -64,6 +65,8 @@ def test_steps_are_ordered_as_numbers(tmp_path):
 
     assert [entry.step for entry in store.list()] == steps
     check_is_step(load_newest(tmp_path).checkpoint, steps[-1])
+    CheckpointStore(tmp_path, keep=2).save(30_000_000_000, tensors_of(30_000_000_000), {})
+    assert names(tmp_path) == ["step-20000000000", "step-30000000000"]
 
 
 def check_is_step(loaded, step):
@@ -71,8 +74,11 @@ def check_is_step(loaded, step):
     assert loaded.tensors["count"].item() == step
 
 
-def test_a_step_may_be_saved_again(tmp_path):
-    """The later one of a step is the one that is loaded; there is no second folder."""
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_step_may_be_saved_again(tmp_path, monkeypatch, exchanges):
+    """The later one is loaded, and there is no second folder; also where two names cannot change places."""
+    if not exchanges:
+        monkeypatch.setattr(Disk, "exchange", lambda *args: False)
     store = save_steps(tmp_path, 10, 20)
 
     store.save(20, {"other": torch.ones(2)}, {"again": True})
@@ -131,6 +137,15 @@ def test_a_link_that_leads_nowhere(tmp_path):
 
     check_is(load_newest(tmp_path).checkpoint, 20)
     assert not (tmp_path / name_of(20)).is_symlink()
+
+
+def test_a_loop_that_goes_back_leaves_its_later_checkpoints_behind(tmp_path):
+    """They are of a future that was given up; the newest is the one saved last."""
+    store = save_steps(tmp_path, 1, 2, 3, 4)
+
+    store.save(3, tensors_of(3), {"epoch": 0, "position": {"update": 3, "order": [3, 4]}})
+
+    assert names(tmp_path) == [name_of(2), name_of(3)]
 
 
 def test_a_loop_that_loaded_may_go_back(tmp_path):

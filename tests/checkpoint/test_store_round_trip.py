@@ -354,6 +354,7 @@ def test_a_saved_checkpoint_is_a_folder_of_three_files(tmp_path):
     found = safetensors.torch.load_file(path / "tensors.safetensors")
     check_same(found, {"a": torch.arange(3)})
     assert isinstance(json.loads((path / "manifest.json").read_text(encoding="utf-8")), dict)
+    assert json.loads((path / "meta.json").read_text(encoding="utf-8")) == {"b": 1}
 
 
 def test_a_save_leaves_its_tensors_alone(tmp_path):
