@@ -158,7 +158,7 @@ def train(device, make, *, captured, between=None, num=9, kind=Trainee):
         else:
             if graph is not None and (change := outcome.captured[-1].changed()) is not None:
                 if change.is_number:
-                    updates.number_changed(change.optimizer)
+                    updates.number_changed(change.optimizer, change.name)
                 graph = None
             graph = graph or capture()
             outcome.captured[-1].before_replay()

@@ -75,14 +75,14 @@ def test_what_reads_its_rate_last_is_captured_but_for_that(device, name):
     assert (captured.inside, captured.outside) == ([found.trainee.optimizer], {})
 
 
-@pytest.mark.parametrize("name", ["RMSprop, foreach", "RMSprop, loop"])
+@pytest.mark.parametrize("name", ["RMSprop, foreach", "RMSprop, loop", "SGD", "AdamW, fused"])
 def test_gradients_that_a_loop_keeps_are_not_those_of_the_next_update(device, name):
-    """They get memory of their own; the operation that takes rate and gradients has copies."""
+    """They get memory of their own, which the operation that takes rate and gradients does not read."""
 
     def trained(captured):
         torch.manual_seed(1)
         model = torch.nn.Linear(3, 2).to(device.torch_device)
-        optimizer = BUT_RATES[name](model.parameters())
+        optimizer = ALL[name](model.parameters())
 
         def step(x):
             optimizer.zero_grad()
@@ -91,10 +91,11 @@ def test_gradients_that_a_loop_keeps_are_not_those_of_the_next_update(device, na
 
         step = gapless.capture(step, device=device) if captured else step
         kept = []
-        for number in range(9):
+        for number in range(12):
             step(on(device, torch.arange(6.0).view(2, 3) + number))
             kept += [weight.grad for weight in model.parameters()]
-        assert not captured or step.report.num_replays == 6
+            optimizer.param_groups[0]["lr"] *= 0.9
+        assert not captured or step.report.num_replays >= 6
         return [one.tolist() for one in (*model.parameters(), *kept)]
 
     assert trained(True) == trained(False)
@@ -121,13 +122,42 @@ def test_options_of_an_optimizer_are_as_before_a_capture(device):
         assert "step" not in vars(trainee.optimizer)
 
 
-def test_an_optimizer_whose_number_changed_moves_outside(device):
-    """A schedule on an optimizer that was inside keeps the loop's own numbers."""
-    expected, found = train_both_ways(device, INSIDE["SGD, fused"], between=halve_the_rate)
+def one_cycle(trainee, number):
+    """Change the rate and the momentum of all groups, from the fifth step on."""
+    halve_the_rate(trainee, number)
+    momentum = 0.9 - 0.01 * max(number, 4)
+    for group in trainee.optimizer.param_groups:
+        if "betas" in group:
+            group["betas"] = (momentum, 0.999)
+        elif "momentum" in group:
+            group["momentum"] = momentum
+
+
+OF_SGD = [name for name in INSIDE if name.startswith("SGD")]
+OF_ADAM = [name for name in INSIDE if name.startswith("Adam")]
+
+
+@pytest.mark.parametrize(
+    ("name", "between"),
+    [(name, halve_the_rate) for name in OF_SGD] + [(name, one_cycle) for name in OF_ADAM],
+)
+def test_numbers_that_change_move_outside_alone(device, name, between):
+    """A schedule on an optimizer that was inside keeps the loop's own numbers, and its graph."""
+    expected, found = train_both_ways(device, INSIDE[name], between=between)
 
     assert found.values == expected.values
-    assert [len(captured.inside) for captured in found.captured] == [1, 0]
-    assert "has changed" in found.captured[1].outside[found.trainee.optimizer]
+    assert [len(captured.inside) for captured in found.captured] == [1, 1]
+    assert found.captured[1].outside == {}
+
+
+@pytest.mark.parametrize("name", ["SGD, foreach", "SGD, fused", "Adagrad, fused"])
+def test_an_optimizer_whose_other_numbers_change_moves_outside(device, name):
+    """Its `step` is called, with the numbers of that moment."""
+    expected, found = train_both_ways(device, INSIDE[name], between=one_cycle)
+
+    assert found.values == expected.values
+    assert found.captured[-1].inside == []
+    assert "has changed" in found.captured[-1].outside[found.trainee.optimizer]
 
 
 def load_copies(optimizer):
@@ -749,3 +779,29 @@ def test_the_reason_for_a_cut_says_what_to_change(device, name):
     found = train(device, OUTSIDE[name], captured=True, num=3)
 
     assert list(found.captured[0].outside.values()) == [REASONS[name]]
+
+
+def test_the_graphs_of_all_shapes_leave_their_rate_outside(device):
+    """Each of them had baked in a rate; no replay calls the whole update."""
+
+    def trained(captured):
+        torch.manual_seed(1)
+        model = torch.nn.Linear(3, 2).to(device.torch_device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(x):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        step = gapless.capture(step, device=device) if captured else step
+        for number in range(30):
+            step(on(device, torch.randn(1 + number % 3, 3)))
+            if number >= 15:
+                optimizer.param_groups[0]["lr"] *= 0.9
+        if captured:
+            assert step.report.num_replays > 10
+            assert step.report.updates_as_written == []
+        return [one.tolist() for one in model.parameters()]
+
+    assert trained(True) == trained(False)

@@ -69,7 +69,7 @@ class ValueChanges:
         assert failure.optimizer is not None
         if self._updates.may_cut:
             # From here on its numbers are read anew in every step.
-            self._updates.number_changed(failure.optimizer)
+            self._updates.number_changed(failure.optimizer, failure.number)
             self._num -= 1
             return
         num_graphs, num_replays = self._report.num_graphs, self._report.num_replays

@@ -30,12 +30,14 @@ class Failure:
         is_memory: whether the graph reads memory that is not used any more; it is then dropped.
         advice: what to do if it happens too often.
         optimizer: whose number it is, if it is one.
+        number: its name.
     """
 
     text: str
     is_memory: bool
     advice: str
     optimizer: torch.optim.Optimizer | None = None
+    number: str = ""
 
     @property
     def what(self) -> str:
@@ -92,6 +94,7 @@ class StepGuards:
                 is_memory=not changed.is_number,
                 advice="copy new values into the tensors that are there",
                 optimizer=changed.optimizer if changed.is_number else None,
+                number=changed.name,
             )
         if self._kept and not self._kept.are_alike():
             names = ", ".join(path.name for path in self._kept.paths)

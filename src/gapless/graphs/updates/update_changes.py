@@ -18,6 +18,8 @@ from gapless.pipeline.tree.tensor_layout import has_address
 
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from torch.optim import Optimizer
 
     from gapless.graphs.reads.guard_rows import GuardRows, Row
@@ -48,15 +50,17 @@ class UpdateAsCaptured:
     Args:
         optimizer: one of torch's own, with the state with which it is captured.
         is_inside: whether the update is.
-        reads_rate: whether the graph does, too.
+        but: numbers that the graph does not read.
     """
 
-    def __init__(self, optimizer: Optimizer, *, is_inside: bool, reads_rate: bool = True) -> None:
+    def __init__(
+        self, optimizer: Optimizer, *, is_inside: bool, but: Collection[str] = ()
+    ) -> None:
         self._optimizer = optimizer
         self._is_inside = is_inside
         # What `step` reads; schedulers keep numbers of their own beside these.
         names = optimizer.defaults if is_inside else ()
-        self._names = [name for name in names if name != "lr" or reads_rate]
+        self._names = [name for name in names if name not in but]
         self._groups = [(list(params), *numbers) for params, *numbers in self._read()]
         self._states = list(map(dict, self._states_now()))
         parts = [part for state in self._states for part in state.values()]

@@ -9,7 +9,8 @@ Inside are only updates that have the same bits there, by what is known of torch
 (exact types, torch 2.11 to 2.13):
 
     optimizer                             inside                                 else
-    SGD                                   always                                 -
+    SGD                                   always; its rate outside once that     -
+                                          changes, as for Adam and AdamW below
     Adam, AdamW, Adagrad                  fused=True (it counts on the device)   counts on the host
     Adam, AdamW, NAdam, RAdam, Adamax,
     Adadelta, RMSprop, Rprop, ASGD        capturable=True                        counts on the host
@@ -26,7 +27,8 @@ and of these only if all of this holds:
 * All weights with gradients, their gradients (dense) and their state are on the device, and the
   state exists.
 * There are no hooks, and nobody but a scheduler has replaced `step`.
-* No number has been seen to change (`Updates.number_changed`).
+* No number has been seen to change (`Updates.number_changed`), or none but the rate of SGD, or any of a fused Adam
+  or AdamW: a graph then holds all but what takes it.
 
 LBFGS runs the model again as often as its numbers say, and `differentiable=True` trains through the
 update: these can be neither inside nor outside.
@@ -36,7 +38,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -49,7 +51,13 @@ from torch.optim.optimizer import (
 )
 
 from gapless.graphs.refusal import Refusal, Refused
-from gapless.graphs.updates.rate_outside import RateOutside, takes_rate_last, unchecked
+from gapless.graphs.updates.rate_outside import (
+    RateOutside,
+    may_take_rate_last,
+    numbers_read_anew,
+    takes_rate_last,
+    unchecked,
+)
 from gapless.graphs.updates.step_replaced import step_replaced
 from gapless.graphs.updates.update_calls import (
     UpdateAsWritten,
@@ -70,7 +78,7 @@ from gapless.graphs.updates.update_rules import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from torch.optim import Optimizer
 
@@ -84,12 +92,12 @@ class _Known:
 
     Attributes:
         objection: why a graph can hold its update neither inside nor outside.
-        moved: why it is outside although it could be inside.
+        changed: names of its numbers that have changed too often to be in a graph.
     """
 
     reference: weakref.ref[Optimizer]
     objection: str | None = None
-    moved: str | None = None
+    changed: set[str] = field(default_factory=set)
 
 
 class _OnStep:
@@ -186,9 +194,9 @@ class Updates:
         """Return why no graph can hold an update of the step, None if one can."""
         return next((known.objection for known, _ in self._alive() if known.objection), None)
 
-    def number_changed(self, optimizer: Optimizer) -> None:
-        """Keep an optimizer outside from the next capture on: a number of it has changed."""
-        self._know(optimizer).moved = "its rate or another number has changed"
+    def number_changed(self, optimizer: Optimizer, name: str) -> None:
+        """Keep a number of an optimizer outside from the next capture on, or all of its update."""
+        self._know(optimizer).changed.add(name)
 
     def _know(self, optimizer: Optimizer) -> _Known:
         known = self._known.get(id(optimizer))
@@ -225,8 +233,14 @@ class Updates:
 
     def reason_outside(self, optimizer: Optimizer) -> str | None:
         """Return why the update of an optimizer is outside now, None if it can be inside."""
-        moved = self._know(optimizer).moved
-        return moved or reason_outside(optimizer, needs_copy=self.device.needs_copy)
+        outside = numbers_read_anew(optimizer) if may_take_rate_last(optimizer) else ()
+        if not self._know(optimizer).changed.issubset(outside):
+            return "its rate or another number has changed"
+        return reason_outside(optimizer, needs_copy=self.device.needs_copy)
+
+    def takes_rate_last(self, optimizer: Optimizer) -> bool:
+        """Return whether the rate of an optimizer inside is read anew by each replay."""
+        return takes_rate_last(optimizer) or bool(self._know(optimizer).changed)
 
 
 class _Capture:
@@ -256,7 +270,7 @@ class _Capture:
                 raise RuntimeError(why)
             loss, args, kwargs = _call_closure(args, kwargs)
             reason = self._updates.reason_outside(optimizer)
-            if reason is None and takes_rate_last(optimizer):
+            if reason is None and self._updates.takes_rate_last(optimizer):
                 self._capture_but_rate(optimizer, lambda: as_written(*args, **kwargs))
             elif reason is None:
                 self._capture(optimizer, lambda: as_written(*args, **kwargs))
@@ -283,7 +297,9 @@ class _Capture:
         rest = RateOutside(optimizer, gradients_of(optimizer))
         with self._runs(optimizer), unchecked(optimizer), rest:
             step()
-        self.captured.add_inside(optimizer, reads_rate=False)
+        self.captured.add_inside(optimizer, but=numbers_read_anew(optimizer))
+        if rest.reads_gradients:
+            self.captured.gradients.append(rest.gradients)
         self._cut(rest.call)
 
     @contextmanager
@@ -351,13 +367,13 @@ class CapturedUpdates:
             self._as_captured.append(UpdateAsCaptured(optimizer, is_inside=False))
         self.outside[optimizer] = reason
 
-    def add_inside(self, optimizer: Optimizer, *, reads_rate: bool = True) -> None:
-        """Note that the update of an optimizer has been captured, maybe without its rates."""
+    def add_inside(self, optimizer: Optimizer, *, but: Collection[str] = ()) -> None:
+        """Note that the update of an optimizer has been captured, but for some of its numbers."""
         if any(optimizer is one for one in self.inside):
             return
         self.inside.append(optimizer)
         self.attributes.append(vars(optimizer))
-        as_captured = UpdateAsCaptured(optimizer, is_inside=True, reads_rate=reads_rate)
+        as_captured = UpdateAsCaptured(optimizer, is_inside=True, but=but)
         self._as_captured.append(as_captured)
 
 
