@@ -331,6 +331,21 @@ def test_kinds_of_calls_that_pay_stay_graphs(device):
     assert loop.were_replays[-4:] == [False, True, False, True]
 
 
+def test_an_object_with_calls_that_wait_is_not_let_go_of(device):
+    """They may be graphs once there is room."""
+    loop = Loop(device, model_on(device), on_device=(1.0, 1.1))
+    loop.run(ENOUGH)
+    loop.run(1, rows=5)
+    *_, waiting = vars(loop.model)["_gapless_captor"]._calls._windows._kinds.values()
+    waiting.num_left = 2 * call_windows._MANY_LEFT
+
+    for _ in range(call_windows._MANY_LEFT + 10):
+        loop.step()
+        loop.step(rows=5)
+
+    assert "forward" in vars(loop.model)
+
+
 def test_calls_within_one_that_is_left_alone_are_a_part_of_it(device):
     """Methods of the module among them, which would else be captured for themselves."""
 
@@ -386,13 +401,14 @@ def test_calls_that_wait_for_room_are_looked_at_now_and_then(device, monkeypatch
     """What that takes stays below a hundredth or so; the account counts them all the same."""
     monkeypatch.setattr(account, "ALLOWANCE_S", 0.0)
     monkeypatch.setattr(account, "SHARE", 0.0)
+    monkeypatch.setattr(call_windows, "_MANY_PLAIN", 10)
     loop = Loop(device, Slow(device, 1.0))
 
-    loop.run(6_000)
+    loop.run(400)
 
-    assert loop.report.num_steps == 6_000
-    assert 100 < len(looks) < 1_000
-    assert account.account_of(device).as_written_s > 4.0
+    assert loop.report.num_steps == 400
+    assert 10 < len(looks) < 80
+    assert account.account_of(device).as_written_s > 0.25
 
 
 def test_slow_calls_that_wait_are_looked_at_each_time(device, monkeypatch, looks):
@@ -401,9 +417,9 @@ def test_slow_calls_that_wait_are_looked_at_each_time(device, monkeypatch, looks
     monkeypatch.setattr(account, "SHARE", 0.0)
     loop = Loop(device, Slow(device, 100.0))
 
-    loop.run(300)
+    loop.run(150)
 
-    assert len(looks) == 300
+    assert len(looks) == 150
 
 
 def test_what_comes_before_a_call_is_known_is_no_time_as_written(device, monkeypatch):

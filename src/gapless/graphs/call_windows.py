@@ -153,13 +153,15 @@ class CallWindows:
     # --- calls that are left alone ---
 
     def _leave(self, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        kind.num_left -= 1
-        if not kind.num_left and kind.times is not None:
-            self._account.pass_by(kind.times, kind.num_rest)
-        elif kind.num_left == inf:
+        if kind.num_left == inf:
             self._num_left += 1
             if self._num_left == _MANY_LEFT:
                 self._let_go()
+        else:
+            self._num_left = 0
+            kind.num_left -= 1
+            if not kind.num_left and kind.times is not None:
+                self._account.pass_by(kind.times, kind.num_rest)
         return self._run_as_written(args, kwargs)
 
     def _note_plain(self, kind: _Kind) -> None:
