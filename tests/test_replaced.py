@@ -283,7 +283,7 @@ CASES = {
         },
     ),
     "compiled_layers": (
-        lambda: LayerCompiler(is_dynamic=False, report=None).in_first_call(),
+        lambda: LayerCompiler(device=None, is_dynamic=False, report=None).in_first_call(),
         {"Module.__call__"},
     ),
     "sync_warnings": (hears_of_reads, {"warnings._showwarnmsg"}),

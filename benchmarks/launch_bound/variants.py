@@ -160,11 +160,9 @@ def _with_decorator(text: str, variant: str) -> str:
 
 def uncaptured(variant: str) -> tuple[str, bool]:
     """Return what a variant is without its captures, and whether captures of gapless are off."""
-    if variant in DECORATORS:
-        return EQUAL_EDITS, False
-    if variant in (PREFETCH, IN_PLACE, WHOLE_STEP):
+    if variant in (PREFETCH, IN_PLACE, WHOLE_STEP, WHOLE_STEP_COMPILED):
         return variant, True
-    return AS_WRITTEN, False
+    return (EQUAL_EDITS if variant in DECORATORS else AS_WRITTEN), False
 
 
 def sections(text: str) -> dict[str, list[Hunk]]:

@@ -6,6 +6,7 @@ What is patched in the whole process, by which file, and until when. All go thro
 * `ranks/user_process_group.py`: `ProcessGroup.shutdown`, until the last object that holds graphs is gone
 * `graphs/interludes.py`: `nn.Module.train`, `state_dict` and `load_state_dict`, while graphs may be audited
 * `graphs/compiled_layers.py`: `nn.Module.__call__`, in the first call of a step whose layers are to be compiled
+* `graphs/reads/beside_compiled.py`: what launches the kernels of torch's compiler, in a watched run of compiled code
 * `ranks/leaving.py`: `sys.excepthook`, while the ranks are joined
 * `nmt/run_folder/logs.py`: `threading.excepthook`, while the logs of a run are open
 * `cli/progress.py`: `warnings.showwarning`, while a bar is drawn

@@ -411,6 +411,9 @@ MISSING = {
     "torch._inductor.async_compile.maybe_warm_pool": lambda module: (
         module.start_compiling_processes()
     ),
+    "torch._inductor.runtime.triton_heuristics.CachingAutotuner.run": gives(
+        lambda module: module.kernel_launcher(), None
+    ),
     "torch._dynamo.maybe_mark_dynamic": lambda module: module.let_vary(torch.ones(2, 3), -1),
     "torch._compile._disable_dynamo": gives(
         lambda module: module.leave_compiler_out(type("", (), {"__torch_dispatch__": print})), None

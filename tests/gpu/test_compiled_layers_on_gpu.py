@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -75,6 +77,59 @@ class Perceptron(nn.Module):
     def forward(self, tokens):
         x = F.gelu(self.embed(tokens))
         return self.head(self.norm(x.transpose(1, 2)).transpose(1, 2))
+
+
+class Words(nn.Module):
+    """Compiled pieces around an LSTM, whose dropout has a state of its own on the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.drop = nn.Embedding(VOCABULARY, 64), nn.Dropout(0.2)
+        self.rnn = nn.LSTM(64, 64, 2, dropout=0.2, batch_first=True)
+        self.head = nn.Linear(64, VOCABULARY)
+
+    def forward(self, tokens):
+        x = self.drop(F.gelu(self.embed(tokens)))
+        x, _ = self.rnn(x)
+        return self.head(self.drop(F.gelu(x)))
+
+
+class Sums(nn.Module):
+    """Many rows are added to few, in any order."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCABULARY, 64), nn.Linear(64, VOCABULARY)
+
+    def forward(self, tokens):
+        x = F.gelu(self.embed(tokens))
+        rows = tokens.flatten() % 4
+        sums = x.new_zeros(4, 64).index_add(0, rows, x.flatten(0, 1))
+        return self.head(x + sums[rows].unflatten(0, tokens.shape).tanh())
+
+
+class Drawn(nn.Module):
+    """Convolutions of a GAN: torch's compiler is mistaken in the strides of some of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 100)
+        sizes = (100, 32, 16, 8)
+        self.net = nn.Sequential(
+            *(
+                nn.Sequential(
+                    nn.ConvTranspose2d(a, b, 4, 1 + (a < 100), int(a < 100), bias=False),
+                    nn.BatchNorm2d(b),
+                    nn.ReLU(inplace=True),
+                )
+                for a, b in pairwise(sizes)
+            ),
+            nn.Conv2d(8, VOCABULARY, 4, 2, 1, bias=False),
+        )
+
+    def forward(self, tokens):
+        images = self.net(self.embed(tokens).mean(1)[:, :, None, None])
+        return images.mean((2, 3))[:, None, :].expand(-1, tokens.shape[1], -1)
 
 
 def blocks_by_hand(model):
@@ -170,3 +225,29 @@ def test_lengths_that_change(form, setting, monkeypatch):
     assert of_off.num_graphs == 0
     assert report.num_compiled == of_off.num_compiled
     assert (report.num_compiled == 3) == (setting is True)
+
+
+@pytest.mark.parametrize("make", [Words, Drawn])
+@pytest.mark.parametrize("form", ["in place", "step"])
+def test_the_bits_are_those_without_captures(form, make, monkeypatch):
+    """Where the compiler leaves out a part, or is mistaken."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    found, report = train(make, form=form, compile=True)
+    monkeypatch.setenv("GAPLESS_CAPTURE", "off")
+
+    expected, of_off = train(make, form=form, compile=True)
+
+    assert_equal(expected, found)
+    assert report.num_replays > 20, report
+    assert report.not_compiled == of_off.not_compiled, report
+
+
+@pytest.mark.parametrize("form", ["in place", "step"])
+def test_kernels_that_add_in_any_order_are_known(form):
+    """As an operator that does not repeat its bits is, outside of compiled code."""
+    found, report = train(Sums, form=form, compile=True, num=60)
+
+    assert report.num_replays > 20, report
+    assert report.num_compiled >= 1, report
+    assert report.note is None or "atomic_add" in report.note, report
+    assert found[59] < found[0]

@@ -15,6 +15,9 @@ from gapless.errors import CaptureWarning, UserError
 from gapless.graphs import account, compiled_layers
 from gapless.graphs.account import ALLOWANCE_S, LEAST_AHEAD, NUM_PLAIN, account_of
 from gapless.graphs.compiled_layers import LayerCompiler, layers_of
+from gapless.graphs.modules import module_trial
+from gapless.graphs.proof import trial
+from gapless.graphs.reads import beside_compiled
 from gapless.testing import SimulatedDevice
 
 
@@ -221,6 +224,128 @@ def test_what_the_compiler_itself_fails_at_runs_eagerly(kind, form, device, monk
     assert (report.num_graphs, report.num_compiled) == (1, 0)
 
 
+class Raising(torch.autograd.Function):
+    """Compiled code whose backward pass raises."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise AssertionError(STRIDES)
+
+
+STRIDES = "expected size 4==4, stride 16==1 at dim=1"
+
+
+def raises_ahead(code, args):
+    code(*args)
+    raise AssertionError(STRIDES)
+
+
+def raises_behind(code, args):
+    return [Raising.apply(one) if one.requires_grad else one for one in code(*args)]
+
+
+@pytest.mark.parametrize("run", [raises_ahead, raises_behind])
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("form", ["in place", "step"])
+def test_compiled_code_that_raises_runs_uncompiled(form, kind, run, device, monkeypatch):
+    """It is tried on copies: no buffer is written twice, no number is drawn, and no backward pass of the loop raises."""
+    make = MODELS[kind][0]
+    plain, _ = train(device, make)
+
+    def compile_it(graph, inputs):
+        code = aot_eager(graph, inputs)
+        return lambda *args: run(code, args), ""
+
+    monkeypatch.setattr(compiled_layers, "compile_by_inductor", compile_it)
+    with pytest.warns(CaptureWarning, match="a layer is not compiled: expected size 4") as told:
+        found, report = train(device, make, form=form, compile=True)
+
+    assert_equal(plain, found)
+    assert len([one for one in told if one.category is CaptureWarning]) == 1
+    assert (report.num_graphs, report.num_compiled) == (1, 0)
+    assert report.not_compiled == [f"a layer is not compiled: {STRIDES}"]
+
+
+class Counter(nn.Module):
+    """It has a state that only operators show, if it is called as C++ does."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor):
+        self.count.add_(1.0)
+        return x * self.count
+
+
+def test_a_state_that_operators_beside_compiled_code_write_is_put_back(device):
+    """As that of the dropout of an LSTM, which the compiler leaves out."""
+    model, counter = Deep().to(device.torch_device), torch.jit.script(Counter())
+    count = counter.to(device.torch_device)._c._get_method("forward")
+
+    @gapless.capture(device=device, compile=True)
+    def step(x):
+        return count(model(x)).abs().sum()
+
+    with torch.no_grad():
+        x = torch.ones(6, 4).to(device.torch_device)
+        model.eval()
+        found = [step(x).item() for _ in range(12)]
+
+    assert step.report.num_replays > 3
+    assert found == pytest.approx([found[0] * number for number in range(1, 13)])
+
+
+class Kernel:
+    """It stands for a kernel of torch's compiler."""
+
+    def __init__(self, *, adds):
+        self.inductor_meta = {"atomic_add_found": adds}
+
+    def run(self, *args, stream):
+        del args, stream
+
+
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize("form", ["in place", "step"])
+def test_compiled_kernels_that_add_atomically_are_known(form, adds, device, monkeypatch):
+    """No operator's name tells that they do not repeat their bits; others are still held to theirs."""
+    kernel, told, launch = Kernel(adds=adds), [], Kernel.run
+    monkeypatch.setattr(beside_compiled, "kernel_launcher", lambda: Kernel)
+
+    def compile_it(graph, inputs):
+        code = aot_eager(graph, inputs)
+
+        def run(*args):
+            kernel.run(stream=0)
+            return code(*args)
+
+        return run, ""
+
+    def noting(room):
+        prove = room.prove
+
+        def noted(*args, **options):
+            told.append(options["nondeterministic"])
+            return prove(*args, **options)
+
+        monkeypatch.setattr(room, "prove", noted)
+
+    noting(trial)
+    noting(module_trial)
+    monkeypatch.setattr(compiled_layers, "compile_by_inductor", compile_it)
+
+    _, report = train(device, Deep, form=form, compile=True)
+
+    assert report.num_replays > 3
+    assert told == [["a compiled kernel's atomic_add"] if adds else []]
+    assert Kernel.run is launch
+
+
 @pytest.mark.parametrize(("setting", "num"), [(True, 2), ("dynamic", 1)])
 def test_each_shape_is_compiled_or_all_at_once(setting, num, device, compiler):
     """What torch does by itself, the one and then the other, would change the bits of the first shape."""
@@ -372,7 +497,7 @@ def test_which_layers_are_compiled(case):
 
 def test_no_compiler_without_the_setting():
     """Nothing is compiled that nobody asked for."""
-    assert LayerCompiler.of(setting=False, report=None) is None
+    assert LayerCompiler.of(setting=False, device=None, report=None) is None
 
 
 class Scaled(nn.Module):

@@ -837,10 +837,11 @@ def compile_by_inductor(graph: Any, inputs: Sequence[Any]) -> tuple[Any, str]:
     except begin_anew:
         raise
     except Exception as error:
-        return None, _first_line(error)
+        return None, first_line(error)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says, or its class."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
@@ -873,7 +874,7 @@ def compiled_or_eager(
             of_compiler = _find("torch._dynamo.exc.TorchDynamoException")
             if now is function or of_compiler is _NOWHERE or not isinstance(error, of_compiler):
                 raise
-            reason = _first_line(error)
+            reason = first_line(error)
         # An error of the function's own is what the caller gets.
         out = function(*args, **kwargs)
         now = function
@@ -925,6 +926,29 @@ def forget_compiled_call(module: torch.nn.Module) -> None:
     """Undo `module.compile()`."""
     if is_compiled_in_place(module):
         module._compiled_call_impl = None
+
+
+_note(
+    "torch._inductor.runtime.triton_heuristics.CachingAutotuner.run",
+    why="Kernels that torch's compiler makes add atomically, and no operator's name tells.",
+    missing="A step of which compiled kernels do not repeat their bits is refused.",
+    place="gpu",
+)
+
+
+def kernel_launcher() -> Any:
+    """Return the class whose `run` launches a kernel that torch has compiled for a GPU; None if there is none so far."""
+    if "torch._inductor.runtime.triton_heuristics" not in sys.modules:
+        return None
+    found = _find("torch._inductor.runtime.triton_heuristics.CachingAutotuner")
+    return found if hasattr(found, "run") else None
+
+
+def adds_atomically(kernel: Any) -> bool:
+    """Return whether a kernel that is launched there adds atomically."""
+    told = getattr(kernel, "inductor_meta", None) or {}
+    source = getattr(getattr(kernel, "fn", None), "src", "")
+    return bool(told.get("atomic_add_found")) or "atomic_add" in str(source)
 
 
 _note(

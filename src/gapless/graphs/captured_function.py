@@ -70,7 +70,7 @@ class CapturedFunction(StandIn):
                 report=self.report,
                 consent=settings.new_consent(),
             )
-        self._layers = LayerCompiler.of(settings.compile, self.report)
+        self._layers = LayerCompiler.of(settings.compile, settings.device, self.report)
         self._is_never_captured = settings.forbid(self.report)
         self.stand_for(step)
 

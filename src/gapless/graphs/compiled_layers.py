@@ -3,12 +3,13 @@
 Layers that repeat are compiled one by one, as torch's recipe for regional compilation does: all of a class
 share the code. A module in which nothing repeats is compiled as a whole. Shapes are part of the code, or all
 of them vary; what torch does by itself, first the one and then the other, would change bits with what came
-before.
+before. Each piece of code is tried before it is used: both passes run on copies, and one that raises runs
+uncompiled, as what the compiler fails at does.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import get_ident
 from time import perf_counter
@@ -18,21 +19,26 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gapless.device.cuda_waits import is_capturing
 from gapless.device.torch_private import (
     allow_recompiles,
     compile_by_inductor,
     compile_in_place,
     compiled_or_eager,
+    first_line,
     forget_compiled_call,
     is_compiled_in_place,
 )
 from gapless.graphs.capture_settings import warn
+from gapless.graphs.proof.device_state import RandomStates
+from gapless.graphs.replay.alignment import copy_of, with_strides
 from gapless.unnoticed import Patches
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
 
 
@@ -41,25 +47,34 @@ _MAX_VARIANTS = 64
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
+# Of others nobody knows what a copy is.
+_TRIED = frozenset([torch.Tensor, nn.Parameter, nn.Buffer])
+
+_NO_ROOM = torch.OutOfMemoryError
+
 
 @dataclass(eq=False)
 class LayerCompiler:
     """Compiles the layers of one captured object, and lets go of them.
 
     Attributes:
+        device: where the layers run.
         is_dynamic: whether code is for all shapes; if not, for each its own.
         report: is told what was compiled, and what could not be.
     """
 
+    device: Device
     is_dynamic: bool
     report: CaptureReport
     _compiled: list[nn.Module] = field(default_factory=list)
     _was_called: bool = False
 
     @classmethod
-    def of(cls, setting: bool | Literal["dynamic"], report: CaptureReport) -> LayerCompiler | None:
+    def of(
+        cls, setting: bool | Literal["dynamic"], device: Device, report: CaptureReport
+    ) -> LayerCompiler | None:
         """Return one for the setting `compile` of a capture; None if nothing is to be compiled."""
-        return cls(setting == "dynamic", report) if setting else None
+        return cls(device, setting == "dynamic", report) if setting else None
 
     def compile(self, module: nn.Module) -> None:
         """Let the layers of a module compile when they are called, but for those that are compiled already.
@@ -121,17 +136,65 @@ class LayerCompiler:
         return {"failed": self._note, "backend": self._backend, "dynamic": self.is_dynamic}
 
     def _backend(self, graph: Any, inputs: list[Any]) -> Any:
-        """Compile as torch does by default; what cannot be compiled runs eagerly."""
+        """Compile as torch does by default; what cannot be compiled, or raises when it is tried, runs eagerly."""
         started, reason = perf_counter(), ""
+        # The compiler may change the graph.
+        plain = graph.forward
         try:
             found, reason = compile_by_inductor(graph, inputs)
         finally:
             self.report.compile_seconds += perf_counter() - started
         if reason:
             self._note(reason)
-            return graph.forward
-        self.report.num_compiled += 1
-        return found
+            return plain
+        return self._tried_first(found, plain)
+
+    def _tried_first(self, found: Callable[..., Any], plain: Callable[..., Any]) -> Any:
+        """Return compiled code that is tried when it is first called."""
+        chosen: Callable[..., Any] | None = None
+
+        def run(*args: Any) -> Any:
+            nonlocal chosen
+            if chosen is None:
+                started = perf_counter()
+                reason = self._why_it_fails(found, args)
+                # The backward pass is compiled when it first runs.
+                self.report.compile_seconds += perf_counter() - started
+                chosen = plain if reason else found
+                if reason:
+                    self._note(reason)
+                else:
+                    self.report.num_compiled += 1
+            return chosen(*args)
+
+        return run
+
+    def _why_it_fails(self, found: Callable[..., Any], args: Sequence[Any]) -> str:
+        """Run both passes of compiled code on copies; return what it raises, "" if nothing."""
+        if is_capturing() or any(type(one) not in _TRIED for one in args if _is_tensor(one)):
+            return ""
+        random, leaves = RandomStates(self.device), list[torch.Tensor]()
+        states = random.read()
+
+        def copied(value: Any) -> Any:
+            if not _is_tensor(value) or not value.requires_grad:
+                return copy_of(value) if _is_tensor(value) else value
+            leaves.append(value.detach().requires_grad_())
+            return with_strides(leaves[-1])
+
+        try:
+            # Hooks of the loop's own count what is saved.
+            with torch.autograd.graph.saved_tensors_hooks(_same, _same), suppress(_NO_ROOM):
+                outs = [one for one in found(*map(copied, args)) if _is_tensor(one)]
+                outs = [one for one in outs if one.requires_grad]
+                if outs and leaves:
+                    given = list(map(torch.zeros_like, outs))
+                    torch.autograd.grad(outs, leaves, given, allow_unused=True)
+        except Exception as error:
+            return first_line(error)
+        finally:
+            random.write(states)
+        return ""
 
     def _note(self, reason: str) -> None:
         """Say once why something runs eagerly."""
@@ -164,3 +227,11 @@ def _repeats(module: nn.Module) -> bool:
         and len(set(map(type, children))) == 1
         and len(parts_of(module)) == len(children)
     )
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gapless.graphs.reads.addresses import address_of
 from gapless.graphs.reads.batch_reads import ReadWatch
+from gapless.graphs.reads.beside_compiled import BesideCompiled
 from gapless.graphs.reads.host_run import HostRun
 from gapless.graphs.reads.touched import TouchWatch, plain_parts
 from gapless.graphs.refusal import (
@@ -28,6 +29,7 @@ from gapless.graphs.side_stream import ONE_AT_A_TIME
 from gapless.graphs.states import Event
 from gapless.graphs.watched import Watched
 from gapless.pipeline.step import Call
+from gapless.pipeline.tree.flatten import flatten
 from gapless.pipeline.tree.tensor_layout import has_address
 
 
@@ -118,8 +120,11 @@ class WarmUps:
             is_counted=lambda: not self.updates.is_updating,
         )
         sees_all = (is_last or may_be_only) and not self.use_compiled_code
-        look = touched = None
-        if sees_all or first_uses is not None:
+        look: TouchWatch | None = None
+        touched = beside = None
+        if is_last and self.use_compiled_code and first_uses is None:
+            look = beside = BesideCompiled(self.device)
+        elif sees_all or first_uses is not None:
             look = TouchWatch(
                 self.device,
                 reads=reads if sees_all else None,
@@ -159,6 +164,9 @@ class WarmUps:
         is_only = is_only and not (sees_all and host.runs_compiled)
         if sees_all and (is_last or is_only):
             touched = look
+        if beside is not None:
+            made = {address_of(grad) for _, grad in self.weights.gradients() if grad is not None}
+            beside.forget(made | known | set(map(address_of, flatten(out).leaves)))
         refusals = self._refusals_of(host, touched, is_last=is_last or is_only)
         if recorded.by_autograd and self.order.is_given_up:
             refusals.append(UNSETTLED_ORDER)
@@ -196,6 +204,7 @@ class WarmUps:
                 known=known,
                 batch=batch,
                 unused=unused,
+                beside=beside,
             ),
         )
 

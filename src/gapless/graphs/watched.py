@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
     from gapless.graphs.reads.batch_reads import BatchRead
+    from gapless.graphs.reads.beside_compiled import BesideCompiled
     from gapless.graphs.reads.host_run import KeptPath
     from gapless.graphs.reads.touched import TouchWatch
 
@@ -31,6 +32,7 @@ class Watched:
         batch: where each tensor of the batch lay in that run: the addresses of its parts' bytes.
         unused: ids of weights whose gradients were there before that run, which did not use them.
         num_audits: of the graph of that kind, so far.
+        beside: what was seen beside compiled code, if any ran; None if none did.
     """
 
     kept: list[KeptPath]
@@ -44,6 +46,7 @@ class Watched:
     unused: set[int]
     num_audits: int = 0
     touched_eagerly: bool = False
+    beside: BesideCompiled | None = None
 
     def is_seen_in_audit(self) -> bool:
         """Count an audit; return whether it sees what its run as written writes, as the first and every second do.
@@ -59,8 +62,26 @@ class Watched:
         """The tensors that it is known to have found, beside its batch and what its code reads."""
         return [] if self.touched is None else [*self.touched.read, *self.touched.written]
 
+    @property
+    def written(self) -> list[torch.Tensor]:
+        """What it is known to have written."""
+        return [] if self._seen is None else self._seen.written
+
+    @property
+    def nondeterministic(self) -> list[str]:
+        """What may give other bits each time, of operators and compiled kernels."""
+        return [] if self._seen is None else self._seen.nondeterministic
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """The generators that it was seen to draw from, beside the defaults."""
+        return [] if self._seen is None else self._seen.generators
+
+    @property
+    def _seen(self) -> TouchWatch | None:
+        return self.beside if self.touched is None else self.touched
+
     def generators_on(self, device: Device) -> list[torch.Generator]:
-        """Return the generators on a device that were drawn from, beside its default."""
+        """Return those on a device."""
         kind = device.torch_device.type
-        found = [] if self.touched is None else self.touched.generators
-        return [one for one in found if one.device.type == kind and kind != "cpu"]
+        return [one for one in self.generators if one.device.type == kind and kind != "cpu"]

@@ -78,7 +78,7 @@ class ModuleInPlace:
         self._forward: Callable[..., Any] | None = None
         self._state: Callable[..., Any] | None = None
         self._methods: dict[str, MethodInPlace] = {}
-        self._layers = LayerCompiler.of(settings.compile, self._calls.report)
+        self._layers = LayerCompiler.of(settings.compile, settings.device, self._calls.report)
         refusal = SCRIPTED if _is_scripted(module) else refusal_of_module(module)
         name = type(module).__name__
         self._calls.is_never_captured = settings.forbid(self._calls.report, refusal, name)

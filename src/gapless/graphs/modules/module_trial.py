@@ -37,6 +37,7 @@ from gapless.graphs.proof.same_results import Comparison, NotProved, prove
 from gapless.graphs.proof.snapshot import FirstWrites
 from gapless.graphs.proof.trial import Tried, used_anew
 from gapless.graphs.reads.addresses import address_of, have_elements_in_common
+from gapless.graphs.reads.beside_compiled import AtomicKernels
 from gapless.graphs.reads.touched import TouchWatch
 from gapless.graphs.reads.weight_guards import WeightsInPlace
 from gapless.graphs.refusal import Refused, read_elsewhere
@@ -388,7 +389,8 @@ class ModuleTrial:
         """Compare a graph with both passes as written."""
         start = self._device.now_ms()
         second_look = TouchWatch(self._device)
-        looks = [] if is_compiled else [second_look]
+        # What an eager run shows of operators is known; kernels are the compiled code's own.
+        looks: list[TouchWatch | AtomicKernels] = [AtomicKernels() if is_compiled else second_look]
         # Those of the forward pass, and of a run of both passes once it was seen.
         nondeterministic = list(touched.nondeterministic)
 
@@ -397,10 +399,11 @@ class ModuleTrial:
                 with self.runs.side.leave(caller):
                     return rehearsal.run()
             look = looks.pop()
-            with rehearsal.left.unread(look), self.runs.side.leave(caller), look:
+            with rehearsal.left.unread(second_look), self.runs.side.leave(caller), look:
                 found = rehearsal.run()
-            seen = second_look.nondeterministic
+            seen = look.nondeterministic
             nondeterministic.extend(one for one in seen if one not in nondeterministic)
+            graph.again.repeats &= not (is_compiled and seen)
             return found
 
         try:

@@ -23,12 +23,12 @@ from gapless.graphs.proof.step_capture import StepCapture
 from gapless.graphs.reads.addresses import address_of
 from gapless.graphs.reads.touched import TouchWatch
 from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal, read_elsewhere
-from gapless.graphs.replay.alignment import aligned_as, inference_mode
+from gapless.graphs.replay.alignment import copy_of
 from gapless.graphs.replay.kept_tensors import KeptTensors, place_of
 from gapless.graphs.replay.step_graph import StepGraph
 from gapless.graphs.replay.written_memory import WrittenMemory
 from gapless.graphs.side_stream import ONE_AT_A_TIME
-from gapless.pipeline.tree.tensor_layout import has_address, misalignment
+from gapless.pipeline.tree.tensor_layout import has_address
 
 
 if TYPE_CHECKING:
@@ -208,11 +208,11 @@ class Trial:
             if not is_audit or watched.is_seen_in_audit():
                 second_look = TouchWatch(self._device, sees_reads=not is_audit)
         # For the replay, runs that are only compared if there are any, and the run that counts.
-        nondeterministic = () if touched is None else touched.nondeterministic
+        nondeterministic = watched.nondeterministic
         num_written = num_runs_of(nondeterministic, several_ranks=self.callee.consent.asks)
         num_written = 1 if like is not None else num_written
-        compared = [tree.map(_copy_of) for _ in range(num_written - 1)]
-        batches = [tree, *compared, tree.map(_copy_of)]
+        compared = [tree.map(copy_of) for _ in range(num_written - 1)]
+        batches = [tree, *compared, tree.map(copy_of)]
 
         def left(out: Any, batch: Tree) -> list[Any]:
             """Return all that a run leaves behind, beside the memory that it found."""
@@ -298,12 +298,13 @@ class Trial:
 
         def regions() -> list[Region]:
             batch = WrittenMemory(filter(has_address, tree.leaves))
-            written = [] if touched is None else touched.written
-            apart = [tensor for tensor in written if not batch.holds_any([tensor])]
+            apart = [tensor for tensor in watched.written if not batch.holds_any([tensor])]
             return regions_of(*named([*tensors, *apart]))
 
         # Others hold the memory of these as long as there are graphs.
-        chunks = self._chunks.of(tensors, regions, touched, self._device.current_stream())
+        chunks = self._chunks.of(
+            tensors, regions, touched, watched.beside, self._device.current_stream()
+        )
         made = set(map(id, graph.gradients.made_of(side.gradients)))
         gradients = [one for _, one in side.gradients if one is not None and id(one) not in made]
         passing, names = named([*gradients, *side.kept.tensors()])
@@ -311,7 +312,7 @@ class Trial:
             passing,
             self._device,
             names=names,
-            generators=() if touched is None else touched.generators,
+            generators=watched.generators,
             fingerprints=self._fingerprints,
             chunks=chunks,
         )
@@ -405,26 +406,3 @@ def _keeps_what_it_cannot(path: Any) -> Refusal:
         f"{place_of(path)} keeps something else than tensors on the device from call to call; "
         "keep tensors alone",
     )
-
-
-def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy with the same strides and alignment, of inference mode if the tensor is."""
-    with inference_mode(is_on=tensor.is_inference()):
-        return aligned_as(_with_strides(tensor), misalignment(tensor))
-
-
-def _with_strides(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy with the same strides; a clone has others if the tensor leaves out memory."""
-    copy = tensor.clone()
-    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
-        return copy
-    if copy.stride() == tensor.stride():
-        return copy
-    once = tensor
-    for dim, stride in enumerate(tensor.stride()):
-        if stride == 0 and tensor.size(dim) > 1:
-            once = once.narrow(dim, 0, 1)
-    copy = torch.empty_strided(
-        once.size(), once.stride(), dtype=tensor.dtype, device=tensor.device
-    )
-    return copy.copy_(once).expand(tensor.size())

@@ -46,6 +46,35 @@ def clone_of(tensor: torch.Tensor) -> torch.Tensor:
         return aligned_as(tensor.clone(), misalignment(tensor))
 
 
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the same strides and alignment, of inference mode if the tensor is.
+
+    Sync: Does not block the host.
+    """
+    with inference_mode(is_on=tensor.is_inference()):
+        return aligned_as(with_strides(tensor), misalignment(tensor))
+
+
+def with_strides(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the same strides; a clone has others if the tensor leaves out memory.
+
+    Sync: Does not block the host.
+    """
+    copy = tensor.clone()
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+        return copy
+    if copy.stride() == tensor.stride():
+        return copy
+    once = tensor
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.size(dim) > 1:
+            once = once.narrow(dim, 0, 1)
+    copy = torch.empty_strided(
+        once.size(), once.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    return copy.copy_(once).expand(tensor.size())
+
+
 def aligned_as(copy: torch.Tensor, number: int) -> torch.Tensor:
     """Return a copy that begins so many bytes after a multiple of 16.
 
