@@ -6,13 +6,10 @@ import io
 import itertools
 import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import gapless
 from gapless.cli import progress, translate_command
 from gapless.cli.output import write_utf8
 from gapless.errors import DataError
@@ -61,22 +58,6 @@ def test_translations_on_a_terminal_of_another_encoding(terminal):
         screen.write("\u7ea2")
 
     assert read() == r"\u7ea2"
-
-
-@pytest.mark.parametrize("command", [["translate", "cat"], ["evaluate"]])
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite(gapless, tiny_run, monkeypatch, command, number):
-    """They are refused, and the first one is named."""
-    load = translator.load_model
-
-    def load_spoilt(*arguments, **options):
-        config, vocabs, model = load(*arguments, **options)
-        model.generator.weight.data[2, 3] = number
-        return config, vocabs, model
-
-    monkeypatch.setattr(translator, "load_model", load_spoilt)
-    name, *rest = command
-    gapless(name, tiny_run, *rest).check_refused("are not finite", "NaN or infinite numbers")
 
 
 def test_a_search_without_result(gapless, tiny_run, monkeypatch):
@@ -203,34 +184,6 @@ def test_the_bar_is_taken_away_before_a_part_is_printed(
     drawn = re.findall(r"(\d+)/12 \[[^\r]*\r *\r", screen.getvalue())
     assert done.code == 0
     assert drawn == ["4", "10", "12"]
-
-
-def start(tiny_run):
-    source = str(Path(gapless.__file__).parents[1])
-    return subprocess.Popen(
-        [sys.executable, "-m", "gapless", "translate", tiny_run, "--device", "cpu"],
-        env={**os.environ, "PYTHONPATH": source},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-
-
-@pytest.mark.slow
-def test_lines_are_answered_as_they_come(tiny_run):
-    """The answer to a line comes before the next one is asked; who stops to read ends it quietly."""
-    with start(tiny_run) as running:
-        for line in (b"the cat 1.\n", b"\n", b"dog 2.\n"):
-            running.stdin.write(line)
-            running.stdin.flush()
-            assert running.stdout.readline().endswith(b"\n")
-        running.stdout.close()
-        running.stdin.write(b"big cat 3.\n" * 20)
-        running.stdin.close()
-        error = running.stderr.read()
-
-    # A model that has learned little goes on to the longest length.
-    assert [line for line in error.splitlines() if b" is cut at 20 tokens" not in line] == []
 
 
 class Arriving:

@@ -1,38 +1,18 @@
-"""`translate` and `evaluate`: a line for a line, whatever comes in and whatever the model writes."""
+"""`translate` gives a line for a line, whatever comes in; weights that are no numbers give none."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 
 import pytest
 
-from faults.runs import SIZES, train_options, write_data
 from gapless.checkpoint.store import read_checkpoint, write_checkpoint
 
 
 pytestmark = pytest.mark.xdist_group("processes: lines of text")
 
 CPU = ["--device", "cpu"]
-
-# A word of the target language that would clear the terminal, ring and set its title.
-ESCAPE = "\x1b[2J\x1b]0;owned\x07\x9b31m\x08\x7fA"
-
-
-@pytest.fixture(scope="session")
-def rude(launcher_of_session, tmp_path_factory):
-    """A run whose model has learned to write escape sequences alone."""
-    folder = tmp_path_factory.mktemp("rude")
-    data = folder / "data"
-    data.mkdir()
-    for split, count in (("train", 64), ("val", 4), ("test", 4)):
-        (data / f"{split}.en").write_text("a b\n" * count, encoding="utf-8")
-        (data / f"{split}.zh").write_text(f"{ESCAPE} {ESCAPE}\n" * count, encoding="utf-8")
-    options = ["train", "--data", data, "--run-dir", folder / "run", *SIZES]
-    options += ["--batch-size", 8, "--epochs", 6, "--lr", "0.03", "--dropout", 0]
-    launcher_of_session.run(*options, folder=folder).check_done()
-    return folder / "run"
 
 
 @pytest.fixture
@@ -55,47 +35,8 @@ def unwanted(text):
     return sorted({c for c in text if ord(c) < 32 or 0x7F <= ord(c) < 0xA0} - {"\n", "\t"})
 
 
-@pytest.mark.slow
-def test_escape_sequences_are_neutralised(rude, translate):
-    """What the model writes reaches a terminal as text, one line for each that went in."""
-    ended, out = translate(rude, b"a b\n\na b\n")
-
-    ended.check_done()
-    text = out.decode()
-    lines = text.split("\n")
-    assert unwanted(text) == []
-    assert len(lines) == 4
-    assert lines[3] == ""
-    assert lines[1] == ""
-    assert "owned" in lines[0], "the model writes its words, and they are not lost"
-
-
-@pytest.mark.slow
-def test_escape_sequences_in_a_list_of_the_best(rude, translate):
-    """Lists of the best are lines of three parts, however the model writes."""
-    ended, out = translate(rude, b"a b\na b\n", "--n-best", "3", "--beam", "3")
-
-    ended.check_done()
-    assert unwanted(out.decode()) == []
-    lines = out.decode().split("\n")[:-1]
-    assert len(lines) == 6
-    assert [len(line.split(" ||| ")) for line in lines] == [3] * 6
-
-
-@pytest.mark.slow
-def test_scores(rude, command):
-    """A score prints nothing as the model wrote it; as JSON, every number is one."""
-    shown, written = command("evaluate", rude, *CPU), command("evaluate", rude, *CPU, "--json")
-
-    shown.check_done()
-    assert unwanted(shown.out) == []
-    json.loads(written.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-
-
 INPUTS = {
     "empty lines": (b"\n\nred\n\n", 4),
-    "no newline at the end": (b"red\ndog", 2),
-    "nothing": (b"", 0),
     "spaces": (b"   \n\t\n", 2),
     "carriage returns": (b"red\r\ndog\r\n", 2),
     "a carriage return within": (b"red\rdog\nblue\n", 2),
@@ -111,36 +52,11 @@ INPUTS = {
 
 def test_lines_of_all_kinds(finished, translate):
     """Lines of every kind, one after the other, give as many lines, without control characters."""
-    inputs = [(text, count) for text, count in INPUTS.values() if text.endswith(b"\n")]
-
-    ended, out = translate(finished, b"".join(text for text, _ in inputs))
+    ended, out = translate(finished, b"".join(text for text, _ in INPUTS.values()))
 
     ended.check_done()
-    assert out.count(b"\n") == sum(count for _, count in inputs)
+    assert out.count(b"\n") == sum(count for _, count in INPUTS.values())
     assert unwanted(out.decode()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["no newline at the end", "nothing"])
-def test_the_end_of_lines(finished, translate, name):
-    """A last line needs no end of its own, and no line gives none."""
-    text, count = INPUTS[name]
-
-    ended, out = translate(finished, text)
-
-    ended.check_done()
-    assert out.count(b"\n") == count
-
-
-def test_text_that_is_no_utf8(finished, translate):
-    """A byte that is no text is named with its line, or its line is answered all the same."""
-    ended, out = translate(finished, b"red\n\xff\xfe dog\ncat\n")
-
-    ended.check_no_traceback()
-    if ended.code:
-        ended.check_refused("line 2")
-    else:
-        assert out.count(b"\n") == 3
 
 
 def test_lines_are_answered_as_they_come(finished, start):
@@ -207,16 +123,3 @@ def test_an_interrupt_between_two_lines(finished, start):
 
     assert ended.code == 130
     ended.check_no_traceback()
-
-
-@pytest.mark.slow
-def test_words_with_separators(run, tmp_path, translate):
-    """Words that look like the parts of a list of the best stay within their part."""
-    words = ["|||", "a|||b", "red", "dog"]
-    data = write_data(tmp_path / "data", words=words, train=64)
-    run(*train_options(data, tmp_path / "run", epochs=1)).check_done()
-
-    ended, out = translate(tmp_path / "run", b"red\n", "--n-best", "2", "--beam", "2")
-
-    ended.check_done()
-    assert out.count(b"\n") == 2
