@@ -23,7 +23,6 @@ NOT_YET = {
     "average: moved_later": "nothing at `average.update_parameters(model)`",
     "on a CPU: has no idle counts": "per_step is 0 where nothing was counted",
     "on a CPU: page-locked memory": "0 workers, not pinned",
-    "a log that is off, in a run": "GAP001 maybe",
     "saves: save in a list": "no race in any of 4 runs",
     "saves: save the old way": "no race in any of 4 runs",
     "saves: pickle to a file": "no race in any of 4 runs",

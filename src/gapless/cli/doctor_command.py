@@ -71,7 +71,7 @@ EXCLUDES = (
     ("--try", "--stop-after"),
 )
 
-_FORMATS = ("text", "json", "sarif")
+_FORMATS = ("text", "json", "sarif", "github")
 
 _WARM_UP, _STEPS = 10, 20
 

@@ -156,8 +156,8 @@ def _timeline(session: Session, *, title: str = "") -> Timeline:
 def _formatted(session: Session, form: str, *, to_file: bool) -> str:
     if form == "json":
         return session_json(session)
-    if form == "sarif":
-        return _sarif_of(session.findings)
+    if form in ("sarif", "github"):
+        return _for_review(session.findings, form)
     if to_file:
         return session_text(session, columns=_COLUMNS)
     columns = terminal_columns(sys.stderr) if _is_terminal(sys.stderr) else _COLUMNS
@@ -173,12 +173,15 @@ def _is_coloured(stream: TextIO | None) -> bool:
     return _is_terminal(stream) and "NO_COLOR" not in os.environ
 
 
-def _sarif_of(findings: Sequence[Finding], unread: Sequence[str] = ()) -> str:
-    """Return findings as SARIF, with the titles of their codes, and what could not be read."""
+def _for_review(findings: Sequence[Finding], form: str, unread: Sequence[str] = ()) -> str:
+    """Return findings as SARIF, with what could not be read, or as annotations of GitHub."""
     from gapless.doctor.advice.explanations import CODES
+    from gapless.report.annotations import annotations_text
     from gapless.report.sarif import sarif_json
 
     titles = {code: its.title for code, its in CODES.items()}
+    if form == "github":
+        return annotations_text(findings, titles=titles)
     return sarif_json(findings, titles=titles, unread=unread)
 
 
@@ -238,8 +241,8 @@ def write_difference(difference: SessionDifference, options: Namespace) -> None:
 def _difference(difference: SessionDifference, form: str, *, to_file: bool) -> str:
     if form == "json":
         return difference_json(difference)
-    if form == "sarif":
-        raise UsageError("--format sarif is of one session; --diff has text and json")
+    if form in ("sarif", "github"):
+        raise UsageError(f"--format {form} is of one session; --diff has text and json")
     if to_file or not _is_terminal(sys.stdout):
         return difference_text(difference, columns=_COLUMNS)
     columns = terminal_columns(sys.stdout)
@@ -266,6 +269,6 @@ def write_look(session: Session, options: Namespace, *, num_files: int) -> None:
 def _of_files(session: Session, form: str, *, num_files: int) -> str:
     if form == "json":
         return session_json(session)
-    if form == "sarif":
-        return _sarif_of(session.findings, session.notes)
+    if form in ("sarif", "github"):
+        return _for_review(session.findings, form, session.notes)
     return static_text(session.findings, num_files=num_files)

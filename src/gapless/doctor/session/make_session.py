@@ -29,7 +29,6 @@ _TRAINED_ON = (
     "Variants were measured in windows of this run, in turns with the script as written: it trained on in "
     "all of them, and what it wrote is that of such a run."
 )
-_NONE_MENDS = "No variant was measured: none of them mends what was found."
 
 
 def make_session(watch: Watch, *, command: Sequence[str]) -> Session:
@@ -54,8 +53,7 @@ def make_session(watch: Watch, *, command: Sequence[str]) -> Session:
     trials = watch.variant_trials.trials if watch.variant_trials is not None else ()
     if any(trial.baseline is not None for trial in trials):
         notes.append(_TRAINED_ON)
-    elif watch.variant_trials is not None and not trials:
-        notes.append(_NONE_MENDS)
+    notes += _not_tried(watch)
     if not watch.has_gpu:
         notes.append(
             "No GPU was used, so nothing was measured on one. What is said to be surely or maybe a "
@@ -76,6 +74,17 @@ def make_session(watch: Watch, *, command: Sequence[str]) -> Session:
         trials=trials,
         timeline=found.timeline,
     )
+
+
+def _not_tried(watch: Watch) -> list[str]:
+    """Return why variants that were asked for were not tried."""
+    if not watch.wants_variants:
+        return []
+    if watch.variant_trials is None:
+        return ["No variant was tried: the script ended before the windows were over."]
+    if not watch.has_gpu and not watch.variant_trials.trials:
+        return ["No variant was tried: no GPU was used."]
+    return [f"Not tried: {name}; it mends nothing that was found." for name in watch.not_tried]
 
 
 def findings_so_far(watch: Watch) -> tuple[Finding, ...]:

@@ -129,6 +129,7 @@ class Watch:
         has_gpu: whether it had used a GPU when it was watched.
         is_complete: whether all windows were over before the script ended.
         variant_trials: in which variants are measured; None if there are none.
+        not_tried: names of variants that mend nothing that was found.
     """
 
     def __init__(
@@ -156,6 +157,7 @@ class Watch:
         self._pid = os.getpid()
         self._import: TorchImport | None = None
         self.variant_trials: VariantTrials | None = None
+        self.not_tried: tuple[str, ...] = ()
 
     def start(self) -> None:
         """Begin to watch as soon as torch is there."""
@@ -179,6 +181,11 @@ class Watch:
     def is_in_its_process(self) -> bool:
         """Whether this is the process that is watched, and no child that it has forked."""
         return os.getpid() == self._pid
+
+    @property
+    def wants_variants(self) -> bool:
+        """Whether variants are to be measured."""
+        return self._settings.variants is not None
 
     def _torch_is_there(self) -> None:
         from gapless.device.torch_gpu import call_when_gpu_is_used
@@ -255,8 +262,12 @@ class Watch:
         from gapless.doctor.watching.variant_trials import VariantTrials, those_for
 
         found = self._settings.variants()
+        chosen = (
+            found if self._settings.tries_all else those_for(found, self._findings_so_far(self))
+        )
+        self.not_tried = tuple(one.name for one in found if one not in chosen)
         self.variant_trials = VariantTrials(
-            found if self._settings.tries_all else those_for(found, self._findings_so_far(self)),
+            chosen,
             synchronize=synchronize,
             step_ended=self._hooks.optimizer_called,
         )
