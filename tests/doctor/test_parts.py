@@ -6,7 +6,10 @@ import ast
 import textwrap
 
 import pytest
+import torch
 
+import gapless.doctor
+from gapless.cli.main import run_command
 from gapless.doctor.static.look import look_at
 from gapless.doctor.static.parts import outlines_of, parts_of
 from gapless.report.session_text import static_text
@@ -163,3 +166,32 @@ def test_many_findings_have_a_summary_by_file(tmp_path):
     assert first.startswith("Findings by file")
     assert "many.py: 42 in training" in second
     assert "few.py" in third
+
+
+def test_a_look_has_a_page(tmp_path, monkeypatch, capsys):
+    """As a run has: its findings, each with its mend."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    assert run_command(["doctor", "--static", "--html", "look.html", "train.py"]) == 0
+
+    assert "train.py:1" in capsys.readouterr().out
+    page = (tmp_path / "look.html").read_text()
+    assert "train.py:16" in page
+    assert "</html>" in page
+
+
+def test_a_watched_body_is_a_page_in_a_notebook():
+    """In a frame, whose styles are its own; nothing before the body has ended."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with gapless.doctor.watch(warm_up=0, num_steps=2) as watched:
+        assert watched._repr_html_() == ""
+        for _ in range(9):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+    page = watched._repr_html_()
+    assert page.startswith('<iframe srcdoc="&lt;!doctype html')
+    assert "DEVICE-BOUND" in page

@@ -55,7 +55,6 @@ EXCLUDES = (
     ("--static", "--steps"),
     ("--static", "--stop-after"),
     ("--static", "--save"),
-    ("--static", "--html"),
     ("--static", "--perfetto"),
     ("--static", "--diff"),
     ("--static", "-m"),

@@ -263,6 +263,8 @@ def write_look(session: Session, options: Namespace, *, num_files: int) -> None:
     Raises:
         UserError: it cannot be written.
     """
+    if options.html is not None:
+        _write_report(Path(options.html), _page(session, ""))
     _deliver(_of_files(session, options.format, num_files=num_files), options)
 
 

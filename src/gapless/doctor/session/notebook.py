@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,14 @@ class Watched:
             UserError: the body has not ended.
         """
         sys.stdout.write(self.text())
+
+    def _repr_html_(self) -> str:
+        """Return the page as a notebook shows it: in a frame of its own, as its styles are for a page."""
+        if self.session is None:
+            return ""
+        source = escape(session_page(self.session))
+        style = "width: 100%; height: 40em; border: 0"
+        return f'<iframe srcdoc="{source}" style="{style}"></iframe>'
 
     def save_html(self, path: str | Path) -> None:
         """Write the report as a page for a browser.
