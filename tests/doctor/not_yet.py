@@ -6,11 +6,6 @@ import pytest
 
 
 NOT_YET = {
-    "bound: arange": "nothing at `return torch.arange(most)[None] < sizes[:, None]`",
-    "bound: expand": "nothing at `wide = y[:, None].expand(-1, y.max() + 1)`",
-    "mask: cat": "nothing at `part = x[keep]`",
-    "mask: inverted": "nothing at `apart = (x @ x.T)[~eye]`",
-    "mask: repeated": "nothing at `part = x.flatten()[(y > 0).repeat_interleave(8, output_size=32)]`",
     "text: in_an_object": 'nothing at `text = f"{state.step}: {state.loss:.3f}"`',
     "constructor: mask_of_a_method": "nothing at `return (ids != 0) & later(ids.size(-1)).type_as(ids)`",
     "distribution: subclass": "nothing at `self.base = pyd.Normal(mean, std)`; nothing at `chance = moves.log_prob(x.tanh())`",

@@ -81,6 +81,8 @@ def _of_tensor(flow: Walker, done: Call, base: Value) -> Value:
         return HOST
     if name in torch_names.HOST_METHODS:
         return HOST
+    if name in torch_names.TAKE_SIZES and SCALAR in done.values:
+        flow.report(done.line, "index", f"Tensor.{name}", sure=True)
     if name in torch_names.KEEP_MASK:
         return base
     special = _OF_TENSORS.get(name)
@@ -90,8 +92,6 @@ def _of_tensor(flow: Walker, done: Call, base: Value) -> Value:
         return _as_other(flow, done, base)
     if base.kind in ("host tensor", "pinned"):
         return operation(flow, done, f"Tensor.{name}", [HOST_TENSOR])
-    if name in torch_names.TAKE_SIZES and SCALAR in done.values:
-        flow.report(done.line, "index", f"Tensor.{name}", sure=True)
     if base.form == "weak":
         base = TENSOR  # which has such a method
     others = [one for one in done.values if one.kind in TENSORS]
@@ -158,6 +158,8 @@ def _of_unknown(flow: Walker, done: Call, base: Value) -> Value:
         return special(flow, done, base)
     if name in torch_names.TENSOR_METHODS:
         return Value("tensor", "mask" if name in torch_names.MASK_METHODS else "")
+    if name in ("max", "min", "sum") and not done.node.args:
+        return Value("unknown", "largest")
     return HOST if name in torch_names.HOST_METHODS else made_by(name)
 
 

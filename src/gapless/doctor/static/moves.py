@@ -9,6 +9,7 @@ from gapless.doctor.static.hints import DEVICE_WORD
 from gapless.doctor.static.values import (
     DEVICE,
     HOST_TENSOR,
+    MASK,
     ON_DEVICE,
     OUTPUT,
     PINNED,
@@ -81,7 +82,8 @@ def moved(flow: Walker, done: Call, base: Value, place: str | None, name: str) -
         flow.report(done.line, "pageable copy" if is_late else "copy", name, sure=True)
     elif not is_late:
         flow.report(done.line, "copy", name, sure=kind == "pinned")
-    return OUTPUT if kind == "unknown" else DEVICE  # it may be a structure that has a `to`
+    on_device = MASK if base.form == "mask" else DEVICE
+    return OUTPUT if kind == "unknown" else on_device  # it may be a structure that has a `to`
 
 
 def device_of(done: Call) -> str | None:

@@ -181,10 +181,15 @@ def _factory(flow: Walker, done: Call, path: str) -> Value:
             return TENSOR  # nothing is copied
         _note_values(flow, done, path, place)
     form = "vector" if last in torch_names.VECTORS else ""
+    if any(
+        one.arg == "dtype" and ast.unparse(one.value) == "torch.bool" for one in done.node.keywords
+    ):
+        form = "mask"
     if place is None and not flow.makes_on_host:
         return TENSOR
     if place is None or place == "cpu":
-        return PINNED if done.flag("pin_memory") else HOST_TENSOR
+        made = PINNED if done.flag("pin_memory") else HOST_TENSOR
+        return Value(made.kind, "mask") if form == "mask" else made
     return Value("device", form) if place == "device" else TENSOR
 
 
@@ -201,7 +206,7 @@ def note_size(flow: Walker, line: int, path: str, node: ast.expr, value: Value) 
         and not one.args
         for one in calls
     )
-    if value.kind in ("unknown", "tensor") and (is_largest or value.form == "bound"):
+    if value.kind in ("unknown", "tensor") and (is_largest or value.form == "largest"):
         flow.report(line, "index", path, sure=False)
 
 
@@ -237,6 +242,9 @@ def operation(flow: Walker, done: Call, path: str, operands: list[Value]) -> Val
     if last in torch_names.EQUALS or last in torch_names.HOST_FUNCTIONS:
         return HOST
     if last in torch_names.MASK_METHODS:
+        return Value(place.kind, "mask") if place.kind in TENSORS else place
+    held = [one.of or one if one.kind == "list" else one for one in operands]
+    if last in torch_names.JOIN_MASKS and held and all(one.form == "mask" for one in held):
         return Value(place.kind, "mask") if place.kind in TENSORS else place
     if place.kind != "device":
         return place

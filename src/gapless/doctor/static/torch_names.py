@@ -57,6 +57,8 @@ KEEP_MASK = _words(
     contiguous to cuda repeat unbind chunk split
     """
 )
+# Of masks these make a mask.
+JOIN_MASKS = _words("cat concat stack hstack vstack repeat_interleave roll flip")
 # Without arguments these leave one value.
 REDUCTIONS = _words("sum mean max min prod norm std var median argmax argmin amax amin")
 
