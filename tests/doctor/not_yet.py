@@ -18,18 +18,8 @@ NOT_YET = {
     "average: moved_later": "nothing at `average.update_parameters(model)`",
     "on a CPU: has no idle counts": "per_step is 0 where nothing was counted",
     "on a CPU: page-locked memory": "0 workers, not pinned",
-    "saves: save in a list": "no race in any of 4 runs",
-    "saves: save the old way": "no race in any of 4 runs",
-    "saves: pickle to a file": "no race in any of 4 runs",
-    "saves: pickle out of band": "no race in any of 4 runs",
     "saves: safetensors bytes": "no race in any of 4 runs",
     "saves: safetensors file": "no race in any of 4 runs",
-    "saves: dlpack of numpy": "no race in any of 4 runs",
-    "saves: view": "no race in any of 4 runs",
-    "saves: parameter": "no race in any of 4 runs",
-    "waits: save of two": "0 are counted",
-    "waits: pickle of a module": "0 are counted",
-    "waits: pickle of a part": "0 are counted",
     "waits: safetensors": "0 are counted",
 }
 

@@ -51,19 +51,45 @@ class WatchHost(TorchFunctionMode):
             simulation.calling = before
 
 
+def note_read(simulation: Simulation, tensor: torch.Tensor, name: str) -> None:
+    """Note that the host reads the memory of a tensor; wait for it if it is on the device.
+
+    Args:
+        simulation: that the tensor may be of.
+        tensor: any.
+        name: of what reads it.
+    """
+    block = simulation.memory.find(tensor)
+    if block is None:
+        return
+    with simulation.quiet():
+        if block.kind == "pinned":
+            simulation.host_access("read", tensor, block, name)
+            return
+        touches = [Touch.of("read", tensor, block)]
+        simulation.launch(Work(name, lambda _: None, touches, lane="d2h"))
+        simulation.wait(simulation.mark(simulation.current), name)
+
+
+def _to_dlpack(
+    simulation: Simulation, func: Any, tensor: torch.Tensor, *args: Any, **kw: Any
+) -> Any:
+    """Hand page-locked memory out: who takes it reads it without a word."""
+    block = simulation.memory.find(tensor)
+    if block is not None and block.kind == "pinned":
+        note_read(simulation, tensor, "Tensor.__dlpack__")
+    return func(tensor, *args, **kw)
+
+
 def _read(simulation: Simulation, func: Any, tensor: torch.Tensor, *args: Any, **kw: Any) -> Any:
     """Read a tensor on the host; wait for it if it is on the device."""
     block = simulation.memory.find(tensor)
     if block is None:
         return func(tensor, *args, **kw)
-    name = f"Tensor.{func.__name__}"
+    note_read(simulation, tensor, f"Tensor.{func.__name__}")
     with simulation.quiet():
         if block.kind == "pinned":
-            simulation.host_access("read", tensor, block, name)
             return func(tensor, *args, **kw)
-        touches = [Touch.of("read", tensor, block)]
-        simulation.launch(Work(name, lambda _: None, touches, lane="d2h"))
-        simulation.wait(simulation.mark(simulation.current), name)
         # A copy, because the memory may be reused when the tensor is freed.
         return func(alias(tensor, block).clone(), *args, **kw)
 
@@ -129,6 +155,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.tolist: _read,
     torch.Tensor.numpy: _to_array,
     torch.Tensor.__array__: _to_array,
+    torch.Tensor.__dlpack__: _to_dlpack,
     torch.Tensor.__repr__: _read,
     torch.Tensor.__format__: _read,
     torch.Tensor.__deepcopy__: _deepcopy,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.device.torch_private import GROUP_TENSORS, REDUCE_INTERNAL
+from gapless.testing.simulated.host_reads import note_read
 from gapless.testing.simulated.places import DEVICE, is_on_device
 from gapless.testing.simulated.queues import SimulatedStream
 from gapless.unnoticed import Patches
@@ -61,6 +62,8 @@ class TorchReplaced:
         before, simulation = REDUCE_INTERNAL.value, self._simulation
 
         def reduce(tensor: torch.Tensor, protocol: Any) -> Any:
+            if not simulation.is_quiet:
+                note_read(simulation, tensor, "a copy to a file")
             if is_on_device(simulation, tensor):
                 simulation.finish()
             return before(tensor, protocol)
