@@ -265,6 +265,18 @@ def test_what_never_settles_is_refused(device, thread, monkeypatch):
     assert other.report.num_graphs == 1
 
 
+def test_several_ranks_do_not_wait_for_it(device, thread):
+    """Each has numbers of its own, and they capture together or not at all."""
+    physics = Physics(device, thread, lead=60)
+    step = gapless.capture(physics.step, device=device)
+    step._captured.callee.consent.asks = True
+    with pytest.warns(gapless.CaptureWarning, match="create_graph=True"):
+        physics.calls(step, 12)
+
+    assert [refusal.kind for refusal in step.report.refusals] == ["create_graph"]
+    assert not step.report.num_graphs
+
+
 def test_ahead_of_a_run_nothing_is_captured_and_no_lead_changes(device, thread):
     """The loop, not its examples, is what settles it."""
     physics = Physics(device, thread, lead=60)

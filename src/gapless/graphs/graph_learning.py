@@ -66,8 +66,6 @@ class Learning:
         self._report = callee.report
         self._device = device = callee.device
         self._limits: GraphLimits = pool.limits
-        # What ranks do they do together, and each has numbers of its own.
-        callee.order.is_given_up |= callee.consent.asks
         optimizers = KnownOptimizers()
         self._weights = KnownWeights(optimizers)
         self._host_watch = HostWatch(
@@ -179,6 +177,8 @@ class Learning:
             first_uses: ahead of a run, is told what the run is about to write.
         """
         work = self._callee.work
+        # What ranks do they do together, and each has numbers of its own.
+        self._callee.order.is_given_up |= self._callee.consent.asks
         weights = [weight for weight, _ in self._weights.gradients()]
         sharded = refusal_of_weights(weights) or refusal_of_step(self._callee.step)
         objection = sharded or objection_to_profiler()
