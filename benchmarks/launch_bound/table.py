@@ -79,9 +79,10 @@ def _minute(found: Entry) -> float | None:
 def best_peer(calls: list[Entry], peers: tuple[str, ...]) -> tuple[float, str, str] | None:
     """Return how far our fastest whole step is ahead of the fastest of some peers, and which these are.
 
-    Of the newest call that timed both.
+    Of the call that timed the most variants of both, the newest of those.
     """
-    for entry in calls:
+    variants = (*WHOLE_STEPS, *peers)
+    for entry in sorted(calls, key=lambda one: -sum(speed(one, v) is not None for v in variants)):
         ours, theirs = (_fastest(entry, variants) for variants in (WHOLE_STEPS, peers))
         if ours is not None and theirs is not None:
             return ours[0] / theirs[0], ours[1], theirs[1]
