@@ -9,7 +9,11 @@ from unittest import mock
 import torch
 
 from gapless.device import torch_gpu
-from gapless.device.torch_private import is_multithreading_enabled, next_sequence_number
+from gapless.device.torch_private import (
+    current_graph_task,
+    is_multithreading_enabled,
+    next_sequence_number,
+)
 from gapless.graphs.reads import host_watch
 
 
@@ -23,7 +27,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_
 
 
 def run_there(*args, **kwargs):
-    if not torch._C._is_multithreading_enabled():
+    # A pass within another one stays on its thread.
+    if not torch._C._is_multithreading_enabled() or torch._C._current_graph_task_id() != -1:
         return run_backward(*args, **kwargs)
     modes, functions = _get_current_dispatch_mode_stack(), _get_current_function_mode_stack()
 
@@ -74,7 +79,7 @@ def backward_thread():
         exec(compile(_SOURCE, torch.autograd.graph.__file__, "exec"), space)
 
         def has_one(_):
-            return is_multithreading_enabled()
+            return is_multithreading_enabled() and current_graph_task() == -1
 
         with (
             mock.patch.object(torch.autograd, "_engine_run_backward", space["run_there"]),

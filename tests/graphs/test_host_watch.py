@@ -27,7 +27,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from gapless.graphs.reads.failed_look import Look
 from gapless.graphs.reads.host_watch import HostWatch
+from gapless.graphs.reads.run_profile import RunProfile
 from watched_steps import change, is_cpu, is_meta, kept, names, watched
 
 
@@ -1369,3 +1371,22 @@ def test_derivatives_in_reverse_mode_are_none_in_forward_mode():
 
     _, run = watched(step)
     assert run.forward_modes == []
+
+
+def test_once_torch_compiles_backward_passes_are_not_seen_either():
+    """They run on a thread of their own, and go on with what is compiled: its code is none of the step's."""
+    profile = RunProfile({}, 1, batch=set(), look=Look(None))
+    profile.is_complete = False
+    found = []
+
+    def backward():
+        sys.setprofile(profile.note)
+        is_cpu(torch.ones(1))
+        found.append(sys.getprofile())
+
+    thread = threading.Thread(target=backward)
+    thread.start()
+    thread.join()
+
+    assert found == [None]
+    assert not profile.host

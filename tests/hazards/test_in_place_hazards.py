@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from backward_thread import backward_thread
 from hazards.harness import CPU, SIMULATED
 from hazards.in_place_harness import judge, judge_in_turns, judge_the_loop_itself
 from hazards.in_place_known import late_marks, xfail_marks
@@ -62,3 +63,12 @@ def judged_where_the_loop_holds(case, scheduler):
 def test_on_the_simulated_device_in_turns(case):
     """It gives the same whichever of its calls are replays."""
     assert judge_in_turns(case, SIMULATED, scheduler="asap", seed=0) == []
+
+
+@pytest.mark.parametrize(
+    "case", [one for one in cases_on(SIMULATED) if "checkpointed_late" in one.id]
+)
+def test_parts_that_run_again_in_autograds_thread(case):
+    """As on a GPU: a forward pass within a backward pass, that may be watched there."""
+    with backward_thread():
+        assert judge(case, SIMULATED, scheduler="asap", seed=0) == []

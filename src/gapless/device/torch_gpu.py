@@ -11,6 +11,7 @@ from torch.autograd import grad
 
 from gapless.device.torch_private import (
     call_when_cuda_starts,
+    current_graph_task,
     is_multithreading_enabled,
     next_sequence_number,
 )
@@ -83,8 +84,11 @@ _WAYS: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def has_backward_thread(device: torch.device) -> bool:
-    """Return whether backward passes run on another thread than the one that calls them."""
-    return device.type == "cuda" and is_multithreading_enabled()
+    """Return whether backward passes run on another thread than the one that calls them.
+
+    Within a backward pass they do not, such as where a checkpointed part runs again.
+    """
+    return device.type == "cuda" and is_multithreading_enabled() and current_graph_task() == -1
 
 
 def call_on_backward_thread(function: Callable[[], object], device: torch.device) -> None:

@@ -227,6 +227,10 @@ class RunProfile:
             _set_eval_frame(callback)
 
     def _note_event(self, frame: FrameType, event: str, arg: Any) -> None:
+        if not self.is_complete:
+            # Torch has begun to compile on the loop's thread; backward passes, on another, go on with it.
+            sys.setprofile(None)
+            return
         if self._other is not None:
             self._other(frame, event, arg)
         if self._look.failure is not None:
