@@ -211,7 +211,7 @@ def test_bash_completes_every_flag_of_train(offered, gapless):
         (("completion", "z"), {"zsh"}),
         (("train", "--seed", "1", "--no-pin"), {"--no-pin-memory"}),
         (("evaluate", "run", "--split", "t"), {"train", "test"}),
-        (("doctor", "--format", ""), {"text", "json", "sarif"}),
+        (("doctor", "--format", ""), {"text", "json", "sarif", "github"}),
         # A file, where nothing is known of a text; and nothing, where a number is expected.
         (("train", "--data", "p"), {"pairs.tsv"}),
         (("train", "--config", "p"), {"pairs.tsv"}),

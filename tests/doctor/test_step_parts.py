@@ -16,6 +16,7 @@ from gapless.records.finding import PartTimes, Session, StepTimes
 
 
 PAUSE = 0.01
+NUM_STEPS = 8
 
 
 def slow_batch(_=None):
@@ -37,8 +38,10 @@ class Watched:
         self.num_steps += 1
         if self.num_steps == 1:
             self.passes.start()
-        else:
+        elif self.num_steps < NUM_STEPS:
             self.passes.next_step()
+        else:
+            self.passes.stop()
 
     def parts(self):
         self._hook.remove()
@@ -53,23 +56,23 @@ class Watched:
 
 
 def from_a_generator(watched):
-    for x in (slow_batch() for _ in range(8)):
+    for x in (slow_batch() for _ in range(NUM_STEPS)):
         watched.step(x)
 
 
 def from_map(watched):
-    for x in map(slow_batch, range(8)):
+    for x in map(slow_batch, range(NUM_STEPS)):
         watched.step(x)
 
 
 def from_a_function(watched):
-    for _ in range(8):
+    for _ in range(NUM_STEPS):
         x = slow_batch()
         watched.step(x)
 
 
 def within_one_line(watched):
-    for _ in range(8):
+    for _ in range(NUM_STEPS):
         watched.step(slow_batch())
 
 
@@ -80,7 +83,7 @@ def in_the_function_that_takes_the_step(watched):
         loss.backward()
         watched.optimizer.step()
 
-    for _ in range(8):
+    for _ in range(NUM_STEPS):
         step()
 
 
@@ -109,7 +112,7 @@ def test_what_a_loop_does_after_its_update_is_no_data():
     """Nor is what it does between its passes."""
     watched = Watched()
 
-    for _ in range(8):
+    for _ in range(NUM_STEPS):
         loss = watched.model(torch.ones(2, 4)).sum()
         time.sleep(PAUSE)
         loss.backward()
@@ -127,7 +130,7 @@ def test_a_pass_that_is_slow_is_told_from_the_others():
     watched.model.weight.register_hook(lambda _: time.sleep(PAUSE))
     watched.optimizer.register_step_pre_hook(lambda *_: None)
 
-    for _ in range(8):
+    for _ in range(NUM_STEPS):
         watched.step(torch.ones(2, 4))
     parts = watched.parts()
 
