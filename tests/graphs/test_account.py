@@ -13,7 +13,8 @@ from hypothesis import given, strategies as st
 
 import gapless
 from gapless.graphs import account, audit
-from gapless.graphs.account import ALLOWANCE_S, LEAST_AHEAD, SHARE, Account, CallTimes, TimeSpent
+from gapless.graphs.account import ALLOWANCE_S, LEAST_AHEAD, SHARE, Account, CallTimes
+from gapless.graphs.time_spent import TimeSpent
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import Training, on
 

@@ -33,11 +33,12 @@ from gapless.graphs.interludes import Interludes, note_interludes_for
 
 
 if TYPE_CHECKING:
-    from gapless.graphs.account import Account, CallTimes, What
+    from gapless.graphs.account import Account, CallTimes
     from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.entry import Entry
     from gapless.graphs.proof.proof_verdict import AnyVerdict
     from gapless.graphs.reads.read_guards import ReadGuards
+    from gapless.graphs.time_spent import What
 
 
 # Replays of a block.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from gapless.graphs.account import TimeSpent
 from gapless.graphs.padding_share import KindsSeen, padding_shares
+from gapless.graphs.time_spent import TimeSpent
 from gapless.report.figures import megabytes
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from gapless.graphs.account import What
+    from gapless.graphs.time_spent import What
 
 
 @dataclass(slots=True)
