@@ -362,7 +362,7 @@ def test_a_rare_shape_stays_plain_and_the_report_says_what_was_spent(monkeypatch
 
 def test_a_graph_whose_audit_waits_for_room_is_not_replayed(monkeypatch):
     """Its calls run as written, with the same results, until there is room, unless replays earn it back."""
-    monkeypatch.setattr(account, "_LEAST_BETWEEN_AUDITS", 0)
+    monkeypatch.setattr(account, "LEAST_BETWEEN_AUDITS", 0)
     with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
         torch.manual_seed(0)
         training = Training(device)

@@ -87,7 +87,7 @@ _SHARE_SAVED = 0.6
 _NUM_GUESSED = 20
 
 # Replays between two audits of a graph, at least.
-_LEAST_BETWEEN_AUDITS = 32
+LEAST_BETWEEN_AUDITS = 32
 
 # For so many calls a kind that waits for room holds back those of shorter calls.
 _LONGEST_IN_LINE = 200
@@ -384,7 +384,7 @@ class Account:
         """Return whether the replays behind an audit save what it is expected to take, beyond any other way."""
         spent = times.spent
         share = spent.saved_s / spent.replayed_s if spent.replayed_s else _SHARE_SAVED
-        return expected_s < _LEAST_BETWEEN_AUDITS * share * (times.as_written_s or 0.0)
+        return expected_s < LEAST_BETWEEN_AUDITS * share * (times.as_written_s or 0.0)
 
     def _room_s(self) -> float:
         return SHARE * self.as_written_s + ALLOWANCE_S - self._charged_s

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
+from gapless.graphs.account import LEAST_BETWEEN_AUDITS
 from gapless.graphs.interludes import Interludes, note_interludes_for
 
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 
 # Replays of a block.
-FIRST_BLOCK = 32
+FIRST_BLOCK = LEAST_BETWEEN_AUDITS
 LONGEST_BLOCK = 1_000
 
 # Interludes of an object that count, however few calls it had.
