@@ -7,7 +7,7 @@ import warnings
 import torch
 from torch import nn
 
-from hazards.harness import CPU, DEVICES, EVERYWHERE, GPU, REAL, case, form_case
+from hazards.harness import DEVICES, EVERYWHERE, GPU, REAL, case, form_case
 
 
 def form(name, sentence, make, *, devices=EVERYWHERE):
@@ -33,29 +33,14 @@ form(
     lambda place, n: image(place, n)[None].to(memory_format=torch.channels_last_3d),
 )
 form(
-    "permuted",
-    "Images are loaded as HWC and permuted: dense, in another order.",
-    lambda place, n: place.numbers(n, 2, 10, 12, 3).permute(0, 3, 1, 2),
-)
-form(
     "expanded",
     "A mask is expanded, with a stride of 0.",
     lambda place, n: place.numbers(n, 1, sized(place, n)).expand(3, -1),
 )
 form(
-    "transposed",
-    "A matrix is transposed.",
-    lambda place, n: place.numbers(n, sized(place, n) // 4, 4).t(),
-)
-form(
     "sliced_columns_pinned",
     "A slice of columns of pinned memory is not contiguous.",
     lambda place, n: place.pinned(place.numbers(n, sized(place, n) // 4, 4))[:, 1:3],
-)
-form(
-    "rows_of_a_dataset",
-    "The batch is a slice of one large tensor.",
-    lambda place, n: place.numbers(0, 64, 32)[8 * n : 8 * n + 8],
 )
 form(
     "odd_offset",
@@ -74,33 +59,12 @@ form(
     ),
 )
 form(
-    "empty_strided",
-    "A tensor with gaps between its rows (padded rows).",
-    lambda place, n: torch.as_strided(place.numbers(n, 64), (4, 6), (16, 1)),
-)
-form(
     "overlapping",
     "Sliding windows by `unfold`, which overlap.",
     lambda place, n: place.numbers(n, 40).unfold(0, 5, 1),
 )
 
-for _dtype in (
-    "bool",
-    "uint8",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "bfloat16",
-    "float64",
-    "uint16",
-    "uint32",
-    "complex64",
-    "complex128",
-    "float8_e4m3fn",
-    "float8_e5m2",
-):
+for _dtype in ("bool", "uint8", "int64", "float16", "bfloat16", "complex64", "float8_e4m3fn"):
     form(
         f"dtype_{_dtype}",
         f"Tensors of dtype {_dtype}, pinned and pageable.",
@@ -117,15 +81,6 @@ def conj(place, number):
 form("conjugated", "A lazily conjugated complex tensor.", conj)
 
 
-def quantized(place, number):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.quantize_per_tensor(place.numbers(number, 12), 4.0, 1, torch.quint8)
-
-
-form("quantized", "A quantized tensor.", quantized, devices=(CPU,))
-
-
 def sparse(place, number, **options):
     indices = torch.tensor([[0, 1, 1], [2, 0, 2]])
     values = place.numbers(number, 3)
@@ -138,15 +93,6 @@ form(
     lambda place, n: sparse(place, n).coalesce(),
     devices=REAL,
 )
-
-
-def csr(place, number):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return sparse(place, number).to_sparse_csr()
-
-
-form("sparse_csr", "An adjacency matrix in CSR.", csr, devices=REAL)
 
 
 def nested(place, number, **options):
@@ -173,24 +119,6 @@ class Tagged(torch.Tensor):
     """A subclass without methods of its own."""
 
 
-class Boxes(torch.Tensor):
-    """A subclass with `__torch_function__` and an attribute, as torchvision's tv_tensors have."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        result = super().__torch_function__(func, types, args, kwargs or {})
-        source = next((one for one in args if isinstance(one, Boxes)), None)
-        if isinstance(result, Boxes) and source is not None:
-            result.canvas = getattr(source, "canvas", None)
-        return result
-
-
-def boxes(place, number, size=(3, 4)):
-    made = place.numbers(number, *size).as_subclass(Boxes)
-    made.canvas = (100 + number, 200)
-    return made
-
-
 class CountedTo(torch.Tensor):
     """A subclass with a `.to` of its own that marks what it returns."""
 
@@ -206,12 +134,6 @@ form(
     "A plain subclass of Tensor.",
     lambda place, n: place.numbers(n, sized(place, n)).as_subclass(Tagged),
 )
-
-
-@case("A subclass with `__torch_function__` and attributes keeps both.")
-def subclass_with_attributes(place):
-    loader = [(boxes(place, number), place.numbers(number, 5)) for number in range(5)]
-    return [(one, one.canvas, y) for one, y in place.prefetch(loader)]
 
 
 @case("A subclass whose own `.to` does more than move.", devices=REAL)
@@ -254,15 +176,6 @@ def a_shared_storage(place):
     return results
 
 
-@case("The same host tensors come again in every batch, as constants do.")
-def constants_in_every_batch(place):
-    mask, results = place.pinned(torch.ones(place.medium)), []
-    for batch in place.prefetch([{"mask": mask, "x": place.numbers(n, 4)} for n in range(6)]):
-        batch["mask"].mul_(batch["x"][0])
-        results.append(batch["mask"])
-    return results
-
-
 @case("Some tensors are on the device already, and pass as the very same objects.")
 def on_the_device_already(place):
     there = [place.moved(place.numbers(number, 6)) for number in range(4)]
@@ -284,22 +197,6 @@ def made_on_the_device(place):
             yield x * 2, place.numbers(number, 3)
 
     return [(x + 1, y) for x, y in place.prefetch(batches())]
-
-
-@case("A tensor with a bit pattern that is no number keeps its bits.")
-def nan_bits(place):
-    bits = torch.tensor([0x7FC00001, 0x7F800001, -1, 0x7F800000], dtype=torch.int32)
-    return [x.view(torch.int32) for x in place.prefetch([bits.view(torch.float32)] * 3)]
-
-
-@case("A step resizes its batch in place and frees its storage.", devices=REAL)
-def resized(place):
-    results = []
-    for x in place.prefetch([place.numbers(number, 40) for number in range(6)]):
-        x.resize_(20 if len(results) % 2 else 60)
-        results.append(x[:20])
-        place.busy()
-    return results
 
 
 @case(

@@ -7,7 +7,6 @@ import threading
 import weakref
 
 import pytest
-import torch
 
 from hazards.harness import HOLDS, case
 
@@ -90,20 +89,6 @@ def iter_raises(place):
             pass
 
 
-@case("KeyboardInterrupt comes in the step; the user saves, and trains on.")
-def interrupted_step(place):
-    prefetcher, results = place.prefetch(numbered(place)), []
-    try:
-        for number, x in enumerate(prefetcher):
-            results.append(x[:6])
-            if number == 2:
-                raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        place.busy()
-    results.extend(x[:6] for x in prefetcher)
-    return results
-
-
 @case("KeyboardInterrupt comes in the loader.")
 def interrupted_loader(place):
     prefetcher, results = place.prefetch(Failing(place, 2, KeyboardInterrupt())), []
@@ -111,20 +96,6 @@ def interrupted_loader(place):
         for x in prefetcher:
             results.append(x[:6])
     return results + [x[:6] for x in prefetcher]
-
-
-@case("The step raises inside: a wrong index, which the loop skips with continue.")
-def skipping_bad_batches(place):
-    results = []
-    for x in place.prefetch(numbered(place, 8)):
-        try:
-            if len(results) % 2:
-                x.view(7, -1, 11)
-            results.append(x[:3])
-        except RuntimeError:
-            results.append(x[-3:])
-            continue
-    return results
 
 
 @case("A half-read iterator is kept, while new passes run beside it, and is read on.")
@@ -196,23 +167,3 @@ def everything_dies(place):
     gc.collect()
     assert dying() is None
     assert y.shape == (place.medium,)
-
-
-@case("A prefetcher outlives its last reference while the loop runs.")
-def prefetcher_dropped_in_the_loop(place):
-    prefetcher, results = place.prefetch(numbered(place)), []
-    for x in prefetcher:
-        if prefetcher is not None:
-            prefetcher = None
-            gc.collect()
-        place.busy()
-        results.append(x[:4])
-    return results
-
-
-@case("Batches outlive prefetcher, iterator and loader.")
-def batches_outlive_everything(place):
-    kept = [x[2:] for x in place.prefetch(numbered(place))]
-    gc.collect()
-    fresh = [torch.full_like(one, -3) for one in kept]
-    return kept, len(fresh)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections.abc
 import copy
-import itertools
 import threading
 
 import pytest
@@ -88,19 +87,6 @@ refill_case(
 )
 
 
-@case("A loader refills a numpy array that its tensors share.")
-def numpy_buffer_refilled(place):
-    def loader():
-        array = torch.zeros(place.medium).numpy()
-        for number in range(9):
-            array[:] = number * 10
-            array[0] = 1
-            yield torch.from_numpy(array)[: place.medium - number]
-            array[:] = -1
-
-    return read_all(place, loader())
-
-
 @case("A loader frees its batch and makes the next in the same memory.")
 def loader_drops_its_batch(place):
     def loader():
@@ -112,31 +98,11 @@ def loader_drops_its_batch(place):
     return read_all(place, loader())
 
 
-@case("An infinite loader is left by break.")
-def infinite_loader(place):
-    results = []
-    for number, x in enumerate(place.prefetch(place.numbers(n, 9) for n in itertools.count())):
-        results.append(x)
-        if number == 8:
-            break
-    return results
-
-
 @case("Two shuffled DataLoaders are zipped: both draw their seeds before the first batch.")
 def shuffled_and_zipped(place):
     torch.manual_seed(11)
     left, right = (place.prefetch(DataLoader(Squares(num), 2, shuffle=True)) for num in (10, 14))
     return [(x, rows, other) for (x, rows, _), (other, *_) in zip(left, right, strict=False)]
-
-
-@case("Iterators are made before the loop, and random numbers are drawn before the first batch.")
-def iterators_before_the_loop(place):
-    torch.manual_seed(12)
-    labelled = iter(place.prefetch(DataLoader(Squares(12), 3, shuffle=True)))
-    noise = torch.randn(1).item()
-    unlabelled = iter(place.prefetch(DataLoader(Squares(20), 4, shuffle=True)))
-    found = [(next(labelled)[1], next(unlabelled)[1], torch.rand(1).item()) for _ in range(4)]
-    return found, noise
 
 
 @case("The data grow after the iterator was made.")
@@ -208,17 +174,6 @@ def persistent_workers(place):
     finally:
         loader._iterator._shutdown_workers()
     return [index for _, index in results], [x.shape for x, _ in results]
-
-
-@case("A DataLoader with workers is left early and read again.", devices=REAL)
-def workers_left_early(place):
-    loader = DataLoader(Squares(12), batch_size=3, num_workers=1)
-    results = []
-    for _ in range(2):
-        for x, *_ in place.prefetch(loader):
-            results.append(x)
-            break
-    return results
 
 
 @case("A DataLoader pins its batches in a thread.", devices=(GPU,))
@@ -293,12 +248,6 @@ def prefetcher_is_copied(place):
     prefetcher = place.prefetch([place.numbers(n, 4) for n in range(3)])
     again = copy.copy(prefetcher)
     assert [int(x[0]) for x in again] == [int(x[0]) for x in prefetcher]
-
-
-@case("Empty loaders: a list, a DataLoader.", verdict=HOLDS)
-def empty_loaders(place):
-    assert list(place.prefetch([])) == []
-    assert list(place.prefetch(DataLoader(TensorDataset(torch.empty(0, 3))))) == []
 
 
 @case("On a machine with a GPU the loop asks for the CPU.", devices=(GPU,), verdict=HOLDS)

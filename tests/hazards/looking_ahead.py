@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import random
-
 import pytest
 import torch
 
@@ -18,21 +15,6 @@ def torchs_generator_is_shared(place):
             yield torch.randn(8)
 
     return [x + torch.rand(1).item() for x in place.prefetch(loader())], torch.rand(1).item()
-
-
-@case("A replay buffer: the step stores transitions, from which the loader samples.")
-def replay_buffer(place):
-    replay = collections.deque([torch.ones(3)], maxlen=5)
-
-    def loader():
-        for _ in range(9):
-            yield torch.stack(random.sample(list(replay), k=min(2, len(replay)))), len(replay)
-
-    results = []
-    for number, (x, num_stored) in enumerate(place.prefetch(loader())):
-        results.append((x, num_stored))
-        replay.append((x[0] * 2 + number).cpu())
-    return results
 
 
 class CountingLoader:
@@ -119,17 +101,6 @@ def lazy_until_asked(place):
     assert reads == []
     next(batches)
     assert reads == [0]
-
-
-@case("With `depth=2` the same batches come in the same order, kept as views.")
-def depth_gives_the_same(place):
-    loader = [(place.numbers(n, size), f"b{n}") for n, size in enumerate(place.sizes() * 3)]
-    results = []
-    for x, text in place.prefetch(loader, depth=2):
-        place.busy()
-        results.append((x[1:], text))
-        del x
-    return results
 
 
 @case("With `depth=k` no more than k batches are read ahead.", devices=EVERYWHERE, verdict=HOLDS)

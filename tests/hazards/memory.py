@@ -107,43 +107,6 @@ def objects_do_not_grow(place):
     assert counts[-1] - counts[1] < 100, counts
 
 
-@case(
-    "Ten thousand small batches with ids, of growing and changing sizes.",
-    devices=(GPU,),
-    verdict=HOLDS,
-)
-def ten_thousand_growing(place):
-    largest = 4 * 10_000 * 4
-
-    def loader():
-        for number in range(10_000):
-            yield {
-                "x": torch.empty(4 * (number + 1)),
-                "id": f"id-{number}",
-                "y": torch.empty(1 + number % 100, dtype=torch.int64),
-            }
-
-    peak = peak_of(place, loader())
-    assert peak <= 6 * largest + 4 * MIB
-
-
-@case(
-    "Sizes grow slowly to 16 MiB: memory stays at a few of the largest batch.",
-    devices=(GPU,),
-    verdict=HOLDS,
-)
-def growing_slowly(place):
-    largest = 16 * MIB
-
-    def loader():
-        for number in range(1, 129):
-            yield torch.empty(largest // 128 * number // 4)
-
-    peak = peak_of(place, loader())
-    torch.cuda.synchronize()
-    assert peak <= 4 * largest
-
-
 @case("A batch is just larger than a power of two.", devices=(GPU,), verdict=HOLDS)
 def just_above_a_power_of_two(place):
     batch = torch.empty(64 * MIB // 4 + 1)
@@ -230,22 +193,6 @@ def passes_left_early(place):
             break
     torch.cuda.synchronize()
     assert device_bytes() - before <= 3 * 16 * MIB
-
-
-@case(
-    "Views that the loop keeps hold their memory; the rest is used again.",
-    devices=(GPU,),
-    verdict=HOLDS,
-)
-def some_views_kept(place):
-    kept = []
-
-    def step(x):
-        if len(kept) < 3:
-            kept.append(x[:1])
-
-    peak = peak_of(place, (torch.empty(4 * MIB) for _ in range(60)), step)
-    assert peak <= (3 + 3) * 16 * MIB * 1.15 + 2 * MIB
 
 
 @case(

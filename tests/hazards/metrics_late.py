@@ -78,28 +78,6 @@ def every_five(place):
     return told, losses.mean()
 
 
-@case("The callback runs in the loop's thread, from `add`, `drain` or `mean`.", verdict=HOLDS)
-def callback_in_the_loops_thread(place):
-    import threading
-
-    threads, inside, calls = set(), [], []
-
-    def on_values(new):
-        threads.add(threading.current_thread())
-        calls.append(bool(inside))
-
-    losses = place.losses(every=2, on_values=on_values)
-    for number in range(40):
-        inside.append(1)
-        losses.add(place.scalar(1.0 * number))
-        inside.pop()
-        place.settle()
-    inside.append(1)
-    losses.drain()
-    assert threads == {threading.current_thread()}
-    assert calls == [True] * 20
-
-
 @case(
     "The callback raises (early stopping): the error comes out of the loop, and no step is "
     "told twice.",

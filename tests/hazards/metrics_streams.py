@@ -23,17 +23,6 @@ def overwritten_after_add(place):
     return losses.mean(), losses.history
 
 
-@case("The loss is dropped at once, and its memory is used again.")
-def dropped_at_once(place):
-    losses, x = place.losses(), place.scalar(1.0)
-    for number in range(40):
-        place.busy()
-        losses.add(x * number)
-        for _ in range(3):
-            x * -1
-    return losses.mean(), losses.history
-
-
 @case("A static output of a CUDA graph is added after each replay.", devices=(GPU,))
 def output_of_a_graph(place):
     static = torch.zeros((), device=place.torch_device)
@@ -79,31 +68,6 @@ def added_in_a_thread(place):
     return losses.mean(), losses.history
 
 
-@case("Two threads add to one object: nothing is lost.", devices=REAL, verdict=HOLDS)
-def two_threads_add(place):
-    losses, failures = place.losses(), []
-
-    def train(sign):
-        try:
-            side = place.stream()
-            with place.on(side):
-                for number in range(1, 301):
-                    losses.add(place.scalar(sign * number, torch.float64))
-        except BaseException as failure:
-            failures.append(failure)
-
-    threads = [threading.Thread(target=train, args=(sign,)) for sign in (1, -2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
-    losses.drain()
-    expected = [1.0 * n for n in range(1, 301)] + [-2.0 * n for n in range(1, 301)]
-    assert sorted(losses.history) == sorted(expected)
-    assert len(losses.weights) == 600
-
-
 @case("Evaluation adds under `inference_mode`, training adds outside, to one object.")
 def inference_mode(place):
     losses = place.losses()
@@ -144,23 +108,6 @@ def graph_is_not_kept(place):
     gc.collect()
     assert sum(one() is not None for one in dying) == 0
     assert losses.mean() == 2.0
-
-
-@case("Adding and `latest()` never wait for the device.", devices=DEVICES, verdict=HOLDS)
-def no_wait(place):
-    losses, x = place.losses(), place.scalar(1.0)
-    for number in range(10):
-        losses.add(loss=x * number, accuracy=x)
-    losses.mean()
-    losses.reset()
-    place.settle()
-    with place.count_waits() as waits:
-        for number in range(300):
-            place.busy() if number % 100 == 0 else None
-            losses.add(loss=x * number, accuracy=x, weight=3)
-            losses.latest()
-    assert waits.count == 0, waits
-    assert losses.mean("loss") == 149.5
 
 
 @case(

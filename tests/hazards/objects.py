@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import gc
 import weakref
 
@@ -39,51 +38,12 @@ class InPlace:
         self.num_moves += 1
 
 
-class ReturnsSelf:
-    def __init__(self, **tensors):
-        self.__dict__.update(tensors)
-
-    def to(self, device, non_blocking=False):
-        for name, tensor in vars(self).items():
-            setattr(self, name, tensor.to(device, non_blocking=non_blocking))
-        return self
-
-
 class AnyArguments:
     def __init__(self, x):
         self.x = x
 
     def to(self, *args, **kwargs):
         return AnyArguments(self.x.to(*args, **kwargs))
-
-
-class KeywordOnly:
-    def __init__(self, x):
-        self.x = x
-
-    def to(self, device, *, non_blocking=True, copy=False):
-        return KeywordOnly(self.x.to(device, non_blocking=non_blocking, copy=copy))
-
-
-class Encoding(collections.UserDict):
-    """A mapping with attributes and a `.to` of its own, as tokenizers return."""
-
-    def __init__(self, data=None, encodings=None):
-        super().__init__(data)
-        self.encodings = encodings
-
-    def __getattr__(self, name):
-        try:
-            return self.__dict__["data"][name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-    def to(self, device, *, non_blocking=False):
-        self.data = {
-            key: value.to(device, non_blocking=non_blocking) if hasattr(value, "to") else value
-            for key, value in self.data.items()
-        }
-        return self
 
 
 class Images:
@@ -121,16 +81,6 @@ def x_of(place, number):
 
 form(
     "in_place", "A `.to` that changes in place and returns None.", lambda p, n: InPlace(x_of(p, n))
-)
-form(
-    "returns_self",
-    "A `.to(device, non_blocking)` that returns itself.",
-    lambda p, n: ReturnsSelf(x=x_of(p, n), y=torch.tensor(n)),
-)
-form(
-    "encoding",
-    "A tokenizer's mapping with a `.to` of its own, and attributes.",
-    lambda p, n: Encoding({"input_ids": x_of(p, n), "words": ["a"]}, encodings=["e"]),
 )
 form(
     "images",
@@ -178,24 +128,6 @@ def pinned_object_refilled(place):
     for batch in place.prefetch(loader()):
         place.busy()
         results.append(batch.x * 2)
-    return results
-
-
-@case("An object holding pinned memory is dropped by its loader at once after the copy is queued.")
-def pinned_object_dropped(place):
-    def loader():
-        for number in range(12):
-            yield ReturnsSelf(
-                x=place.pinned(place.numbers(number, place.medium)),
-                y=place.pinned(place.numbers(number + 1, place.medium)),
-            )
-
-    results = []
-    for batch in place.prefetch(loader()):
-        results.append(batch.x + batch.y)
-        # New pinned memory, filled at once, may be that of the last batch.
-        place.pinned(torch.full((place.medium,), -7.0))
-        place.busy()
     return results
 
 

@@ -19,20 +19,6 @@ def the_very_same_tensors(place):
 
 
 @case(
-    "The step changes its batch in place, and so the loader's data, as in the plain loop.",
-    devices=(CPU,),
-)
-def changes_reach_the_loader(place):
-    loader = [place.numbers(n, 4) for n in range(3)]
-    results = []
-    for _ in range(3):
-        for x in place.prefetch(loader):
-            x.mul_(2)
-            results.append(x.clone())
-    return results, loader
-
-
-@case(
     "A loader refills one buffer while the loop keeps the batches: all show the last.",
     devices=(CPU,),
 )
@@ -45,14 +31,6 @@ def kept_batches_show_the_last(place):
             yield buffer
 
     return list(place.prefetch(loader()))
-
-
-@case("Attributes that users set on tensors are there.", devices=(CPU,), verdict=HOLDS)
-def attributes_of_tensors(place):
-    x = torch.ones(2)
-    x.source = "file 3"
-    (found,) = place.prefetch([x])
-    assert found.source == "file 3"
 
 
 @case("Batches die at once when the loop drops them.", devices=(CPU,), verdict=HOLDS)

@@ -30,37 +30,6 @@ def whole_loop_on_a_side_stream(place):
     return results
 
 
-@case("Batches are read on two streams in turn.", devices=DEVICES)
-def stream_changes_with_each_batch(place):
-    streams, results = [place.stream(), place.stream()], []
-    batches = iter(place.prefetch(one_size(place, 12)))
-    for number in range(12):
-        with place.on(streams[number % 2]):
-            x = next(batches)
-            place.busy()
-            results.append(x * 2)
-            del x
-    for stream in streams:
-        place.order(place.current(), stream)
-    return results
-
-
-@case("Two passes of one prefetcher are read on two streams at once.", devices=DEVICES)
-def two_passes_on_two_streams(place):
-    prefetcher, streams = place.prefetch(one_size(place)), [place.stream(), place.stream()]
-    passes, results = [iter(prefetcher), iter(prefetcher)], []
-    for _ in range(9):
-        for stream, batches in zip(streams, passes, strict=True):
-            with place.on(stream):
-                x = next(batches)
-                place.busy()
-                results.append(x[:40] - 1)
-                del x
-    for stream in streams:
-        place.order(place.current(), stream)
-    return results
-
-
 @case(
     "A side stream reads the batch, which is joined before the batch is dropped.", devices=DEVICES
 )
@@ -139,22 +108,6 @@ def host_memory_is_used_again(place):
     for x, number in place.prefetch(loader()):
         place.busy()
         results.append(x[:30] * number)
-    return results
-
-
-@case(
-    "The step makes and drops temporaries of the batch's size while the device is behind.",
-    devices=DEVICES,
-)
-def temporaries_of_the_same_size(place):
-    results = []
-    for x in place.prefetch(one_size(place, 12)):
-        place.busy()
-        y = x + 1
-        z = y * 2
-        results.append(z[:20] * 1)
-        del x, y, z
-        torch.zeros(place.medium, device=place.torch_device).fill_(-9)
     return results
 
 
@@ -267,21 +220,6 @@ def captured_between_batches(place):
     return results
 
 
-@case("A CUDA graph is captured while batches are queued ahead (`depth=2`).", devices=(GPU,))
-def captured_with_depth(place):
-    results = []
-    for number, x in enumerate(place.prefetch(one_size(place, 8), depth=2)):
-        if number == 3:
-            static, graph = x.clone(), torch.cuda.CUDAGraph()
-            torch.cuda.synchronize()
-            with torch.cuda.graph(graph):
-                output = static * 2
-            graph.replay()
-            results.append(output.clone())
-        results.append(x[:50])
-    return results
-
-
 @case(
     "Results go back to pinned memory by `non_blocking` copies on a side stream.", devices=(GPU,)
 )
@@ -297,17 +235,6 @@ def copied_back_on_a_side_stream(place):
         del x
     place.settle()
     return [back.to(place.torch_device) for back in backs]
-
-
-@case("The prefetcher's loop is behind a matrix product that takes long.", devices=(GPU,))
-def behind_matrix_products(place):
-    weight, results = torch.rand(4096, 4096, device=place.torch_device), []
-    for x in place.prefetch(one_size(place, 12)):
-        for _ in range(4):
-            weight @ weight
-        results.append(x.view(-1, 300)[:, :2] * 1)
-        del x
-    return results
 
 
 @case(

@@ -79,7 +79,7 @@ MISTAKES = {
         lambda: read_ahead,
         "looking_ahead-state_of_the_loader",
     ),
-    "strides lost": (lambda: every_tensor(torch.Tensor.contiguous), "forms-permuted"),
+    "strides lost": (lambda: every_tensor(torch.Tensor.contiguous), "forms-channels_last_3d"),
     "dtype lost": (lambda: every_tensor(torch.Tensor.float), "forms-dtype_float16"),
     "subclass lost": (
         lambda: every_tensor(lambda tensor: tensor.as_subclass(torch.Tensor)),
@@ -112,4 +112,4 @@ def test_the_table_is_that_of_the_cases():
 def test_there_are_enough_cases_everywhere():
     """No place is left out by a mistake in a list of devices."""
     for kind in EVERYWHERE:
-        assert sum(kind in one.devices for one in CASES) > 150
+        assert sum(kind in one.devices for one in CASES) > 100

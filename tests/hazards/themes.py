@@ -51,7 +51,6 @@ from hazards import (  # noqa: F401
     metrics_memory,
     metrics_streams,
     metrics_values,
-    mixtures,
     objects,
     on_the_cpu,
     streams,
