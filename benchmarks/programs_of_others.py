@@ -35,6 +35,7 @@ import tempfile
 import zipfile
 from array import array
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 
@@ -111,13 +112,14 @@ def draw_papers(folder):
     folder.joinpath("cora.cites").write_text("\n".join(cites), encoding="utf-8")
 
 
-def one_run(name, way, options):
-    """Run a program in a copy of its repository; return what came of it."""
-    repository, _, inside, words, more = PROGRAMS[name]
+@contextmanager
+def placed(name, repositories):
+    """Copy a program's repository with data for it; yield its root, and the folder that it is run in."""
+    repository, _, inside, *_ = PROGRAMS[name]
     with tempfile.TemporaryDirectory() as temporary:
         # Some look for their data two folders up.
         root = Path(temporary) / "a" / "b" / "repository"
-        shutil.copytree(options.folder / repository, root)
+        shutil.copytree(repositories / repository, root)
         folder = root / inside
         above = folder / ".." / ".." / "data"
         for place in {folder / "data", folder / ".." / "data", above, above / "mnist"}:
@@ -126,6 +128,16 @@ def one_run(name, way, options):
         draw_papers(folder / "cora")
         folder.joinpath("results").mkdir(exist_ok=True)
         write_text(root, folder)
+        yield root, folder
+
+
+def one_run(name, way, options):
+    """Run a program in a copy of its repository; return what came of it."""
+    _, _, _, words, more = PROGRAMS[name]
+    with (
+        placed(name, options.folder) as (root, folder),
+        tempfile.TemporaryDirectory() as temporary,
+    ):
         before = {path for path in root.rglob("*") if path.is_file()}
         report = Path(temporary) / "report.json"
         ours = ["-m", "gapless", "run", "--report", str(report)]

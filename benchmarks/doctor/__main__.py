@@ -60,10 +60,11 @@ def _measure(chosen):
         is_small=chosen.small,
         folder=Path(tempfile.mkdtemp(prefix="doctor-logs-")),
         judged=chosen.judged,
+        programs=chosen.programs,
     )
     is_fine = True
     for part in chosen.only:
-        if part == "corpus" and options.judged is None:
+        if getattr(options, PARTS[part].needs or "device") is None:
             continue
         measure = importlib.import_module(f"benchmarks.doctor.{PARTS[part].module}").measure
         try:
@@ -93,11 +94,13 @@ def _parser():
                         help="cases of a part whose names begin so")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--at-once", type=int, default=1, metavar="N",
-                        help="published scripts that are set up side by side")  # fmt: skip
+                        help="scripts side by side, of which one at a time has the device")  # fmt: skip
     parser.add_argument("--device", default="auto")
     parser.add_argument("--commit", help="where git cannot tell it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="to append to")
     parser.add_argument("--judged", type=Path, metavar="FILE", help="what doctor.judge wrote")
+    parser.add_argument("--programs", type=Path, metavar="FOLDER",
+                        help="of repositories, as benchmarks.programs_of_others has it")  # fmt: skip
     parser.add_argument("--small", action="store_true", help="on a CPU: does it all run?")
     parser.add_argument(
         "--page", nargs=2, type=Path, metavar=("JSON", "PAGE"), help="write the page"

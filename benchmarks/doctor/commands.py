@@ -19,6 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 LOOPS = Path(__file__).parent / "loops"
 PLANTED = ROOT / "tests" / "doctor" / "corpus" / "planted"
 
+# Loops lock this file while they run: cases side by side have the device in turns.
+TURN = Path(tempfile.gettempdir()) / f"device-turn-{os.getpid()}"
+
 # A script and its arguments.
 Command = tuple[Path, tuple[str, ...]]
 
@@ -83,7 +86,8 @@ def run(command: Sequence[str], *, limit_s: float) -> subprocess.CompletedProces
             text=True,
             timeout=limit_s,
             cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _path()},
+            env=os.environ
+            | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _path(), "DEVICE_TURN": str(TURN)},
         )
     except subprocess.TimeoutExpired:
         raise RunError(f"took more than {limit_s:.0f} s") from None

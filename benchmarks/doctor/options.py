@@ -18,10 +18,11 @@ class Options:
         device: name of the device.
         cases: the cases to measure; all of a part if it is empty.
         rounds: of each side.
-        at_once: scripts that are set up side by side.
+        at_once: scripts side by side.
         is_small: whether sizes are for a CPU, to see that it runs.
         folder: for what processes print.
         judged: what `doctor.judge` wrote.
+        programs: the folder of repositories of others.
     """
 
     device: str
@@ -31,6 +32,7 @@ class Options:
     is_small: bool
     folder: Path
     judged: Path | None
+    programs: Path | None = None
 
     def chosen(self, names: list[str]) -> list[str]:
         """Return those of a part's cases that are asked for: a word names all that begin with it."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.doctor.commands import PLANTED, Command, in_turns, run_doctor
+from benchmarks.doctor.commands import PLANTED, in_turns, run_doctor
+from benchmarks.doctor.side_by_side import side_by_side
 from benchmarks.doctor.verdicts import (
     is_near,
     lines_that_wait,
@@ -17,7 +18,7 @@ from benchmarks.doctor.verdicts import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from benchmarks.doctor.options import Options
@@ -35,24 +36,17 @@ def measure(options: Options) -> Iterator[dict[str, Any]]:
     """Yield what was found of each loop at each share of the step that is exposed."""
     of_all = EXPOSED[-2:] if options.is_small else EXPOSED
     chosen = options.chosen([f"{name} {exposed:g}" for name in names() for exposed in of_all])
-    for name in names():
-        shares = [exposed for exposed in of_all if f"{name} {exposed:g}" in chosen]
-        if not shares:
-            continue
-        times = _times(PLANTED / f"{name}.py", shares, options)
-        for exposed, with_wait, without in zip(shares, times[::2], times[1::2], strict=True):
-            found = _found(PLANTED / f"{name}.py", exposed, with_wait, without, options)
-            yield {"name": f"{name} {exposed:g}", "planted": exposed, **found}
+    return side_by_side(chosen, lambda name: _measured(name, options), options)
 
 
-def _times(script: Path, shares: Sequence[float], options: Options) -> list[list[float]]:
-    """Return the ms a step with the wait and without it, for each share, all in turns."""
-    steps = ("--num-steps", "12" if options.is_small else "40")
-    commands: list[Command] = []
-    for exposed in shares:
-        arguments = (*_size(exposed, options), *steps)
-        commands += [(script, arguments), (script, (*arguments, "--without-wait"))]
-    return in_turns(commands, rounds=options.rounds)
+def _measured(name: str, options: Options) -> dict[str, Any]:
+    loop, share = name.split()
+    script, exposed = PLANTED / f"{loop}.py", float(share)
+    arguments = (*_size(exposed, options), "--num-steps", "12" if options.is_small else "25")
+    both = in_turns(
+        [(script, arguments), (script, (*arguments, "--without-wait"))], rounds=options.rounds
+    )
+    return {"planted": exposed, **_found(script, exposed, *both, options)}
 
 
 def _size(exposed: float, options: Options) -> tuple[str, ...]:
@@ -67,7 +61,7 @@ def _found(
     options: Options,
 ) -> dict[str, Any]:
     size = _size(exposed, options)
-    session = run_doctor(script, [*size, "--num-steps", "12" if options.is_small else "100"])
+    session = run_doctor(script, [*size, "--num-steps", "12" if options.is_small else "80"])
     mine = of_lines(session, script, lines_that_wait(script.read_text(encoding="utf-8")))
     saved = saved_share(with_wait, without)
     exposed_share = share_of(session, mine, "exposed_ms")

@@ -24,6 +24,7 @@ class Part:
         about: how it is measured and when it is right.
         head: of its table.
         cells: of an entry, below the head.
+        needs: the option without which it is not measured; empty if there is none.
     """
 
     module: str
@@ -31,6 +32,7 @@ class Part:
     about: str
     head: tuple[str, ...]
     cells: Callable[[Entry], tuple[str, ...]]
+    needs: str = ""
 
     def line(self, entry: Entry) -> str:
         """Return an entry in one line."""
@@ -116,6 +118,10 @@ def _published(entry: Entry) -> tuple[str, ...]:
     )
 
 
+def _said(entry: Entry) -> tuple[str, ...]:
+    return (entry["name"], entry["lines"][0])
+
+
 def _static(entry: Entry) -> tuple[str, ...]:
     return (
         entry["name"],
@@ -135,6 +141,7 @@ PARTS = {
         "are those of the label. Beside it, what `torch.cuda.set_sync_debug_mode` finds.",
         head=("where", "lines that wait", "right", "line found", "sync debug mode", "all right"),
         cells=_corpus,
+        needs="judged",
     ),
     "planted": Part(
         module="planted",
@@ -195,6 +202,14 @@ PARTS = {
         ),
         cells=_published,
     ),
+    "said": Part(
+        module="first_lines",
+        title="What it says first",
+        about="The first twelve lines of the report of programs of other people, which run untouched.",
+        head=("program", "first line"),
+        cells=_said,
+        needs="programs",
+    ),
     "static": Part(
         module="static_look",
         title="The look at the syntax",
@@ -222,22 +237,35 @@ def page(entries: list[Entry]) -> str:
     for name, part in PARTS.items():
         mine = [entry for (which, _), entry in newest.items() if which == name]
         lines += ["", f"## {part.title}", "", part.about, ""]
-        lines += _table(part, mine) if mine else [_missing(name)]
+        if mine and name == "said":
+            lines += [*_places(mine), *(line for entry in mine for line in _block(entry))]
+        else:
+            lines += _table(part, mine) if mine else [_missing(name)]
     return "\n".join(lines) + "\n"
 
 
 def _missing(name: str) -> str:
-    more = " --judged judge.json" if name == "corpus" else ""
+    needs = PARTS[name].needs
+    more = f" --{needs} {needs.upper()}" if needs else ""
     command = f"PYTHONPATH=src python3 -m benchmarks.doctor --only {name}{more} --json docs/results/doctor.json"
     return f"Not measured yet: `{command}`"
 
 
+def _places(entries: list[Entry]) -> list[str]:
+    return sorted(
+        {
+            f"{entry['hardware']}, {entry['versions'].partition(',')[0]}, commit {entry['commit']}, "
+            f"{entry['date']}."
+            for entry in entries
+        }
+    )
+
+
+def _block(entry: Entry) -> list[str]:
+    return ["", f"{entry['name']}, {entry['at']}:", "", "```text", *entry["lines"], "```"]
+
+
 def _table(part: Part, entries: list[Entry]) -> list[str]:
-    places = {
-        f"{entry['hardware']}, {entry['versions'].partition(',')[0]}, commit {entry['commit']}, "
-        f"{entry['date']}."
-        for entry in entries
-    }
     rows = [f"| {' | '.join(part.cells(entry))} |" for entry in entries]
     head = [f"| {' | '.join(part.head)} |", "|---" * len(part.head) + "|"]
-    return [*sorted(places), "", *head, *rows]
+    return [*_places(entries), "", *head, *rows]

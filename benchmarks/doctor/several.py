@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.doctor.commands import LOOPS, in_turns, run_doctor
+from benchmarks.doctor.side_by_side import side_by_side
 from benchmarks.doctor.verdicts import OF_A_TRIAL, trial_gain
 
 
@@ -23,11 +24,11 @@ EDITED = {
 
 def measure(options: Options) -> Iterator[dict[str, Any]]:
     """Yield what was found of each loop."""
-    for name in options.chosen(list(EDITED)):
-        yield {"name": name, **_measure(name, options)}
+    chosen = options.chosen(list(EDITED))
+    return side_by_side(chosen, lambda name: _measured(name, options), options)
 
 
-def _measure(name: str, options: Options) -> dict[str, Any]:
+def _measured(name: str, options: Options) -> dict[str, Any]:
     loop, edited, word = EDITED[name]
     scripts = [LOOPS / f"{which}.py" for which in (loop, edited)]
     size = ("--small",) if options.is_small else ()

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.doctor import __main__ as runner, planted, published, results
+from benchmarks.doctor import __main__ as runner, first_lines, planted, published, results
 from benchmarks.doctor.commands import LOOPS, PLANTED, RunError, in_turns
 from benchmarks.doctor.options import Options
 from benchmarks.doctor.static_look import copy_sources
@@ -19,6 +19,8 @@ from benchmarks.doctor.verdicts import (
     share_of,
     trial_gain,
 )
+
+from benchmarks import programs_of_others
 
 
 ROOT = Path(__file__).parents[2]
@@ -158,7 +160,7 @@ def test_a_trial_is_found_by_a_word_of_its_name():
 def test_a_planted_loop_is_judged_by_what_leaving_its_wait_out_saves(monkeypatch, tmp_path):
     """The predicted gain counts before the idle time; a wait that is not found reports nothing."""
     (line,) = lines_that_wait((PLANTED / "item.py").read_text())
-    monkeypatch.setattr(planted, "in_turns", lambda *_, **__: [[10.0], [6.0]] * 2)
+    monkeypatch.setattr(planted, "in_turns", lambda *_, **__: [[10.0], [6.0]])
 
     def rights(*findings, **more):
         monkeypatch.setattr(planted, "run_doctor", lambda *_, **__: session(*findings, **more))
@@ -182,6 +184,26 @@ def test_a_planted_case_is_chosen_by_its_loop_or_by_its_loop_and_share(monkeypat
 
     assert names("item 0.6") == ["item 0.6"]
     assert names("item", "nonzero 0.3") == ["item 0.3", "item 0.6", "nonzero 0.3"]
+
+
+def test_the_first_lines_are_those_of_the_report_of_a_program_of_others(monkeypatch, tmp_path):
+    """Run from its folder; one that leaves no report is an error."""
+    folder = tmp_path / "somebody" / "something"
+    folder.mkdir(parents=True)
+    folder.joinpath("one.py").write_text("import torch\nprint(torch.ones(2).sum().item())\n")
+    program = ["somebody/something", "abc123", "", "one.py", ""]
+    monkeypatch.setattr(first_lines, "PROGRAMS", {"one": program})
+    monkeypatch.setitem(programs_of_others.PROGRAMS, "one", program)
+
+    (one,) = first_lines.measure(options(tmp_path, programs=tmp_path))
+
+    assert one["name"] == "one"
+    assert one["lines"][0].startswith("No step was seen")
+    assert "one.py on cpu" in one["lines"]
+
+    program[3] = "--no-such-option"
+    with pytest.raises(RunError, match="no report"):
+        list(first_lines.measure(options(tmp_path, programs=tmp_path)))
 
 
 def test_a_published_script_says_which_variants_mend_its_first_finding(monkeypatch, tmp_path):
@@ -258,7 +280,7 @@ def test_the_page_has_the_last_entry_of_each_case(tmp_path):
     assert "| one core | 300,001 | 9 | 8.00 | 9.00 | yes |" in text
     assert "11.00" not in text
     assert "H200, torch 2.13, commit abc, 2026-11-23." in text
-    assert text.count("Not measured yet: `PYTHONPATH=src python3 -m benchmarks.doctor --only") == 5
+    assert text.count("Not measured yet: `PYTHONPATH=src python3 -m benchmarks.doctor --only") == 6
 
 
 def test_the_corpus_stands_in_the_page_as_it_was_judged(tmp_path):

@@ -62,6 +62,19 @@ def test_the_verdict_stands_first_and_notes_last():
     assert lines[-1] == f"- {made_up_session().notes[-1]}"
 
 
+def test_what_to_change_first_stands_below_the_verdict_unless_nothing_helps():
+    """In one line, before any figure; where the device is busy no change does."""
+    steps = replace(made_up_session(num_steps=2).steps, busy_ms=5.0, idle_ms=5.0)
+    lines = session_text(session(COPY, ITEM, steps=steps), columns=400).splitlines()
+    busy = replace(steps, busy_ms=9.5, idle_ms=0.5)
+    (first,) = (line for line in lines if line.startswith("First, "))
+
+    assert lines.index(first) == lines.index("") - 1
+    assert first == "First, train.py:49 in train: Let the loader pin its batches."
+    assert "First, " not in session_text(session(COPY, steps=busy))
+    assert "First, " not in session_text(session(steps=steps))
+
+
 def test_waited_and_idle_have_columns_of_their_own():
     """Beside the share of the step that idle time is, how often, the code and the line."""
     text = session_text(session(ITEM))

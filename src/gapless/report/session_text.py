@@ -38,6 +38,10 @@ def session_text(
     """
     page = Page(columns, is_coloured=is_coloured)
     page.say(_first_line(session), style=_BOLD)
+    if session.findings and session.findings[0].mend and not _is_busy(session):
+        first = session.findings[0]
+        sentence = first.mend.splitlines()[0].partition(". ")[0].removesuffix(".")
+        page.say(f"First, {place_of(first)}: {sentence}.", rest=2)
     page.say("")
     for fact in _facts(session):
         page.say(fact, rest=2)
