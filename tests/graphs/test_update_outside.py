@@ -805,3 +805,52 @@ def test_the_graphs_of_all_shapes_leave_their_rate_outside(device):
         return [one.tolist() for one in model.parameters()]
 
     assert trained(True) == trained(False)
+
+
+@pytest.mark.parametrize("way", ["whole step", "in place"])
+def test_counts_of_steps_on_the_device_are_read_as_written_and_the_mend_is_named(device, way):
+    """As on torch 2.11 under `torch.set_default_device`: what else a step does is a graph."""
+
+    def trained(captured, *, mended=False):
+        torch.manual_seed(1)
+        model = torch.nn.Linear(3, 2).to(device.torch_device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, foreach=True)
+
+        def closure(x):
+            optimizer.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            return loss
+
+        def step(x):
+            if way == "whole step":
+                optimizer.step(lambda: closure(x))
+            else:
+                closure(x)
+                optimizer.step()
+
+        if captured and way == "whole step":
+            step = gapless.capture(step, device=device)
+        elif captured:
+            gapless.capture(model, optimizer, device=device)
+        for number in range(40):
+            step(on(device, torch.arange(6.0).view(2, 3) + number))
+            for state in optimizer.state.values():
+                place = "cpu" if mended else device.torch_device
+                state["step"] = state["step"].to(place)
+        values = [one.tolist() for one in model.parameters()]
+        if not captured:
+            return values
+        return values, step.report if way == "whole step" else gapless.capture_report(optimizer)
+
+    expected = trained(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", gapless.CaptureWarning)
+        values, report = trained(True)
+        mended_values, mended = trained(True, mended=True)
+
+    assert values == mended_values == expected
+    assert 'state["step"] = state["step"].cpu()' in str(report)
+    assert report.num_replays > 20 or way == "in place"
+    assert mended.num_replays + mended.num_quick > 20
+    assert "on the device" not in str(mended)

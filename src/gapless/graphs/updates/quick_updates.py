@@ -121,13 +121,13 @@ class QuickUpdates:
             self.end()
         with torch.no_grad():
             lists = None if self.is_over else self._collected()
+        self._num_collected += 1
         if lists is None:
             return step()
         gradients, of_a_scaler = lists.gradients(), _of_a_scaler(self._optimizer)
         assert gradients is not None
         with NotedCalls(self._device.needs_copy) as noted:
             out = step()
-        self._num_collected += 1
         with torch.no_grad():
             if noted.are_those_of(lambda: lists.update(self._optimizer, gradients, of_a_scaler)):
                 self._sets.insert(0, lists)

@@ -12,7 +12,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from gapless.graphs.updates.rate_outside import takes_rate_last
 from gapless.graphs.updates.step_replaced import is_step_of_the_class
-from gapless.graphs.updates.update_operations import is_foreach
+from gapless.graphs.updates.update_operations import is_foreach, is_foreach_adam
 
 
 if TYPE_CHECKING:
@@ -124,6 +124,13 @@ def takes_a_rate_tensor(optimizer: Optimizer, group: dict[str, Any]) -> bool:
     return kind in (_optim.Adam, _optim.AdamW) and bool(group["capturable"])
 
 
+# Torch 2.11 makes them on the default device; some loops move them there with the rest of a checkpoint.
+_COUNTS_ON_THE_DEVICE = (
+    "it reads on the host its counts of steps, which are on the device; put them on the host after the first "
+    'step, as by `for state in optimizer.state.values(): state["step"] = state["step"].cpu()`'
+)
+
+
 def _is_not_on_the_device(
     optimizer: Optimizer, group: dict[str, Any], needs_copy: Callable[[torch.Tensor], bool]
 ) -> str | None:
@@ -135,12 +142,17 @@ def _is_not_on_the_device(
         state = optimizer.state.get(weight) or {}
         if needs_state and not state:
             return "it has no state for a weight yet"
-        parts = [part for key, part in state.items() if key != "step" or not counts_apart]
-        for part in (weight, weight.grad, *parts):
+        for key, part in (("", weight), ("", weight.grad), *state.items()):
             if not isinstance(part, torch.Tensor) or part.layout is not torch.strided:
                 return "its gradients or its state are no dense tensors"
-            if needs_copy(part):
+            is_count = counts_apart and key == "step"
+            if needs_copy(part) is is_count:
+                continue
+            if not is_count:
                 return "its state is not all on the device"
+            # The formulas of others do not take it.
+            if is_foreach_adam(optimizer):
+                return _COUNTS_ON_THE_DEVICE
     return None
 
 
