@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from itertools import pairwise
 
 import pytest
 import torch
@@ -288,6 +289,13 @@ def test_gradients_stay_where_an_optimizer_runs_as_written(device):
 LEFT = ENOUGH + call_windows._MANY_LEFT
 
 
+@pytest.fixture
+def for_good(monkeypatch):
+    """What does not pay is not measured again."""
+    monkeypatch.setattr(call_windows, "_BEFORE_NEXT", ())
+
+
+@pytest.mark.usefixtures("for_good")
 def test_a_module_whose_replays_do_not_pay_is_let_go_of(device):
     """Its calls are those of a module that was never captured; the report stays."""
     loop = Loop(device, model_on(device), on_device=(1.0, 1.1))
@@ -302,6 +310,7 @@ def test_a_module_whose_replays_do_not_pay_is_let_go_of(device):
     assert gapless.release(loop.model) is loop.model
 
 
+@pytest.mark.usefixtures("for_good")
 def test_an_optimizer_whose_replays_do_not_pay_is_let_go_of(device):
     """Likewise."""
     model = model_on(device)
@@ -318,6 +327,57 @@ def test_an_optimizer_whose_replays_do_not_pay_is_let_go_of(device):
 
     assert "step" not in vars(optimizer)
     assert report.refusal.kind == "does_not_pay"
+
+
+def test_what_did_not_pay_is_measured_again(device, monkeypatch):
+    """Another process may have used the device at the time."""
+    monkeypatch.setattr(call_windows, "_BEFORE_NEXT", (40,))
+    loop = Loop(device, model_on(device), on_device=(1.0, 1.1))
+    loop.run(ENOUGH)
+    assert [one.kind for one in loop.report.refusals] == ["does_not_pay"]
+    assert not any(loop.were_replays[-10:])
+
+    loop._on_device = (1.0, 0.5)
+    loop.run(40 + ENOUGH)
+
+    assert all(loop.were_replays[-10:])
+    assert loop.report.refusals == []
+
+
+def test_what_never_pays_is_left_alone_for_longer_each_time(device, monkeypatch):
+    """And for good at last."""
+    monkeypatch.setattr(call_windows, "_BEFORE_NEXT", (40, 160))
+    loop = Loop(device, model_on(device), on_device=(1.0, 1.1))
+
+    loop.run(3 * ENOUGH + 40 + 160 + call_windows._MANY_LEFT)
+
+    assert "forward" not in vars(loop.model)
+    replayed = [number for number, is_replay in enumerate(loop.were_replays) if is_replay]
+    gaps = [after - before for before, after in pairwise(replayed)]
+    assert [gap for gap in gaps if gap > 2 * call_windows.NUM_IN_WINDOW + 10] == [
+        pytest.approx(40, abs=25),
+        pytest.approx(160, abs=25),
+    ]
+
+
+def test_a_method_that_did_not_pay_is_measured_again(device, monkeypatch):
+    """Likewise."""
+    monkeypatch.setattr(call_windows, "_BEFORE_NEXT", (40,))
+
+    class Net(nn.Linear):
+        def act(self, x):
+            return self(x)
+
+    loop = Loop(device, Net(4, 4).to(device.torch_device), on_device=(1.0, 1.1))
+    forward, loop.model = loop.model, loop.model.act
+    monkeypatch.setattr(Loop, "report", property(lambda _: gapless.capture_report(forward)))
+    loop.run(ENOUGH + 10)
+    assert not any(loop.were_replays[-10:])
+
+    loop._on_device = (1.0, 0.5)
+    loop.run(40 + ENOUGH)
+
+    assert all(loop.were_replays[-10:])
 
 
 def test_kinds_of_calls_that_pay_stay_graphs(device):
@@ -346,6 +406,7 @@ def test_an_object_with_calls_that_wait_is_not_let_go_of(device):
     assert "forward" in vars(loop.model)
 
 
+@pytest.mark.usefixtures("for_good")
 def test_calls_within_one_that_is_left_alone_are_a_part_of_it(device):
     """Methods of the module among them, which would else be captured for themselves."""
 

@@ -7,13 +7,15 @@ same bits. As written is here what it is without a capture: nothing is looked at
 tells the device's time, and the clock the host's; both are read late, without a wait. The time of a call is that to
 the next one of the same object, and the larger of both. What replays save goes to the account: `CallTimes.compare`.
 
-What does not pay is left alone from then on; and if an object has no other calls any more, it is let go of. Calls that
-run as written since there is no room for more, or since they are refused, are left alone for a while, if it takes more
-than `_SHARE` of them to look at each.
+What does not pay is left alone, and measured again after ever more calls: others may have used the device, or the
+host, for a while. If it has never paid it is left alone for good; and if an object has no other calls any more, it is
+let go of. Calls that run as written since there is no room for more, or since they are refused, are left alone for a
+while, if it takes more than `_SHARE` of them to look at each.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -52,6 +54,9 @@ NUM_IN_WINDOW = 8
 _MANY_PLAIN = 100
 _SHARE = 0.01
 _MOST_LEFT = 5_000
+
+# Calls that are left alone before those are measured again that did not pay: the first time, the second one ...
+_BEFORE_NEXT = (1_000, 4_000, 16_000)
 
 # Calls in a row that are left alone for good, after which the object is.
 _MANY_LEFT = 300
@@ -162,6 +167,7 @@ class CallWindows:
             kind.num_left -= 1
             if not kind.num_left and kind.times is not None:
                 self._account.pass_by(kind.times, kind.num_rest)
+                kind.take_up()
         return self._run_as_written(args, kwargs)
 
     def _note_plain(self, kind: _Kind) -> None:
@@ -225,8 +231,8 @@ class CallWindows:
         if times.verdict == "pays":
             self._settle(kind)
             return
-        kind.windows, kind.num_left = None, inf
-        windows.step.give_up_replays(windows.entry, windows.pairs)
+        rests = _BEFORE_NEXT[kind.num_given_up :]
+        kind.give_up(windows, num=rests[0] if rests else inf)
 
 
 class _Kind:
@@ -236,6 +242,7 @@ class _Kind:
         num_left: calls in front of it that are left alone.
         num_rest: how many that were.
         times: of the calls that these are like, None if there were none.
+        num_given_up: how often its replays have not paid.
         num_replays: before they are timed.
         num_plain: calls in a row that were no replays.
         beside_s: what it had taken to look at them.
@@ -245,11 +252,27 @@ class _Kind:
 
     def __init__(self) -> None:
         self.num_left: float = 0
-        self.num_rest = self.num_replays = self.num_plain = 0
+        self.num_rest = self.num_replays = self.num_plain = self.num_given_up = 0
         self.times: CallTimes | None = None
         self.beside_s = 0.0
         self.windows: _Windows | None = None
         self.is_settled = False
+        self._take_up: Callable[[], None] | None = None
+
+    def give_up(self, windows: _Windows, *, num: float) -> None:
+        """Leave so many calls alone, as replays have not paid."""
+        self.num_left, self.windows, self.num_replays = num, None, 0
+        self.num_given_up += 1
+        if num != inf:
+            self.times, self.num_rest = windows.entry.times, int(num)
+            self._take_up = partial(windows.step.take_up_replays, windows.entry)
+        windows.step.give_up_replays(windows.entry, windows.pairs, is_final=num == inf)
+
+    def take_up(self) -> None:
+        """Let calls have graphs again, whose replays are measured anew."""
+        if self._take_up is not None:
+            self._take_up()
+            self._take_up = None
 
 
 class _Windows:

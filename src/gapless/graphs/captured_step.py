@@ -273,8 +273,15 @@ class CapturedStep:
         self.report.lift_refusals()
         self.entries.lift_refusals()
 
-    def give_up_replays(self, entry: Entry, pairs: list[PairTimes]) -> None:
+    def give_up_replays(self, entry: Entry, pairs: list[PairTimes], *, is_final: bool) -> None:
         """Let go of the graphs of a kind, whose replays take longer than calls as written."""
         self.fast_path.forget()
         self.entries.forget(entry)
-        self.entries.refuse(entry, [does_not_pay(loss_text(pairs))])
+        self.entries.refuse(entry, [does_not_pay(loss_text(pairs), is_final=is_final)])
+
+    def take_up_replays(self, entry: Entry) -> None:
+        """Let a kind have graphs again that was given up."""
+        if entry.refusal is not None:
+            self.report.withdraw(entry.refusal)
+        entry.lift_refusal()
+        self.learning.once_more(entry)

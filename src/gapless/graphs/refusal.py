@@ -187,12 +187,13 @@ def proved_wrong(text: str) -> Refusal:
     )
 
 
-def does_not_pay(loss: str) -> Refusal:
+def does_not_pay(loss: str, *, is_final: bool) -> Refusal:
     """Refuse a kind of calls whose replays take longer than the calls as written."""
     return Refusal(
         "does_not_pay",
         f"replays do not pay: from call to call the loop takes {loss}, so calls of this kind run as "
         "written",
+        is_final,
         name="replays that do not pay",
     )
 
