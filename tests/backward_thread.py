@@ -14,7 +14,7 @@ from gapless.device.torch_private import (
     is_multithreading_enabled,
     next_sequence_number,
 )
-from gapless.graphs.reads import host_watch
+from gapless.graphs.reads import gradient_order, host_watch
 
 
 # Modes follow a backward pass to its thread, as torch lets them.
@@ -64,6 +64,13 @@ class BackwardThread:
             torch_gpu.make_nodes(missing)
         else:
             self._pool.submit(torch_gpu.make_nodes, -missing).result()
+
+
+def forget_leads(device):
+    """Let neither thread lead, and no order be known, as in a new process: each test leaves others."""
+    gradient_order._ORDERS.clear()
+    here, there = torch_gpu.numbers_of_next_nodes(device)
+    gradient_order.GradientOrder(device)._lead_by(there - here)
 
 
 @contextmanager

@@ -63,7 +63,11 @@ def run(folder, *words):
     ("before", "expected"),
     [
         ("forward = model", ""),
-        ("forward = torch.compile(model)", "torch.compile is at work"),
+        # Else torch would advise it where it compiles, and not where the code is in its cache.
+        (
+            "torch.set_float32_matmul_precision('high'); forward = torch.compile(model)",
+            "torch.compile is at work",
+        ),
         (f"forward = model\n{GRAPH_OF_ITS_OWN}", "captures its step itself"),
     ],
     ids=["plain", "compiled", "graph_of_its_own"],

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 import gapless
+from backward_thread import forget_leads
 from float32_settings import float32_settings, set_float32_settings
 from hazards import harness
 from hazards.harness import CPU, DEVICES, GPU, SIMULATED, Frozen
@@ -271,6 +272,8 @@ class GpuPlace(_Captures, harness.GpuPlace):
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.use_deterministic_algorithms(True, warn_only=True)
+        # Which thread leads decides the bits of gradients that are differentiated, and when they are captured.
+        forget_leads(self.torch_device)
         return super().__enter__()
 
     def device_state(self):
