@@ -402,6 +402,43 @@ def test_layers_that_a_loop_has_compiled_itself_are_captured_in_place(device):
     assert (report.num_graphs, report.proved, report.num_compiled) == (1, 1, 0)
 
 
+class Recurrent(nn.Module):
+    """A layer at which torch's compiler stops: what follows runs as written."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.rnn = nn.Linear(4, 8), nn.LSTM(8, 8)
+
+    def forward(self, x):
+        return self.rnn(F.gelu(self.into(x)))[0].tanh()
+
+
+@pytest.mark.parametrize("form", ["in place", "step"])
+def test_nothing_of_a_watch_is_compiled(form, device, monkeypatch):
+    """Where the compiler stops, it looks at all that is called, such as what notes each tensor that is saved."""
+    _, report = train(device, Recurrent, form=form, compile=True)
+    monkeypatch.setenv("GAPLESS_CAPTURE", "off")
+    torch.compiler.reset()
+
+    _, of_off = train(device, Recurrent, form=form, compile=True)
+
+    assert report.num_graphs == 1
+    assert report.num_compiled == of_off.num_compiled
+
+
+def test_a_step_in_which_torch_compiles_in_each_call_is_refused(device):
+    """To watch it again and again would make every call slower, and capture nothing."""
+
+    def step(x):
+        torch.compiler.reset()
+        return torch.compile(torch.sin, backend="eager")(x)
+
+    step = gapless.capture(step, device=device)
+    x = torch.ones(4).to(device.torch_device)
+    with pytest.warns(CaptureWarning, match="makes new code in each call"):
+        assert len([step(x) for _ in range(14)]) == step.report.num_eager
+
+
 def compiled_deep():
     """Return a module of torch's that stands for a compiled one."""
     return torch.compile(Deep(), backend=aot_eager, dynamic=False)

@@ -152,8 +152,8 @@ def new_code() -> Refusal:
     """Refuse a step that runs code which was not there in the call before, in call after call."""
     return Refusal(
         "capture_failed",
-        "the step makes new code in each call, such as by `exec`, `eval` or `namedtuple`, and what that "
-        "reads cannot be compared; make it once, outside of the step",
+        "the step makes new code in each call, such as by `exec`, `eval`, `namedtuple` or `torch.compile`, and "
+        "what that reads cannot be compared; make it once, outside of the step",
     )
 
 

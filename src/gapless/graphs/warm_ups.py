@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 # A graph would keep what it was in the capture.
 _COUNTED = frozenset(["_version"])
 
-# Last runs of a kind in a row that ran code which was not there before; torch compiles in some.
+# Last runs of a kind in a row that ran code which was not there before, or in which torch compiled.
 _MAX_NEW_CODE = 10
 
 # From here on the first run of a kind is not looked at, and does not count.
@@ -179,7 +179,8 @@ class WarmUps:
         if looks and host.is_complete and not has_new_code:
             entry.num_watched = self.num_warmup if is_only else entry.num_watched + 1
             entry.move(Event.SEEN if self.are_done(entry) else Event.WATCHED)
-        entry.num_new_code = entry.num_new_code + 1 if has_new_code else 0
+        is_again = has_new_code or not host.is_complete
+        entry.num_new_code = entry.num_new_code + 1 if is_again else 0
         if entry.num_new_code >= _MAX_NEW_CODE:
             refusals.append(new_code())
         if refusals or not self.are_done(entry):

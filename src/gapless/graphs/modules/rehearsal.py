@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.device.torch_private import keep_from_compiler
 from gapless.graphs.modules.gradient_paths import gradients_by_use
 from gapless.graphs.modules.module_refusals import OTHER_SETTINGS
 from gapless.graphs.modules.stand_ins import with_stand_ins
@@ -179,6 +180,8 @@ class Rehearsal:
             saved.append(tensor.detach())
             return tensor
 
+        # Behind a break of its graph torch would compile it, for each length of the list anew.
+        keep_from_compiler(pack)
         states = self.runs.device.random_state(), torch.get_rng_state()
         with ExitStack() as forward:
             hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
