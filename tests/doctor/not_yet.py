@@ -16,11 +16,6 @@ NOT_YET = {
     "host: prepared": "GAP004 maybe at `loss = model(batch.to(accelerator.device)).mean()`",
     "host: prepared_in_a_class": "GAP004 maybe at `batch = next(self.loader).to(device)`",
     "average: moved_later": "nothing at `average.update_parameters(model)`",
-    "on a CPU: has no idle counts": "per_step is 0 where nothing was counted",
-    "on a CPU: page-locked memory": "0 workers, not pinned",
-    "saves: safetensors bytes": "no race in any of 4 runs",
-    "saves: safetensors file": "no race in any of 4 runs",
-    "waits: safetensors": "0 are counted",
 }
 
 

@@ -181,7 +181,6 @@ def test_no_trial_is_claimed_that_was_not_made(case, doctor):
     assert session["trials"] or re.search("No variant was (tried|measured)", done.err)
 
 
-@marked("on a CPU: page-locked memory")
 def test_a_cpu_is_not_told_of_page_locked_memory(doctor):
     """Memory of a batch is not "not pinned" where nothing is copied."""
     done, _ = doctor(LOADER + "    x = x.to('cpu')\n" + STEP)

@@ -40,6 +40,10 @@ def safetensors_file(host, path):
     pytest.importorskip("safetensors.torch").save_file({"a": host}, path / "file")
 
 
+def safetensors_of_rows(host, path):
+    pytest.importorskip("safetensors.torch").save({"a": host[1:3]})
+
+
 def dlpack_of_numpy(host, path):
     np.from_dlpack(host).sum()
 
@@ -69,6 +73,7 @@ WRITES = {
         pickle_out_of_band,
         safetensors_bytes,
         safetensors_file,
+        safetensors_of_rows,
         dlpack_of_numpy,
         dlpack_of_torch,
         numpy_file,

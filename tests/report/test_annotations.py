@@ -12,7 +12,7 @@ READ = Finding(
     code="GAP001",
     site=Site(path="a,b.py", line=7),
     call="Tensor.item",
-    per_step=0.0,
+    per_step=None,
     certainty="surely",
     cause="It waits for 100 %.",
     mend="Do not.\nx = y",

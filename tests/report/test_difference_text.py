@@ -76,7 +76,7 @@ def test_without_steps_nothing_is_said_of_their_time():
 
 def test_what_the_syntax_alone_shows_has_no_cost():
     """Nothing was counted there, which is not the same as never."""
-    unseen = replace(ITEM, certainty="maybe", per_step=0.0, waited_ms=None, exposed_ms=None)
+    unseen = replace(ITEM, certainty="maybe", per_step=None, waited_ms=None, exposed_ms=None)
 
     text = text_of(session(unseen), session())
 

@@ -91,11 +91,13 @@ def test_the_page_on_the_file_names_all_its_keys():
 def test_what_is_not_finite_is_null_and_comes_back_as_nan():
     """JSON has neither NaN nor infinity."""
     session = made_up_session(num_steps=1)
-    session = replace(session, findings=(replace(session.findings[0], per_step=math.inf),))
+    session = replace(
+        session, ranks=(RankTimes(rank=0, step_ms=math.inf, data_ms=1.0, own_ms=1.0),)
+    )
     text = session_json(session)
 
-    assert json.loads(text, parse_constant=pytest.fail)["findings"][0]["per_step"] is None
-    assert math.isnan(read_session(text, "a.session").findings[0].per_step)
+    assert json.loads(text, parse_constant=pytest.fail)["ranks"][0]["step_ms"] is None
+    assert math.isnan(read_session(text, "a.session").ranks[0].step_ms)
 
 
 def test_a_key_that_is_new_is_left_out_and_one_with_a_default_may_be_absent():

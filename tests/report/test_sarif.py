@@ -13,7 +13,7 @@ def finding(code="GAP001", line=3, *, path="src/a b.py", source="loss.item()", c
         code=code,
         site=Site(path=path, line=line, function="train", source=source),
         call="Tensor.item",
-        per_step=0.0,
+        per_step=None,
         certainty=certainty,
         cause="It waits.",
         mend="Read it later.",

@@ -56,7 +56,7 @@ class Finding:
         site: the user's line; None where nobody knows: the finding is unattributed.
         thread: "main", "autograd" or the name of another thread.
         call: what was called there, such as "Tensor.item".
-        per_step: how often in a step.
+        per_step: how often in a step; None where it is known from the syntax alone.
         waited_ms: that the host waited there; None where it was not measured.
         exposed_ms: of idle time of the device that goes back to it, an upper bound of what mending
             it can gain; None where it was not measured.
@@ -76,7 +76,7 @@ class Finding:
     site: Site | None
     thread: str = "main"
     call: str
-    per_step: float
+    per_step: float | None
     waited_ms: float | None = None
     exposed_ms: float | None = None
     gain_ms: float | None = None

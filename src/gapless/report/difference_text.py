@@ -132,7 +132,7 @@ def _say_line(page: Page, finding: Finding) -> None:
 def _cost(finding: Finding) -> str:
     if finding.certainty != "seen":
         return "from the syntax, not timed"
-    parts = [f"{count(finding.per_step)} a step"]
+    parts = [f"{known(finding.per_step, count)} a step"]
     if finding.waited_ms is not None:
         parts.append(f"waited {milliseconds(finding.waited_ms)} ms")
     if finding.exposed_ms is not None:

@@ -287,7 +287,7 @@ def _figures(finding: Finding) -> dict[str, str]:
         "idle ms": milliseconds(finding.exposed_ms),
         "gain ms": milliseconds(finding.gain_ms),
         "of a step": known(finding.share, _at_most),
-        "count": count(finding.per_step) if finding.per_step else MISSING,
+        "count": known(finding.per_step, count),
     }
 
 

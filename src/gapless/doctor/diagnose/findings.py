@@ -53,7 +53,7 @@ def cost_of(finding: Finding) -> tuple[float, float, float]:
     A finding whose idle time was not measured comes behind all those of which it was.
     """
     exposed = -1.0 if finding.exposed_ms is None else finding.exposed_ms
-    return exposed, finding.waited_ms or 0.0, finding.per_step
+    return exposed, finding.waited_ms or 0.0, finding.per_step or 0.0
 
 
 def _is_worth(key: Key, group: Group, step_ms: float | None) -> bool:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gapless.device.script_tensors import shapes_of
+from gapless.device.torch_gpu import is_gpu_in_use
 from gapless.device.torch_private import LoaderIterator, is_pinning, num_workers_of
 from gapless.python_private import getframe
 from gapless.unnoticed import unseen
@@ -38,13 +39,15 @@ def _fetching(
         with unseen:
             start_ns = time.perf_counter_ns()
             batch = original(self)
-            num_workers, is_pinned = num_workers_of(self), is_pinning(self)
+            num_workers, pinned = num_workers_of(self), ""
+            if is_gpu_in_use():
+                pinned = f", {'' if is_pinning(self) else 'not '}pinned"
             notes.cost(
                 "loader",
                 "DataLoader.__next__",
                 start_ns=start_ns,
                 frame=getframe(1),
-                detail=f"{num_workers} workers, {'' if is_pinned else 'not '}pinned",
+                detail=f"{num_workers} workers{pinned}",
             )
             shapes.add(batch)
             return batch

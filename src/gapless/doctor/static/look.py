@@ -197,7 +197,7 @@ def findings_of(source: str, path: str, *, names_a_device: bool | None = None) -
                 code=CODE_OF[cause],
                 site=Site(path=path, line=wait.line, function=wait.function, source=text),
                 call=wait.call,
-                per_step=0.0,
+                per_step=None,
                 certainty="surely" if wait.sure else "maybe",
                 cause=cause_text(cause, wait.call),
                 mend=mend_text(

@@ -110,7 +110,7 @@ _FINDING_COLUMNS: tuple[Column[Finding], ...] = (
     Column(title="idle", unit="ms a step", cell=lambda one: milliseconds(one.exposed_ms)),
     Column(title="gain", unit="ms a step", cell=lambda one: milliseconds(one.gain_ms)),
     Column(title="idle", unit="of the step", cell=lambda one: known(one.share, share)),
-    Column(title="count", unit="a step", cell=lambda one: count(one.per_step)),
+    Column(title="count", unit="a step", cell=lambda one: known(one.per_step, count)),
     Column(title="call", cell=lambda one: element("code", one.call), is_number=False),
     Column(title="certainty", cell=lambda one: one.certainty, is_number=False),
     Column(title="part", cell=lambda one: one.part, is_number=False),

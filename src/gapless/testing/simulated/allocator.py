@@ -129,6 +129,15 @@ class Memory:
             return None
         return self._by_address.get(tensor.untyped_storage().data_ptr())
 
+    def at(self, address: int, num_bytes: int) -> torch.Tensor | None:
+        """Return the bytes at an address as a tensor; None for other host memory."""
+        for block in self._by_address.values():
+            start = address - block.address
+            if 0 <= start < block.num_bytes:
+                empty = torch.empty(0, dtype=torch.uint8)
+                return empty.set_(block.storage, start, (num_bytes,), (1,))
+        return None
+
     def allocate(self, num_bytes: int, *, stream: object) -> torch.Tensor:
         """Return device memory as a uint8 tensor.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ class TorchReplaced:
 
     * `Tensor.record_stream`, which refuses a simulated stream.
     * `Tensor._reduce_ex_internal`, after which `torch.save` reads memory directly.
+    * `numpy.ctypeslib.as_array`, by which safetensors reads memory at its address.
     * The function by which optimizers group tensors by device, which does not know this one.
     * `torch.cuda.is_current_stream_capturing`, which knows of no simulated capture.
 
@@ -40,6 +42,8 @@ class TorchReplaced:
         put(torch.Tensor, "record_stream", self._stream_recorder())
         if REDUCE_INTERNAL.is_there:
             put(*REDUCE_INTERNAL, self._reducer())
+        if (numpy := sys.modules.get("numpy")) is not None:
+            put(numpy.ctypeslib, "as_array", self._array_maker(numpy.ctypeslib.as_array))
         if GROUP_TENSORS.is_there:
             put(*GROUP_TENSORS, self._grouper())
         put(torch.cuda, "is_current_stream_capturing", self._asker())  # noqa: TID251  # torch asks it itself
@@ -69,6 +73,20 @@ class TorchReplaced:
             return before(tensor, protocol)
 
         return reduce
+
+    def _array_maker(self, before: Any) -> Any:
+        simulation = self._simulation
+
+        def as_array(obj: Any, shape: Any = None) -> Any:
+            array = before(obj, shape)
+            if not simulation.is_quiet:
+                with simulation.quiet():
+                    tensor = simulation.memory.at(array.ctypes.data, array.nbytes)
+                if tensor is not None:
+                    note_read(simulation, tensor, "numpy.ctypeslib.as_array")
+            return array
+
+        return as_array
 
     def _grouper(self) -> Any:
         before, simulation = GROUP_TENSORS.value, self._simulation
