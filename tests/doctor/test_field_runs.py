@@ -91,6 +91,16 @@ SLOW_BATCHES = {
                 yield torch.ones(4, 8)
         for step, x in enumerate(batches()):
     """,
+    "batches: a loader, and work on what it gives": """
+        class Slow(torch.utils.data.Dataset):
+            def __len__(self):
+                return 60
+            def __getitem__(self, number):
+                time.sleep(0.01)
+                return torch.ones(8)
+        for x in torch.utils.data.DataLoader(Slow()):
+            time.sleep(0.01)
+    """,
 }
 STEP = """\
     loss = model(x).square().mean()
@@ -112,7 +122,14 @@ def test_batches_of_any_iterator_are_timed(head, doctor):
     done, session = doctor(MODEL + textwrap.dedent(head).strip() + "\n" + STEP)
 
     assert done.code == 0, done.err
-    assert session["steps"]["data_ms"] >= 15
+    data_ms = session["steps"]["data_ms"]
+    assert data_ms >= 15
+    # The same time has the same figure, in the verdict and in the table.
+    said = f"{data_ms:.1f} ms"
+    assert re.search(
+        rf"LOADER-BOUND: batches take {said} .*\n.* data: [a-z ]+ {said} ", done.err, re.S
+    )
+    assert ("num_workers" in done.err) == ("DataLoader" in head)
     assert "LOADER-BOUND" in done.err[done.err.index("gapless doctor") :][:1500], done.err
 
 

@@ -22,8 +22,8 @@ Certainty = Literal["seen", "surely", "maybe"]
 Part = Literal["step", "called", "evaluation", "saving", "set-up"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
-# Parts of a step are means; what differs from the median by more is said.
-_SKEWED = 0.1
+# Parts of a step are means; what differs from the median by more than rounding is said.
+_SKEWED = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)

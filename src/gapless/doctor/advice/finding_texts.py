@@ -493,6 +493,14 @@ optimizer = torch.optim.AdamW(table.parameters(), fused=True)""",
             "",
         ),
     },
+    "loader": {
+        "of the loop": (
+            "Make the next one while the device works on this: in worker processes of a DataLoader, or in "
+            "a thread, as gapless.prefetch does with any iterator. Environments step several at once, in "
+            "processes of their own.",
+            "",
+        ),
+    },
     "collective": {
         "barrier": (
             "Leave it out of the loop: collectives already wait for each other on the device.",

@@ -138,7 +138,7 @@ def _of_batches(known: KnownWaits, times: MeasuredTimes) -> list[Finding]:
             per_step=1.0,
             waited_ms=parts.data_line_ms,
             cause="A batch is made here while the model does nothing else.",
-            mend=mend_text("loader", "", ""),
+            mend=mend_text("loader", "batches of the loop"),
         )
     ]
 

@@ -64,9 +64,9 @@ def _without_times(figures: Figures, findings: Sequence[Finding]) -> str:
     step, data_ms = figures.step_ms or 0.0, figures.data_ms
     # What is too little for a finding is too little for the verdict.
     late = [finding for finding in findings if finding.code == CODE_OF["loader"]]
-    if late_ms := sum(finding.waited_ms or 0.0 for finding in late if finding.thread == "main"):
+    if any(finding.waited_ms and finding.thread == "main" for finding in late):
         begins = (
-            f"LOADER-BOUND: batches take {_ms(late_ms)} of {_ms(step)} a step in which the script does "
+            f"LOADER-BOUND: batches take {_ms(data_ms)} of {_ms(step)} a step in which the script does "
             "nothing else"
         )
         return f"{begins}{_would_wait(figures, '; on a GPU')}."
