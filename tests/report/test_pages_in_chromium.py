@@ -114,10 +114,10 @@ def test_nothing_is_cut_on_paper(browser, files):
 
 
 def test_a_wide_table_scrolls_in_its_box_which_the_keyboard_reaches(browser, files):
-    """On a phone the table of findings is wider than the page; what has the focus is outlined."""
-    with browser.tab(files["doctor"], width=375) as tab:
+    """On a phone the table of plans is wider than the page; what has the focus is outlined."""
+    with browser.tab(files["compare"], width=375) as tab:
         inner, outer = tab.js(
-            "(e => [e.scrollWidth, e.clientWidth])(document.querySelector('#findings .scroll'))"
+            "(e => [e.scrollWidth, e.clientWidth])(document.querySelector('.scroll'))"
         )
         tab.press_tab()
         focused, outline = tab.js(
@@ -126,4 +126,24 @@ def test_a_wide_table_scrolls_in_its_box_which_the_keyboard_reaches(browser, fil
         )
 
     assert inner > outer
-    assert (focused, outline) == ("Findings", "solid")
+    assert (focused, outline) == ("Plans", "solid")
+
+
+@pytest.mark.parametrize("width", [900, 600, 375])
+@pytest.mark.parametrize("name", ["doctor", "doctor, long names"])
+def test_all_figures_of_a_finding_are_seen_on_a_narrow_page(name, width, browser, files):
+    """With their names, without scrolling, also beside a long path; on a wide one they are columns."""
+    shown = """[...document.querySelectorAll('#findings [data-of]')].map(e => {
+      const { left, right, height } = e.getBoundingClientRect();
+      const of = getComputedStyle(e, '::before').content;
+      return left >= 0 && right <= innerWidth && height > 0 && of.includes(e.dataset.of);
+    })"""
+    with browser.tab(files[name], width=width) as tab:
+        seen = tab.js(shown)
+        inner, outer = tab.js(
+            "(e => [e.scrollWidth, e.clientWidth])(document.querySelector('#findings .scroll'))"
+        )
+
+    assert len(seen) > 4
+    assert all(seen)
+    assert inner == outer

@@ -43,7 +43,7 @@ def table(
 ) -> Html:
     """Return a table in a box of its own, which scrolls where the table is wider than the page.
 
-    A column in which nothing is known is left out.
+    Rows that have details become blocks on a narrow page, which show all of their cells. A column in which nothing is known is left out.
 
     Args:
         caption: what it shows, for who cannot see it.
@@ -68,6 +68,7 @@ def table(
         element("caption", caption, class_="unseen"),
         element("thead", element("tr", *(_heading(columns[n]) for n in kept))),
         *bodies,
+        class_=None if details is None else "blocks",
     )
     return element("div", drawn, class_="scroll", tabindex="0", role="region", aria_label=caption)
 
@@ -78,9 +79,10 @@ def _heading(column: Column[_Row]) -> Html:
 
 
 def _cell(column: Column[_Row], text: Child, *, is_first: bool) -> Html:
+    of = " ".join(filter(None, (column.title, column.unit))) if column.is_number else None
     if is_first:
-        return element("th", text, scope="row", class_=_class(column))
-    return element("td", text, class_=_class(column))
+        return element("th", text, scope="row", class_=_class(column), data_of=of)
+    return element("td", text, class_=_class(column), data_of=of)
 
 
 def _class(column: Column[_Row]) -> str | None:
