@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 
 import pytest
@@ -179,6 +180,21 @@ def test_a_look_has_a_page(tmp_path, monkeypatch, capsys):
     page = (tmp_path / "look.html").read_text()
     assert "train.py:16" in page
     assert "</html>" in page
+    assert "costliest" not in page
+    assert "by file" not in page
+
+
+def test_the_page_of_a_look_with_many_findings_has_a_list_by_file(tmp_path, monkeypatch, capsys):
+    """Before the findings, as the text has it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT + "    print(loss.item())\n" * 45)
+
+    assert run_command(["doctor", "--static", "--html", "look.html", "train.py"]) == 0
+
+    page = (tmp_path / "look.html").read_text()
+    num = int(re.search(r"train.py: (\d+) in training", capsys.readouterr().out)[1])
+    assert page.index("Findings by file") < page.index("train.py:16")
+    assert re.search(rf"train.py</code></th><td[^>]*>{num}</td>", page)
 
 
 def test_a_watched_body_is_a_page_in_a_notebook():

@@ -371,8 +371,12 @@ def static_text(findings: Sequence[Finding], *, num_files: int) -> str:
     lines: list[str] = []
     said: set[str] = set()
     whole, folded = _folded(findings)
-    if len(findings) > _MANY:
-        lines += ["Findings by file, those in the training step first:", *_by_file(findings), ""]
+    if files := by_file(findings):
+        lines.append("Findings by file, those in the training step first:")
+        lines += [
+            f"  {path}: {training} in training, {num} in all" for path, training, num in files
+        ]
+        lines.append("")
     title = ""
     for one in whole:
         if folded and title != TITLES[one.part]:
@@ -390,16 +394,15 @@ def static_text(findings: Sequence[Finding], *, num_files: int) -> str:
 _MANY = 40
 
 
-def _by_file(findings: Sequence[Finding]) -> list[str]:
-    """Return a line for each file: how many of its findings are of training, and how many there are."""
+def by_file(findings: Sequence[Finding]) -> list[tuple[str, int, int]]:
+    """Return each file, how many of its findings are of training, and how many there are; nothing if these are few."""
     paths = Counter(one.site.path for one in findings if one.site)
     of_training = Counter(
         one.site.path for one in findings if one.site and one.part in ("step", "called")
     )
-    return [
-        f"  {path}: {of_training[path]} in training, {number} in all"
-        for path, number in sorted(paths.items(), key=lambda one: (-of_training[one[0]], -one[1]))
-    ]
+    found = [(path, of_training[path], number) for path, number in paths.items()]
+    found.sort(key=lambda one: (-one[1], -one[2], one[0]))
+    return found if len(findings) > _MANY else []
 
 
 def _total(findings: Sequence[Finding], num_files: int) -> str:

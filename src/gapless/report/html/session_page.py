@@ -8,7 +8,7 @@ from gapless.report.figures import MISSING, count, known, milliseconds, ranged, 
 from gapless.report.html.bars import Bar, Part, bars
 from gapless.report.html.page import Html, element, joined, notes, page, section, timeline_note
 from gapless.report.html.table import Column, table
-from gapless.report.session_text import circumstances, versions_of
+from gapless.report.session_text import by_file, circumstances, versions_of
 
 
 if TYPE_CHECKING:
@@ -117,6 +117,13 @@ _FINDING_COLUMNS: tuple[Column[Finding], ...] = (
 )
 
 
+_FILE_COLUMNS: tuple[Column[tuple[str, int, int]], ...] = (
+    Column(title="file", cell=lambda one: element("code", one[0]), is_number=False),
+    Column(title="in training", cell=lambda one: str(one[1])),
+    Column(title="in all", cell=lambda one: str(one[2])),
+)
+
+
 def _findings(findings: Sequence[Finding]) -> Html:
     if not findings:
         return section("Findings", element("p", "Nothing was found that makes the host wait."))
@@ -130,14 +137,22 @@ def _findings(findings: Sequence[Finding]) -> Html:
         said = _mend(one) if one is first else _as_for(first, name=names[id(first)])
         return element("div", *_finding_lines(one), said, id=names[id(one)])
 
-    meanings = [
-        "The training step first, costliest first. Waited: the host stood still. Idle: the device had no work because of it; no mend "
-        "can gain more."
-    ]
+    meanings = ["The training step first."]
+    if any(one.waited_ms is not None or one.exposed_ms is not None for one in findings):
+        meanings = [
+            "The training step first, costliest first. Waited: the host stood still. Idle: the device had no work because of "
+            "it; no mend can gain more."
+        ]
     if any(one.gain_ms is not None for one in findings):
         meanings.append("Gain: predicted if this alone is mended.")
+    files = by_file(findings)
     drawn = table("Findings", _FINDING_COLUMNS, findings, details=details)
-    return section("Findings", drawn, about=" ".join(meanings))
+    return section(
+        "Findings",
+        table("Findings by file", _FILE_COLUMNS, files) if files else None,
+        drawn,
+        about=" ".join(meanings),
+    )
 
 
 def _finding_lines(finding: Finding) -> list[Html]:
