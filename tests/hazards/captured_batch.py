@@ -15,7 +15,6 @@ from hazards.captured_models import (
     host_batch,
     is_capturing,
     kept,
-    losses_of,
     mlp,
     sgd,
     state,
@@ -49,37 +48,6 @@ def features_assigned(place):
         return trainer.train((pair["x"], pair["y"]))
 
     return losses_over(place.capture(step), dicts(place, NUM)), trainer.state()
-
-
-@captured_case("The step normalises features in place, and the loop keeps them.", expect=EITHER)
-def normalised_in_place_and_kept(place):
-    trainer, seen, losses = Trainer(place), [], []
-
-    def step(pair):
-        x, y = pair
-        x.sub_(x.mean()).mul_(0.5)
-        return trainer.train((x, y))
-
-    step = place.capture(step)
-    for pair in batches(place, NUM):
-        losses.append(kept(step(pair)))
-        seen.append(pair[0])
-    return losses, seen, trainer.state()
-
-
-@captured_case("The step writes its loss into the batch, as some frameworks do.", expect=EITHER)
-def loss_written_into_the_batch(place):
-    trainer, losses = Trainer(place), []
-
-    def step(pair):
-        pair["loss"] = trainer.train((pair["x"], pair["y"]))
-        return pair
-
-    step = place.capture(step)
-    for pair in dicts(place, NUM):
-        out = step(pair)
-        losses.append((kept(out["loss"]), kept(pair["loss"])))
-    return losses, trainer.state()
 
 
 # ----------------------------------------------------------------------- what is in a batch
@@ -120,24 +88,6 @@ def three_sizes(place):
     trainer = Trainer(place, dropout=0.2)
     made = (batch(place, number, rows=(4, 6, 9)[number % 3]) for number in range(48))
     return losses_over(place.capture(trainer.train), made), trainer.state()
-
-
-@captured_case("Nearly every batch has a size of its own.", expect=EITHER)
-def many_sizes(place):
-    trainer = Trainer(place, dropout=0.2)
-    made = (batch(place, number, rows=2 + number * 7 % 19) for number in range(40))
-    return losses_over(place.capture(trainer.train), made), trainer.state()
-
-
-@captured_case("The last batch of each epoch is smaller.", expect=CAPTURED)
-def last_batch_is_smaller(place):
-    trainer, losses = Trainer(place), []
-    step = place.capture(trainer.train)
-    for epoch in range(4):
-        for number in range(9):
-            rows = 6 if number < 8 else 2
-            losses.append(kept(step(batch(place, 9 * epoch + number, rows=rows))))
-    return losses, trainer.state()
 
 
 @captured_case("A flag in the batch is now True and now False.", expect=CAPTURED)
@@ -203,19 +153,6 @@ def slices_of_data_on_the_device(place):
     for _ in range(4):
         losses += [kept(step((x[at : at + 6], y[at : at + 6]))) for at in range(0, 24, 6)]
     return losses, trainer.state()
-
-
-@captured_case("An attack: the step takes the gradient of its features.", expect=CAPTURED)
-def gradient_of_the_features(place):
-    trainer = Trainer(place)
-
-    def step(pair):
-        x, y = pair
-        x = x.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(trainer.loss((x, y)), x)
-        return trainer.train((x.detach() + 0.1 * gradient.sign(), y))
-
-    return losses_of(place, place.capture(step), NUM), trainer.state()
 
 
 @captured_case("Batches come on the host, and the step moves them.", expect=EITHER)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import threading
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -15,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from hazards.captured_harness import CAPTURED, EITHER, GPU, HOLDS, captured_case
 from hazards.captured_models import (
-    Headed,
     batch,
     batches,
     host_batch,
@@ -81,21 +77,6 @@ def word_selects_the_branch(place):
     return results, state(model, optimizer)
 
 
-@captured_case("The model and the optimizer are arguments of the step.", expect=EITHER)
-def model_as_an_argument(place):
-    models = [mlp(place), Headed().to(place.torch_device)]
-    optimizers = [sgd(model) for model in models]
-
-    def train(model, optimizer, one):
-        return training_step(model, optimizer)(one)
-
-    step = place.capture(train)
-    results = []
-    for number, one in enumerate(batches(place, 28)):
-        results.append(kept(step(models[number % 2], optimizers[number % 2], one)))
-    return results, [state(*both) for both in zip(models, optimizers, strict=True)]
-
-
 # ------------------------------------------------------------------------ kinds of callables
 
 
@@ -130,22 +111,6 @@ def method_replaced_in_the_constructor(place):
 
     mine = Mine()
     return run(mine.step, batches(place, 16)), state(mine.model, mine.optimizer)
-
-
-@captured_case("A partial binds model and optimizer.", expect=CAPTURED)
-def partial(place):
-    def train(model, optimizer, one, *, scale):
-        x, y = one
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y) * scale
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    model = mlp(place)
-    optimizer = sgd(model)
-    step = place.capture(functools.partial(train, model, optimizer, scale=0.5))
-    return run(step, batches(place, 16)), state(model, optimizer)
 
 
 # -------------------------------------------------------------------- steps that share models
@@ -205,125 +170,7 @@ def gan(place):
     return losses, state(generator, of_generator), state(judge, of_judge)
 
 
-def _rollout(place, number):
-    draw = torch.Generator().manual_seed(number)
-    values = {
-        "observation": torch.randn(24, 8, generator=draw),
-        "action": torch.randint(4, (24,), generator=draw),
-        "advantage": torch.randn(24, generator=draw),
-        "old": torch.rand(24, generator=draw) - 2,
-    }
-    return {name: place.moved(value) for name, value in values.items()}
-
-
-def _ppo_loss(policy, value, one):
-    scores = policy(one["observation"]).log_softmax(-1)
-    chosen = scores.gather(1, one["action"].unsqueeze(1)).squeeze(1)
-    ratio = (chosen - one["old"]).exp()
-    clipped = ratio.clamp(0.8, 1.2) * one["advantage"]
-    critic = (value(one["observation"]).squeeze(1) - one["advantage"]).square().mean()
-    return -torch.minimum(ratio * one["advantage"], clipped).mean() + 0.5 * critic
-
-
-@captured_case(
-    "PPO: some epochs over a buffer that is filled in place, by shuffled indices.", expect=CAPTURED
-)
-def ppo_with_a_buffer_in_place(place):
-    policy, value = mlp(place), mlp(place, num_out=1)
-    both = nn.ModuleList([policy, value])
-    optimizer = torch.optim.Adam(both.parameters(), lr=1e-3, eps=1e-5, fused=True)
-    buffer = {name: torch.empty_like(one) for name, one in _rollout(place, 0).items()}
-
-    def train(rows):
-        one = {name: column[rows] for name, column in buffer.items()}
-        optimizer.zero_grad()
-        loss = _ppo_loss(policy, value, one)
-        loss.backward()
-        nn.utils.clip_grad_norm_(both.parameters(), 0.5)
-        optimizer.step()
-        return loss
-
-    step = place.capture(train)
-    losses = []
-    for number in range(4):
-        for name, column in _rollout(place, number).items():
-            buffer[name].copy_(column)
-        for _ in range(2):
-            rows = torch.randperm(24).to(place.torch_device)
-            losses += run(step, rows.split(8))
-    return losses, state(both, optimizer)
-
-
-@captured_case("Teacher and student: the teacher follows within the step.", expect=CAPTURED)
-def teacher_and_student(place):
-    student = mlp(place, dropout=0.2)
-    teacher = copy.deepcopy(student).requires_grad_(False).eval()
-    center = torch.zeros(4, device=place.torch_device)
-    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3, fused=True)
-
-    def train(one):
-        x, _ = one
-        with torch.no_grad():
-            target = ((teacher(x) - center) / 0.04).softmax(-1)
-            center.mul_(0.9).add_(target.mean(0), alpha=0.1)
-        optimizer.zero_grad()
-        loss = -(target * student(x).log_softmax(-1)).sum(-1).mean()
-        loss.backward()
-        optimizer.step()
-        with torch.no_grad():
-            torch._foreach_mul_(list(teacher.parameters()), 0.99)
-            torch._foreach_add_(list(teacher.parameters()), list(student.parameters()), alpha=0.01)
-        return loss
-
-    losses = run(place.capture(train), batches(place, 16))
-    return losses, center, state(teacher), state(student, optimizer)
-
-
 # ------------------------------------------------------------------ recurrent and generative
-
-
-class Language(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(12, 8)
-        self.lstm = nn.LSTM(8, 8, batch_first=True)
-        self.out = nn.Linear(8, 12)
-
-    def forward(self, ids, hidden):
-        states, hidden = self.lstm(self.embed(ids), hidden)
-        return self.out(states), hidden
-
-
-def _ids(place, number):
-    draw = torch.Generator().manual_seed(number)
-    return torch.randint(12, (3, 5), generator=draw).to(place.torch_device)
-
-
-def _zeros(place):
-    return tuple(torch.zeros(1, 3, 8, device=place.torch_device) for _ in range(2))
-
-
-@captured_case("TBPTT: the hidden state is an attribute, detached by each step.", expect=CAPTURED)
-def hidden_state_as_an_attribute(place):
-    class Trainer:
-        def __init__(self):
-            self.model = Language().to(place.torch_device)
-            self.optimizer = sgd(self.model)
-            self.hidden = _zeros(place)
-
-        def train(self, ids):
-            self.optimizer.zero_grad()
-            scores, hidden = self.model(ids, self.hidden)
-            loss = F.cross_entropy(scores[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-            loss.backward()
-            self.optimizer.step()
-            self.hidden = tuple(one.detach() for one in hidden)
-            return loss
-
-    trainer = Trainer()
-    step = place.capture(trainer.train)
-    losses = run(step, [_ids(place, number) for number in range(20)])
-    return losses, trainer.hidden, state(trainer.model, trainer.optimizer)
 
 
 @captured_case("Diffusion: timesteps and noise are drawn on the device.", expect=CAPTURED)
@@ -479,13 +326,6 @@ def scatter_add_is_named(place):
 # --------------------------------------------------------------------------- what it returns
 
 
-@dataclass
-class Output:
-    loss: torch.Tensor
-    num_rows: int
-    extra: dict | None = None
-
-
 def _returning(place, make, *, expect_num=16):
     model = mlp(place)
     optimizer = sgd(model)
@@ -506,13 +346,6 @@ def _returning(place, make, *, expect_num=16):
 @captured_case("The step returns nothing.", expect=CAPTURED)
 def returns_nothing(place):
     return _returning(place, lambda loss, scores: None)
-
-
-@captured_case("The step returns a dataclass, as many libraries do.", expect=EITHER)
-def returns_a_dataclass(place):
-    return _returning(
-        place, lambda loss, scores: Output(loss, len(scores), {"best": scores.max()})
-    )
 
 
 # --------------------------------------------------------------------- the loop around it

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
-
 import torch
 from torch.nn import functional as F
 
-from hazards.captured_harness import CAPTURED, EITHER, captured_case, refused
+from hazards.captured_harness import CAPTURED, captured_case, refused
 from hazards.captured_models import (
     batch,
     batches,
@@ -45,30 +42,6 @@ class Weights:
 
     def __init__(self, weight=1.0):
         self.weight = weight
-
-
-@captured_case("The step holds its trainer by a weak reference.", expect=EITHER)
-def weak_reference(place):
-    trainer = Weights()
-    reference = weakref.ref(trainer)
-    return weighted(place, lambda: reference().weight, lambda: setattr(trainer, "weight", 0.2))
-
-
-@captured_case("The step asks an event of `threading`, which the loop sets.", expect=EITHER)
-def event_is_asked(place):
-    cooled = threading.Event()
-    return weighted(place, lambda: 0.2 if cooled.is_set() else 1.0, cooled.set)
-
-
-@captured_case("The scale of a distribution of torch is replaced.", expect=CAPTURED)
-def prior_is_changed(place):
-    ones = torch.ones(4, device=place.torch_device)
-    prior = torch.distributions.Normal(0 * ones, ones, validate_args=False)
-    return weighted(
-        place,
-        lambda: -prior.log_prob(ones).mean(),
-        lambda: setattr(prior, "scale", prior.scale * 0.5),
-    )
 
 
 @captured_case(
@@ -109,39 +82,6 @@ def operations_are_counted(place):
     return [kept(loss) for loss in losses], seen.count("cross_entropy")
 
 
-class Sized:
-    """A trainer that notes the number of rows of each batch, and uses it if told to."""
-
-    def __init__(self, place, *, uses=False):
-        self.model = mlp(place)
-        self.optimizer = sgd(self.model)
-        self.num_rows = 0
-        self.uses = uses
-
-    def train(self, pair):
-        x, y = pair
-        self.num_rows = x.shape[0]
-        loss = F.cross_entropy(self.model(x), y)
-        return updated(self.optimizer, loss / self.num_rows if self.uses else loss)
-
-
-def noted(place, trainer, *, num=60, turn=10, before=None):
-    """Train on batches of 4 and 8 rows in turns; return losses and what was noted after each."""
-    step = place.capture(trainer.train)
-    found = []
-    for number in range(num):
-        if before is not None:
-            before(number)
-        loss = kept(step(batch(place, number, rows=8 if number // turn % 2 else 4)))
-        found.append((loss, trainer.num_rows))
-    return found
-
-
-@captured_case("The step notes the number of rows at `self`; the loop reads it.", expect=CAPTURED)
-def a_note_for_the_loop(place):
-    return noted(place, Sized(place))
-
-
 def with_kept_gradients(place, keep, *, zeroes_outside=False):
     """Train; the loop keeps something of each gradient until after the next step."""
     model = mlp(place)
@@ -165,11 +105,6 @@ def with_kept_gradients(place, keep, *, zeroes_outside=False):
         found.append([kept(gradient) for gradient in last])
         last = [keep(parameter.grad) for parameter in model.parameters()]
     return found, state(model, optimizer)
-
-
-@captured_case("The loop keeps `.grad.data` of each weight for the next step.", expect=EITHER)
-def gradients_data_is_kept(place):
-    return with_kept_gradients(place, lambda gradient: gradient.data)
 
 
 @captured_case("Gradients are kept as they are, and as copies on the host.", expect=CAPTURED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from hazards.captured_harness import CAPTURED, EITHER, captured_case
@@ -49,80 +48,7 @@ def rate_is_returned(place):
     return results, state(model, optimizer)
 
 
-@captured_case(
-    "The last rate of the schedule is returned, for an Adam as people make it.", expect=EITHER
-)
-def last_rate_is_returned(place):
-    model = mlp(place)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-
-    def train(pair):
-        x, y = pair
-        loss = updated(optimizer, F.cross_entropy(model(x), y))
-        return loss.detach(), schedule.get_last_lr()[0]
-
-    step = place.capture(train)
-    results = []
-    for pair in batches(place, NUM):
-        results.append(step(pair))
-        schedule.step()
-    return results, state(model, optimizer)
-
-
-@captured_case("A returned tensor has an attribute that the loop reads.", expect=EITHER)
-def returned_tensor_has_an_attribute(place):
-    trainer = Trainer(place)
-
-    def train(pair):
-        x, y = pair
-        out = trainer.model(x)
-        loss = updated(trainer.optimizer, F.cross_entropy(out, y)).detach()
-        loss.accuracy = (out.argmax(1) == y).float().mean()
-        return loss
-
-    step = place.capture(train)
-    results = [step(pair) for pair in batches(place, NUM)]
-    return results, [result.accuracy for result in results], trainer.state()
-
-
-@captured_case("The same list stands twice in what is returned.", expect=EITHER)
-def one_list_twice(place):
-    trainer = Trainer(place)
-
-    def train(pair):
-        parts = [trainer.train(pair).detach()]
-        return {"parts": parts, "again": parts}
-
-    step = place.capture(train)
-    results = [step(pair) for pair in batches(place, NUM)]
-    for result in results:
-        result["parts"].append(len(result["again"]))
-    return results, trainer.state()
-
-
 # -------------------------------------------------------------------------------- kept tensors
-
-
-@captured_case("A kept tensor and a view of it are attributes.", expect=EITHER)
-def kept_with_a_view(place):
-    trainer = Trainer(place)
-    trainer.all = torch.zeros(2, 8, device=place.torch_device)
-    trainer.first = trainer.all[0]
-
-    def train(pair):
-        x, y = pair
-        loss = trainer.train((x + trainer.first, y))
-        trainer.all = torch.stack([x.mean(0), x.std(0)])
-        trainer.first = trainer.all[0]
-        return loss
-
-    step = place.capture(train)
-    losses = []
-    for pair in batches(place, NUM):
-        losses.append(kept(step(pair)))
-        trainer.all.mul_(0.5)
-    return losses, trainer.first, trainer.state()
 
 
 @captured_case("The batch itself is kept, and the loop refills its memory.", expect=EITHER)
@@ -192,32 +118,3 @@ def optimizer_replaces_its_state(place):
     optimizer = Own(model.parameters(), {})
     step = place.capture(training_step(model, optimizer))
     return losses_of(place, step, NUM), state(model, optimizer)
-
-
-# --------------------------------------------------------------- state of torch, and of modules
-
-
-class Scaled(nn.Module):
-    """A layer with a number, which is scripted."""
-
-    def __init__(self):
-        super().__init__()
-        self.alpha = 1.0
-        self.weight = nn.Parameter(torch.linspace(-1, 1, 32).view(8, 4))
-
-    def forward(self, x):
-        return x @ self.weight * self.alpha
-
-
-@captured_case("A scripted model has a number that the loop changes.", expect=EITHER)
-def scripted_model(place):
-    model = torch.jit.script(Scaled().to(place.torch_device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def before(number):
-        if number == 12:
-            model.alpha = 0.2
-
-    # No guard looks into compiled code: an audit tells.
-    step = place.capture(training_step(model, optimizer), audit_every=1)
-    return losses_of(place, step, NUM, before=before), list(model.parameters())

@@ -6,9 +6,8 @@ import contextlib
 import functools
 import io
 import math
-from collections import OrderedDict, UserDict
+from collections import UserDict
 
-import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
@@ -31,7 +30,6 @@ from hazards.captured_models import (
     run,
     sgd,
     state,
-    training_step,
     updated,
 )
 
@@ -50,10 +48,6 @@ def tokens(place, number, *, rows=4, length=6, words=12):
     """Return token ids of this number, on the device."""
     draw = torch.Generator().manual_seed(300 + number)
     return place.moved(torch.randint(1, words, (rows, length), generator=draw))
-
-
-def fused_sgd(model, **settings):
-    return sgd(model, fused=True, **settings)
 
 
 def autocast(place, **settings):
@@ -103,67 +97,6 @@ def scheduler_follows_the_scaler(place):
         if scaler.get_scale() >= before:
             schedule.step()
     return results, scaler.state_dict(), schedule.get_last_lr(), state(model, optimizer)
-
-
-@captured_case(
-    "The step scales and goes backward; the loop unscales, clips, updates and grows the scale.",
-    expect=CAPTURED,
-)
-def scaler_is_stepped_outside(place):
-    model = mlp(place)
-    optimizer = sgd(model, momentum=0.9)
-    scaler = scaler_of(place)
-
-    def forward_backward(pair):
-        x, y = pair
-        optimizer.zero_grad()
-        with autocast(place):
-            loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        return loss
-
-    step = place.capture(forward_backward)
-    results = []
-    for number, pair in enumerate(batches(place, NUM)):
-        loss = step(with_overflows(pair, number))
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        results.append((kept(loss), scaler.get_scale()))
-    return results, state(model, optimizer)
-
-
-@captured_case(
-    "A bad batch raises after `unscale_`; the scaler then complains as long as it does.",
-    expect=EITHER,
-)
-def raises_after_unscale(place):
-    model = mlp(place)
-    optimizer = fused_sgd(model)
-    scaler = scaler_of(place)
-
-    def train(pair, *, is_bad=False):
-        x, y = pair
-        optimizer.zero_grad()
-        scaler.scale(F.cross_entropy(model(x), y)).backward()
-        scaler.unscale_(optimizer)
-        if is_bad:
-            raise ValueError("a bad batch")
-        scaler.step(optimizer)
-        scaler.update()
-        return x.sum()
-
-    step = place.capture(train)
-    results = []
-    for number, pair in enumerate(batches(place, 24)):
-        try:
-            results.append(step(pair, is_bad=number == 12))
-        except (ValueError, RuntimeError) as error:
-            results.append(str(error))
-        if number == 14:
-            scaler.update()
-    return results, state(model, optimizer)
 
 
 # ----------------------------------------------------------------------------- accumulation
@@ -232,54 +165,6 @@ def update_outside_every_third_time(place):
 # --------------------------------------------------------------- clipping and other gradients
 
 
-@captured_case("Adaptive gradient clipping, by the norms of each row.", expect=CAPTURED)
-def adaptive_clipping(place):
-    model = mlp(place)
-    optimizer = sgd(model, momentum=0.9)
-
-    def norms(x):
-        return x.norm(dim=tuple(range(1, x.ndim)), keepdim=True) if x.ndim > 1 else x.norm()
-
-    def train(pair):
-        x, y = pair
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        for p in model.parameters():
-            limit = norms(p.detach()).clamp_(min=1e-3) * 0.01
-            norm = norms(p.grad)
-            smaller = p.grad * (limit / norm.clamp(min=1e-6))
-            p.grad.detach().copy_(torch.where(norm > limit, smaller, p.grad))
-        optimizer.step()
-        return loss
-
-    return losses_of(place, place.capture(train), NUM), state(model, optimizer)
-
-
-@captured_case(
-    "Conflicting gradients of two tasks are projected onto each other.", expect=CAPTURED
-)
-def gradient_surgery(place):
-    model = seeded(place, Headed)
-    optimizer = sgd(model)
-
-    def train(pair):
-        x, y = pair
-        out = model(x)
-        losses = [F.cross_entropy(out, y), out.square().mean()]
-        first, second = (
-            torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-            for loss in losses
-        )
-        for p, a, b in zip(model.parameters(), first, second, strict=True):
-            dot = (a * b).sum()
-            p.grad = a + b - torch.where(dot < 0, dot / b.square().sum().clamp(min=1e-9), 0.0) * b
-        optimizer.step()
-        return torch.stack(losses)
-
-    return losses_of(place, place.capture(train), NUM), state(model)
-
-
 @captured_case(
     "Per-sample gradients by vmap of grad are clipped and noised: DP-SGD.",
     expect=CAPTURED,
@@ -337,60 +222,7 @@ class SAM(torch.optim.Optimizer):
         self.zero_grad()
 
 
-def _with_sam(place, model, around_second):
-    optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
-
-    def train(pair):
-        x, y = pair
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.first_step()
-        with around_second(model):
-            F.cross_entropy(model(x), y).backward()
-        optimizer.second_step()
-        return loss
-
-    def before(number):
-        if number == 20:
-            optimizer.param_groups[0]["rho"] = 0.2
-
-    losses = losses_of(place, place.capture(train), NUM, before=before)
-    return losses, state(model)
-
-
-@captured_case("SAM as people copy it: `.data` becomes the old weights again.", expect=EITHER)
-def sharpness_aware(place):
-    return _with_sam(place, mlp(place), contextlib.nullcontext)
-
-
 # -------------------------------------------------- models that are frozen, grown and replaced
-
-
-@captured_case(
-    "`train()` is overridden to keep batch norm frozen; validation runs in between.",
-    expect=CAPTURED,
-)
-def batch_norm_stays_frozen(place):
-    class Model(nn.Sequential):
-        is_frozen = False
-
-        def train(self, mode=True):
-            super().train(mode)
-            if self.is_frozen:
-                self[1].eval()
-            return self
-
-    model = seeded(place, lambda: Model(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 4)))
-    step = place.capture(training_step(model, sgd(model, momentum=0.9)))
-    results = []
-    for epoch in range(6):
-        model.is_frozen = epoch >= 3
-        model.train()
-        results += run(step, batches(place, 6))
-        model.eval()
-        with torch.no_grad():
-            results.append(model(batch(place, 90)[0]))
-    return results, state(model)
 
 
 class Lora(nn.Module):
@@ -436,29 +268,6 @@ def adapters_are_added_and_merged(place):
                 model[0].merge(sign)
                 model[3].merge(sign)
     return results, trainer.state()
-
-
-@captured_case(
-    "Each task has a head in a ModuleDict; one of them is re-initialised.", expect=CAPTURED
-)
-def a_head_for_each_task(place):
-    body = seeded(place, lambda: nn.Linear(8, 8))
-    heads = nn.ModuleDict({n: seeded(place, lambda: nn.Linear(8, 4)) for n in ("a", "b")})
-    optimizer = sgd(nn.ModuleList([body, heads]), momentum=0.9)
-
-    def train(one):
-        out = heads[one["task"]](F.relu(body(one["x"])))
-        return updated(optimizer, F.cross_entropy(out, one["y"]))
-
-    step = place.capture(train)
-    losses = []
-    for number, (x, y) in enumerate(batches(place, 40)):
-        losses.append(kept(step({"task": "ab"[number // 3 % 2], "x": x, "y": y})))
-        if number == 20:
-            with torch.no_grad():
-                heads["b"].weight.zero_()
-                heads["b"].bias.fill_(0.1)
-    return losses, state(body), state(heads, optimizer)
 
 
 # ---------------------------------------------------------------- optimizers and schedulers
@@ -625,35 +434,6 @@ def generation_in_between(place):
     return _language_model(place, 30, before=generate)
 
 
-@captured_case(
-    "TBPTT over streams of text: the last batch is smaller, and hidden states are cut to it.",
-    expect=EITHER,
-)
-def hidden_state_is_cut(place):
-    class Language(Trainer):
-        hidden = None
-
-        def train(self, pair):
-            x = pair[0].unsqueeze(0)
-            hidden = self.hidden
-            if hidden is not None and hidden.shape[1] != x.shape[1]:
-                hidden = hidden[:, : x.shape[1]].contiguous()
-                hidden = None if hidden.shape[1] < x.shape[1] else hidden
-            out, self.hidden = self.model(x, hidden)
-            self.hidden = self.hidden.detach()
-            return updated(self.optimizer, F.cross_entropy(out[0], pair[1]))
-
-    trainer = Language(place)
-    trainer.model = seeded(place, lambda: nn.GRU(8, 4))
-    trainer.optimizer = sgd(trainer.model, momentum=0.9)
-    step = place.capture(trainer.train)
-    losses = []
-    for number in range(36):
-        rows = 3 if number % 9 == 8 else 6
-        losses.append(kept(step(batch(place, number, rows=rows))))
-    return losses, trainer.hidden, trainer.state()
-
-
 @captured_case("An LSTM reads packed sequences, whose lengths are plain numbers.", expect=EITHER)
 def packed_sequences(place):
     model = seeded(place, lambda: nn.LSTM(8, 4, batch_first=True))
@@ -673,28 +453,6 @@ def packed_sequences(place):
         x = batch(place, number, rows=6)[0].view(2, 3, 8)
         losses.append(kept(step(x, [(3, 2), (1, 3), (3, 3)][number % 3])))
     return losses, state(model, optimizer)
-
-
-@captured_case(
-    "Gradients of embeddings are sparse, for SparseAdam.", expect=EITHER, devices=(GPU,)
-)
-def sparse_gradients(place):
-    embedding = seeded(place, lambda: nn.Embedding(12, 8, sparse=True))
-    head = seeded(place, lambda: nn.Linear(8, 12))
-    optimizers = [torch.optim.SparseAdam(embedding.parameters(), lr=1e-2), sgd(head)]
-
-    def train(ids):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss = F.cross_entropy(head(embedding(ids[:, :-1])).flatten(0, 1), ids[:, 1:].flatten())
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        return loss
-
-    step = place.capture(train)
-    losses = [kept(step(tokens(place, number))) for number in range(20)]
-    return losses, embedding.weight, state(head)
 
 
 # -------------------------------------------------------------------------- layers with state
@@ -742,140 +500,6 @@ def vector_quantisation(place):
                 codes.codes[unused] = x[0, :4]
             codes.train()
     return results, state(codes), state(encoder, optimizer)
-
-
-@captured_case(
-    "Experts with a fixed capacity; a bias per expert balances them in place.", expect=CAPTURED
-)
-def balanced_experts(place):
-    gate = seeded(place, lambda: nn.Linear(8, 4))
-    experts = nn.Parameter(torch.randn(4, 8, 8, generator=torch.Generator().manual_seed(5)))
-    experts = nn.Parameter(place.moved(experts.detach()))
-    bias = torch.zeros(4, device=place.torch_device)
-    optimizer = torch.optim.AdamW([*gate.parameters(), experts], lr=1e-2)
-
-    def train(x):
-        scores = gate(x).softmax(1)
-        chosen = (scores.detach() + bias).topk(2, dim=1).indices
-        mask = F.one_hot(chosen, 4).sum(1).to(x.dtype)
-        weight = scores * mask
-        out = torch.einsum("ne,eio,ni->no", weight, experts, x)
-        loss = updated(optimizer, F.mse_loss(out, x.flip(1)))
-        load = mask.mean(0)
-        bias.add_(torch.sign(load.mean() - load), alpha=0.01)
-        return {"loss": loss.detach(), "load": load}
-
-    step = place.capture(train)
-    return [step(x) for x, _ in batches(place, 24)], bias, state(gate, optimizer)
-
-
-# ------------------------------------------------------------------------- metrics and queues
-
-
-@captured_case(
-    "DQN: the target network is loaded every eighth step; acting is greedy in between.",
-    expect=CAPTURED,
-)
-def target_network(place):
-    policy, target = mlp(place), mlp(place)
-    target.load_state_dict(policy.state_dict())
-    optimizer = torch.optim.RMSprop(policy.parameters(), lr=1e-2, momentum=0.9)
-
-    def train(x, action, after, done):
-        chosen = policy(x).gather(1, action[:, None]).squeeze(1)
-        with torch.no_grad():
-            best = policy(after).argmax(1, keepdim=True)
-            goal = x.sum(1) + 0.9 * target(after).gather(1, best).squeeze(1) * ~done
-        return updated(optimizer, F.smooth_l1_loss(chosen, goal))
-
-    step = place.capture(train)
-    results = []
-    for number in range(32):
-        (x, action), (after, other) = batch(place, number), batch(place, 70 + number)
-        with torch.no_grad():
-            results.append(policy(after).argmax(1))
-        results.append(kept(step(x, action, after, other == 0)))
-        if number % 8 == 7:
-            target.load_state_dict(policy.state_dict())
-    return results, state(target), state(policy, optimizer)
-
-
-# ---------------------------------------------------------------------- data made in the loop
-
-
-@captured_case(
-    "Mixup: the loop draws the weight by numpy and passes it as a tensor.", expect=CAPTURED
-)
-def mixup_by_the_loop(place):
-    trainer = Trainer(place)
-
-    def train(x, y, other, weight):
-        out = trainer.model(torch.lerp(x[other], x, weight))
-        loss = weight * F.cross_entropy(out, y) + (1 - weight) * F.cross_entropy(out, y[other])
-        return updated(trainer.optimizer, loss)
-
-    step = place.capture(train)
-    losses = []
-    for x, y in batches(place, 24):
-        weight = place.moved(torch.tensor(np.random.beta(0.4, 0.4), dtype=torch.float32))  # noqa: NPY002
-        other = place.moved(torch.from_numpy(np.random.permutation(6)))  # noqa: NPY002
-        losses.append(kept(step(x, y, other, weight)))
-    return losses, trainer.state()
-
-
-# ----------------------------------------------------------------------- what steps give back
-
-
-class Output(OrderedDict):
-    """An output whose entries are attributes too, as transformers makes them."""
-
-    def __init__(self, **entries):
-        super().__init__(entries)
-        for name, value in entries.items():
-            object.__setattr__(self, name, value)
-
-
-@captured_case("The step returns an output whose entries are attributes too.", expect=EITHER)
-def returns_a_model_output(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-
-    def train(pair):
-        x, y = pair
-        out = model(x)
-        loss = updated(optimizer, F.cross_entropy(out, y))
-        return Output(loss=loss.detach(), logits=out.detach())
-
-    step = place.capture(train)
-    outputs = [step(pair) for pair in batches(place, 20)]
-    for output in outputs:
-        output["logits"].add_(1)
-    attributes = [(output.loss, output.logits) for output in outputs]
-    return attributes, [dict(output) for output in outputs], state(model)
-
-
-@captured_case(
-    "The step returns its trainer; the loop reads the loss and outputs there.", expect=EITHER
-)
-def returns_the_trainer(place):
-    trainer = Trainer(place)
-
-    def train(pair):
-        x, y = pair
-        trainer.out = trainer.model(x)
-        trainer.last = {"loss": F.cross_entropy(trainer.out, y)}
-        updated(trainer.optimizer, trainer.last["loss"])
-        trainer.out = trainer.out.detach()
-        trainer.last["loss"] = trainer.last["loss"].detach()
-        return trainer
-
-    step = place.capture(train)
-    results = []
-    for pair in batches(place, 20):
-        result = step(pair)
-        assert result is trainer
-        results.append((result.last["loss"], result.out))
-    return results, trainer.state()
 
 
 # ---------------------------------------------------------------- what loops do between steps

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import functools
-from dataclasses import dataclass, field
-from types import SimpleNamespace
-
 import torch
-from torch import nn
 from torch.nn import functional as F
 
-from hazards.captured_harness import CAPTURED, EITHER, captured_case, refused, snapshot
+from hazards.captured_harness import CAPTURED, captured_case, refused
 from hazards.captured_models import batches, kept, losses_of, mlp, sgd, state, updated
 
 
@@ -95,78 +89,6 @@ def callbacks_of_a_trainer(place):
             penalty.weight = 0.5
 
     return losses_of(place, step, NUM, before=before), state(trainer.model, trainer.optimizer)
-
-
-@captured_case(
-    "A context is handed from stage to stage; the last stage keeps it for the loop.",
-    expect=EITHER,
-)
-def context_is_kept_for_the_loop(place):
-    @dataclass
-    class Context:
-        x: torch.Tensor
-        y: torch.Tensor
-        loss: torch.Tensor | None = None
-        extras: dict = field(default_factory=dict)
-
-    model = mlp(place)
-    optimizer = sgd(model)
-    holder = SimpleNamespace(last=None)
-
-    def forward(context):
-        context.extras["out"] = model(context.x)
-        return context
-
-    def objective(context):
-        context.loss = F.cross_entropy(context.extras["out"], context.y)
-        return context
-
-    def finish(context):
-        updated(optimizer, context.loss)
-        holder.last = context
-        return context
-
-    stages = [forward, objective, finish]
-
-    def train(pair):
-        context = functools.reduce(lambda value, stage: stage(value), stages, Context(*pair))
-        return context.loss.detach()
-
-    step = place.capture(train)
-    found = []
-    for pair in batches(place, NUM):
-        found.append(kept(step(pair)))
-        found.append(kept(holder.last.extras["out"]))
-        found.append(kept(holder.last.x))
-    return found
-
-
-# ------------------------------------------------------------- losses, weights and gradients
-
-
-@captured_case(
-    "Learned weights of tasks balance the losses, and one task is dropped.", expect=CAPTURED
-)
-def uncertainty_weights(place):
-    heads = nn.ModuleDict({name: nn.Linear(16, 4) for name in ("a", "b")})
-    log_variances = nn.ParameterDict({name: torch.zeros(()) for name in heads})
-    body = nn.Linear(8, 16)
-    everything = nn.ModuleList([body, heads, log_variances]).to(place.torch_device)
-    optimizer = torch.optim.SGD(everything.parameters(), lr=0.1, momentum=0.9)
-    active = ["a", "b"]
-
-    def train(pair):
-        x, y = pair
-        hidden, total = F.relu(body(x)), 0.0
-        for name in active:
-            loss = F.cross_entropy(heads[name](hidden), y if name == "a" else y.flip(0))
-            total = total + (-log_variances[name]).exp() * loss + log_variances[name]
-        return updated(optimizer, total)
-
-    step = place.capture(train)
-    return losses_of(place, step, NUM, before=at(18, lambda: active.remove("b"))), state(
-        everything, optimizer
-    )
 
 
 # --------------------------------------------------------------- averages, teachers, metrics
@@ -267,101 +189,3 @@ def targets_are_dicts(place):
         ]
         found.append({name: kept(value) for name, value in step(samples).items()})
     return found, state(model)
-
-
-# ------------------------------------------------------------------------- odd and common ways
-
-
-@captured_case(
-    "A checkpoint is taken in mid-loop, training goes on, and is rolled back to it.",
-    expect=CAPTURED,
-)
-def rolled_back_to_a_checkpoint(place):
-    class Trainer:
-        def __init__(self):
-            self.model = mlp(place, dropout=0.1)
-            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
-            self.label_smoothing = 0.0
-
-        def train(self, pair):
-            out = self.model(pair[0])
-            loss = F.cross_entropy(out, pair[1], label_smoothing=self.label_smoothing)
-            return updated(self.optimizer, loss)
-
-        def state_dict(self):
-            parts = {"model": self.model, "optimizer": self.optimizer}
-            content = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
-            return content | {"label_smoothing": self.label_smoothing}
-
-        def load_state_dict(self, content):
-            self.model.load_state_dict(content["model"])
-            self.optimizer.load_state_dict(copy.deepcopy(content["optimizer"]))
-            self.label_smoothing = content["label_smoothing"]
-
-    trainer, losses = Trainer(), []
-    step = place.capture(trainer.train)
-    losses += losses_of(place, step, 14)
-    checkpoint = trainer.state_dict()
-    trainer.label_smoothing = 0.2
-    losses += losses_of(place, step, 12)
-    trainer.load_state_dict(checkpoint)
-    losses += losses_of(place, step, 14)
-    fresh = snapshot(place, checkpoint)
-    return losses, fresh, state(trainer.model, trainer.optimizer)
-
-
-@captured_case(
-    "An accumulator counts micro-steps inside the step and updates at each fourth.",
-    expect=refused("micro_step"),
-)
-def accumulator_counts(place):
-    class Accumulator:
-        def __init__(self, model, optimizer, every=4):
-            self.model, self.optimizer = model, optimizer
-            self.every, self.micro_step = every, 0
-
-        @property
-        def is_boundary(self):
-            return (self.micro_step + 1) % self.every == 0
-
-        def backward(self, loss):
-            (loss / self.every).backward()
-
-        def step(self):
-            if self.is_boundary:
-                self.optimizer.step()
-                self.optimizer.zero_grad(set_to_none=False)
-            self.micro_step += 1
-
-    model = mlp(place)
-    engine = Accumulator(model, sgd(model))
-
-    def train(pair):
-        loss = F.cross_entropy(model(pair[0]), pair[1])
-        engine.backward(loss)
-        engine.step()
-        return loss
-
-    return losses_of(place, place.capture(train), 24), engine.micro_step, state(model)
-
-
-# ------------------------------------------------------- found while the first cases were mended
-
-
-@captured_case("A settings namespace is handed to a function of a library.", expect=CAPTURED)
-def settings_are_handed_on(place):
-    settings = SimpleNamespace(loss=SimpleNamespace(weight=1.0))
-    model = mlp(place)
-    optimizer = sgd(model)
-
-    def penalty(out, part):
-        return part.weight * out.pow(2).mean()
-
-    def train(pair):
-        out = model(pair[0])
-        extra = sum(map(functools.partial(penalty, out), vars(settings).values()))
-        return updated(optimizer, F.cross_entropy(out, pair[1]) + extra)
-
-    step = place.capture(train)
-    change = functools.partial(setattr, settings.loss, "weight", 0.2)
-    return losses_of(place, step, 30, before=at(15, change)), state(model)

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-from types import SimpleNamespace
-from unittest import mock
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hazards import captured_elsewhere
-from hazards.captured_found import Weights, weighted
-from hazards.captured_harness import CAPTURED, EITHER, captured_case, refused
+from hazards.captured_harness import CAPTURED, captured_case, refused
 from hazards.captured_models import (
-    Trainer,
     batch,
-    batches,
-    kept,
     losses_of,
     mlp,
     sgd,
@@ -76,86 +67,6 @@ def activation_by_name(place):
     return trained(place, loss_of, lambda: setattr(args, "act", "gelu"), model=model)
 
 
-# --------------------------------------------------------------- attributes by computed names
-
-
-class Node:
-    """A config that wraps nested dicts anew whenever it is asked, as OmegaConf does."""
-
-    def __init__(self, content):
-        object.__setattr__(self, "_content", content)
-
-    def __getattr__(self, name):
-        value = self._content[name]
-        return Node(value) if isinstance(value, dict) else value
-
-    def __getitem__(self, path):
-        first, _, rest = path.partition(".")
-        value = getattr(self, first)
-        return value[rest] if rest else value
-
-    def __setattr__(self, name, value):
-        self._content[name] = value
-
-    def get(self, path, default=None):
-        try:
-            return self[path]
-        except KeyError:
-            return default
-
-
-@captured_case(
-    "A config is asked by dotted keys, with a default that is overridden late.", expect=CAPTURED
-)
-def config_by_dotted_keys(place):
-    config = Node({"loss": {"ce": {}}})
-    return weighted(
-        place,
-        lambda: config.get("loss.ce.weight", 1.0),
-        lambda: setattr(config.loss.ce, "weight", 0.2),
-    )
-
-
-# ------------------------------------------------------------ classes, methods and functions
-
-
-@captured_case(
-    "Some steps run under `mock.patch.object` of a number and a function.", expect=EITHER
-)
-def patched_for_some_steps(place):
-    captured_elsewhere.restore()
-    term, trainer, losses = Weights(), Trainer(place), []
-
-    def train(pair):
-        loss = term.weight * trainer.loss(pair)
-        return updated(trainer.optimizer, captured_elsewhere.scaled(loss))
-
-    step = place.capture(train)
-    for number, pair in enumerate(batches(place, 40)):
-        with contextlib.ExitStack() as stack:
-            if number in range(20, 30):
-                stack.enter_context(mock.patch.object(term, "weight", 0.2))
-                stack.enter_context(
-                    mock.patch.object(captured_elsewhere, "scaled", lambda loss: loss * 3.0)
-                )
-            losses.append(kept(step(pair)))
-    return losses, trainer.state()
-
-
-# -------------------------------------------------------------------------- kinds of containers
-
-
-@captured_case("One record of a structured numpy array is kept, and edited.", expect=EITHER)
-def numpy_record(place):
-    table = np.array([(1.0, 2), (0.5, 1)], dtype=[("weight", "f8"), ("power", "i4")])
-    settings = {"row": table[0]}
-
-    def weight():
-        return float(settings["row"]["weight"]) ** int(settings["row"]["power"])
-
-    return weighted(place, weight, lambda: settings["row"].__setitem__("weight", 0.2))
-
-
 # ----------------------------------------------------------------- settings of torch, and hooks
 
 
@@ -198,46 +109,6 @@ def hook_after_the_update(place):
 
 
 # ------------------------------------------------------------------------ tensors, and gradients
-
-
-@captured_case("A GAN freezes its critic within the step, and thaws it again.", expect=CAPTURED)
-def frozen_within_the_step(place):
-    generator, critic = mlp(place, num_out=8), mlp(place, num_out=1)
-    of_generator, of_critic = sgd(generator), sgd(critic)
-
-    def requires(model, does):
-        for weight in model.parameters():
-            weight.requires_grad = does
-
-    def train(pair):
-        requires(critic, False)
-        fake = generator(pair[0])
-        first = updated(of_generator, -critic(fake).mean())
-        requires(critic, True)
-        second = updated(of_critic, critic(fake.detach()).mean() - critic(pair[0]).mean())
-        return first.detach() + second.detach()
-
-    step = place.capture(train)
-    return losses_of(place, step, 20), state(generator), state(critic)
-
-
-@captured_case(
-    "The noise level is read from a schedule on the host, every tenth step another.",
-    expect=CAPTURED,
-)
-def schedule_on_the_host(place):
-    betas, trainer = torch.linspace(0.1, 1.0, 4), SimpleNamespace(t=0)
-    model = mlp(place)
-    optimizer = sgd(model)
-
-    def train(pair):
-        beta = betas[trainer.t].item()
-        return updated(optimizer, beta * F.cross_entropy(model(pair[0]), pair[1]))
-
-    def before(number):
-        trainer.t = number // 10
-
-    return losses_of(place, place.capture(train), 40, before=before), state(model)
 
 
 @captured_case("Layers find out their sizes in the first call.", expect=CAPTURED)
@@ -309,17 +180,3 @@ def second_loader_in_the_step(place):
             return updated(optimizer, F.cross_entropy(model(pair[0]), pair[1]) + 0.1 * entropy)
 
     return losses_of(place, place.capture(Semi().train), 20), state(model)
-
-
-# ----------------------------------------------------------------- found by a second attempt
-
-
-@captured_case("The values of a dict are kept as a view, and the dict changes.", expect=EITHER)
-def view_of_a_dict(place):
-    weights = {"a": 1.0, "b": 0.5}
-    values, items = weights.values(), weights.items()
-    return weighted(
-        place,
-        lambda: sum(values) + sum(weight for _, weight in items),
-        lambda: weights.update(b=0.1),
-    )

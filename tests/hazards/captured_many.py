@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
-from torch.nn import functional as F
 from torch.optim import lr_scheduler
 
 from hazards.captured_harness import CAPTURED, EITHER, captured_case
@@ -43,17 +41,6 @@ def groups_of_four_with_dropout(place):
     return _plain(place, 4, dropout=0.4), torch.rand(3, device=place.torch_device)
 
 
-@captured_case("Each epoch ends with fewer batches than a group has.", expect=CAPTURED)
-def remainder(place):
-    model = mlp(place)
-    optimizer = sgd(model, momentum=0.9)
-    step = place.capture(training_step(model, optimizer), steps_per_launch=4)
-    losses = []
-    for _ in range(4):
-        losses += losses_of(step, groups(batches(place, 19), 4))
-    return losses, state(model, optimizer)
-
-
 @captured_case("In some groups one batch is shorter than the others.", expect=CAPTURED)
 def other_shape_inside_a_group(place):
     model = mlp(place)
@@ -79,31 +66,6 @@ def scheduler_between_groups(place):
         losses += losses_of(step, [group])
         schedule.step()
     return losses, state(model, optimizer)
-
-
-@captured_case(
-    "Results of all groups are kept and changed in place, without copies.", expect=CAPTURED
-)
-def results_of_groups_are_kept(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-
-    def train(one):
-        optimizer.zero_grad()
-        scores = model(one["x"])
-        loss = F.cross_entropy(scores, one["y"])
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        return {"loss": loss.detach(), "scores": scores.detach(), "rows": len(scores)}
-
-    step = place.capture(train, steps_per_launch=4)
-    results = []
-    for group in groups(({"x": x, "y": y} for x, y in batches(place, 56)), 4):
-        results += step(group)
-        results[-2]["scores"].zero_()
-        results[-3]["loss"] += 1
-    return results, state(model, optimizer)
 
 
 @captured_case(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from hazards.captured_harness import CAPTURED, EITHER, captured_case, refused
+from hazards.captured_harness import CAPTURED, captured_case, refused
 from hazards.captured_models import batches, kept, mlp, sgd, state
 
 
@@ -48,27 +48,6 @@ def frozen_in_turns(place):
 # --------------------------------------------------------------------------------------- batches
 
 
-@captured_case("The step leaves its prediction at its batch.", expect=refused("an attribute"))
-def prediction_at_the_batch(place):
-    model, found = mlp(place), []
-    optimizer = sgd(model)
-
-    def step(x, y):
-        optimizer.zero_grad()
-        scores = model(x)
-        loss = F.cross_entropy(scores, y)
-        loss.backward()
-        optimizer.step()
-        x.scores = scores.detach()
-        return loss.detach()
-
-    step = place.capture(step)
-    for x, y in batches(place, NUM):
-        step(x, y)
-        found.append(x.scores.clone())
-    return found, state(model, optimizer)
-
-
 def attack_on(place, model):
     """Return a captured step that leaves the gradient of its features at them."""
 
@@ -87,22 +66,6 @@ def gradients_of_the_batch(place):
     step = attack_on(place, model)
     for x, y in batches(place, NUM):
         found += [kept(step(x, y)), kept(x.grad), x.requires_grad]
-    return found, state(model)
-
-
-@captured_case(
-    "Batches come again in each epoch, with the gradients that they had.", expect=EITHER
-)
-def gradients_of_the_batch_add_up(place):
-    model, found = mlp(place), []
-    step, data = attack_on(place, model), list(batches(place, 6))
-    for epoch in range(5):
-        for x, y in data:
-            found += [kept(step(x, y)), kept(x.grad)]
-            if epoch % 2:
-                x.requires_grad_(False)
-            if epoch == 3:
-                x.grad = None
     return found, state(model)
 
 

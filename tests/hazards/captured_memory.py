@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from hazards.captured_harness import CAPTURED, EITHER, captured_case
 from hazards.captured_models import (
-    Headed,
     batches,
     mlp,
     poison,
@@ -20,39 +17,7 @@ from hazards.captured_models import (
 )
 
 
-class Normed(nn.Module):
-    """Batch norm and dropout, which differ between training and validation."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(8, 16)
-        self.norm = nn.BatchNorm1d(16)
-        self.drop = nn.Dropout(0.3)
-        self.last = nn.Linear(16, 4)
-
-    def forward(self, x):
-        return self.last(self.drop(F.relu(self.norm(self.first(x)))))
-
-
 # ------------------------------------------------------------------- validation between steps
-
-
-@captured_case(
-    "Every few steps the model is validated in eval mode under no_grad.", expect=CAPTURED
-)
-def validation_in_eval_mode(place):
-    model = Normed().to(place.torch_device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    step = place.capture(training_step(model, optimizer))
-    losses, scores = [], []
-    for number, batch in enumerate(batches(place, 18)):
-        losses += run(step, [batch])
-        if number % 4 == 3:
-            model.eval()
-            with torch.no_grad():
-                scores.append(model(next(batches(place, 1))[0]))
-            model.train()
-    return losses, scores, state(model, optimizer)
 
 
 @captured_case(
@@ -81,38 +46,6 @@ def validation_fills_the_autocast_cache(place):
                 with torch.no_grad():
                     scores.append(model(next(batches(place, 1))[0]))
     return losses, scores, state(model, optimizer)
-
-
-def _loss_under_autocast(place, model, one):
-    x, y = one
-    with torch.autocast(place.torch_device.type, dtype=torch.bfloat16):
-        return F.cross_entropy(model(x), y)
-
-
-def _step_under_autocast(place, model, optimizer):
-    def train(one):
-        optimizer.zero_grad()
-        loss = _loss_under_autocast(place, model, one)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return train
-
-
-@captured_case(
-    "The whole loop stands in one autocast, whose casts are never renewed.", expect=EITHER
-)
-def one_autocast_around_the_loop(place):
-    model = mlp(place)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = place.capture(_step_under_autocast(place, model, optimizer))
-    with torch.autocast(place.torch_device.type, dtype=torch.bfloat16):
-        losses = run(step, batches(place, 10))
-    with torch.autocast(place.torch_device.type, dtype=torch.bfloat16, cache_enabled=False):
-        losses += run(step, batches(place, 10))
-    losses += run(step, batches(place, 10))
-    return losses, state(model, optimizer)
 
 
 # -------------------------------------------------------------------------- weights replaced
@@ -144,19 +77,6 @@ def averages_are_swapped_in_and_out(place):
     return losses, scores, averages, state(model, optimizer)
 
 
-@captured_case("The best checkpoint is loaded back in place.", expect=CAPTURED)
-def best_checkpoint_is_loaded(place):
-    model = Normed().to(place.torch_device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = place.capture(training_step(model, optimizer))
-    losses = run(step, batches(place, 9))
-    best = copy.deepcopy(model.state_dict())
-    losses += run(step, batches(place, 9))
-    model.load_state_dict(best)
-    losses += run(step, batches(place, 9))
-    return losses, state(model, optimizer)
-
-
 @captured_case(
     "A checkpoint is loaded with assign=True; a new optimizer follows.", expect=CAPTURED
 )
@@ -180,28 +100,6 @@ def checkpoint_is_assigned_with_a_new_optimizer(place):
     held = poison(place, (16, 8), (16,), (4, 16), (4,))
     losses += run(step, batches(place, 20))
     return losses, held, state(model, optimizer)
-
-
-@captured_case("The head is replaced for the second task, with a new optimizer.", expect=CAPTURED)
-def head_is_replaced(place):
-    model = Headed().to(place.torch_device)
-    training = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
-
-    def train(batch):
-        x, y = batch
-        training["optimizer"].zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        training["optimizer"].step()
-        return loss
-
-    step = place.capture(train)
-    losses = run(step, batches(place, 20))
-    model.head = nn.Linear(16, 4).to(place.torch_device)
-    training["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.1)
-    held = poison(place, (4, 16), (4,))
-    losses += run(step, batches(place, 20))
-    return losses, held, state(model, training["optimizer"])
 
 
 class Tied(nn.Module):
@@ -239,18 +137,6 @@ def weights_are_tied(place):
 
 
 # ------------------------------------------------------------------------------- gradients
-
-
-@captured_case("Gradients are kept from every step, as `.grad` handed them out.", expect=EITHER)
-def gradients_are_kept(place):
-    model = nn.Linear(8, 4).to(place.torch_device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = place.capture(training_step(model, optimizer))
-    kept, losses = [], []
-    for batch in batches(place, 18):
-        losses += run(step, [batch])
-        kept.append(model.weight.grad)
-    return losses, kept, state(model, optimizer)
 
 
 @captured_case("Two calls accumulate before gradients are let go outside.", expect=CAPTURED)
@@ -393,30 +279,6 @@ def results_are_kept(place):
 
     step = place.capture(train)
     return [step(batch) for batch in batches(place, 18)], state(model, optimizer)
-
-
-@captured_case("What the step returned is changed in place by the loop.", expect=CAPTURED)
-def results_are_changed_in_place(place):
-    model = mlp(place)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def train(batch):
-        x, y = batch
-        optimizer.zero_grad()
-        scores = model(x)
-        loss = F.cross_entropy(scores, y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach(), scores.detach()
-
-    step = place.capture(train)
-    kept = []
-    for batch in batches(place, 18):
-        loss, scores = step(batch)
-        kept.append((loss, scores.clone()))
-        loss.mul_(100)
-        scores.zero_()
-    return kept, state(model, optimizer)
 
 
 @captured_case(

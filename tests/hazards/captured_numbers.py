@@ -7,10 +7,10 @@ import math
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.optim import lr_scheduler, swa_utils
+from torch.optim import lr_scheduler
 
 from hazards.captured_harness import CAPTURED, captured_case, refused
-from hazards.captured_models import Headed, batches, kept, mlp, run, sgd, state, training_step
+from hazards.captured_models import batches, kept, mlp, run, sgd, state, training_step
 
 
 def trained(place, make_optimizer, *, num=16, change=None, model=None):
@@ -32,11 +32,6 @@ def trained(place, make_optimizer, *, num=16, change=None, model=None):
 @captured_case("Adam as people make it.", expect=CAPTURED)
 def adam(place):
     return trained(place, lambda parameters: torch.optim.Adam(parameters, lr=3e-3), num=30)
-
-
-@captured_case("AdamW with a fused kernel.", expect=CAPTURED)
-def fused_adamw(place):
-    return trained(place, lambda parameters: torch.optim.AdamW(parameters, fused=True), num=24)
 
 
 @captured_case("L-BFGS with a closure, which decides on the host.", expect=refused())
@@ -123,62 +118,6 @@ def rates_that_differ_in_double_only(place):
         change(optimizer, number)
         losses += run(step, [(x.double(), y)])
     return losses, state(model, optimizer)
-
-
-@captured_case("Each group's rate is set before every step: layer-wise decay.", expect=CAPTURED)
-def rates_of_groups(place):
-    model = Headed().to(place.torch_device)
-    groups = [
-        {"params": model.body.parameters(), "scale": 0.1},
-        {"params": model.head.parameters(), "scale": 1.0, "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.1)
-    step = place.capture(training_step(model, optimizer))
-    losses = []
-    for number, one in enumerate(batches(place, 30)):
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-3 * group["scale"] * min(1.0, (number + 1) / 10)
-        losses += run(step, [one])
-    return losses, state(model, optimizer)
-
-
-@captured_case("The rate is a tensor on the device, filled outside.", expect=CAPTURED)
-def rate_tensor_filled_outside(place):
-    rate = torch.tensor(0.1).to(place.torch_device)
-    return trained(
-        place,
-        lambda parameters: torch.optim.SGD(parameters, lr=rate, momentum=0.9),
-        change=lambda optimizer, number: rate.fill_(0.1 / (1 + number)),
-    )
-
-
-# ------------------------------------------------------------------------ updates by hand
-
-
-class Lion(torch.optim.Optimizer):
-    """The sign of a momentum, as people copy it into their project."""
-
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.0):
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        del closure
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                if not state:
-                    state["average"] = torch.zeros_like(parameter)
-                average, (beta1, beta2) = state["average"], group["betas"]
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                update = average.mul(beta1).add_(parameter.grad, alpha=1 - beta1).sign_()
-                parameter.add_(update, alpha=-group["lr"])
-                average.mul_(beta2).add_(parameter.grad, alpha=1 - beta2)
-
-
-@captured_case("An optimizer of the project: Lion.", expect=CAPTURED)
-def optimizer_of_the_project(place):
-    return trained(place, lambda parameters: Lion(parameters, lr=1e-3, weight_decay=0.1))
 
 
 # ------------------------------------------------------------- scaling, clipping, averaging
@@ -288,69 +227,3 @@ def accumulation_within(place):
     for number in range(18):
         losses.append(kept(step(list(batches(place, 4 + 4 * number))[-4:])))
     return losses, state(model, optimizer)
-
-
-@captured_case("Gradients accumulate; a flag in the batch says when to update.", expect=CAPTURED)
-def accumulation_by_a_flag(place):
-    model = mlp(place)
-    optimizer = sgd(model, momentum=0.9)
-
-    def train(one):
-        loss = F.cross_entropy(model(one["x"]), one["y"]) / 3
-        loss.backward()
-        if one["last"]:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
-        return loss
-
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    step = place.capture(train)
-    losses = []
-    for number, (x, y) in enumerate(batches(place, 45)):
-        losses.append(kept(step({"x": x, "y": y, "last": number % 3 == 2})))
-    return losses, state(model, optimizer)
-
-
-@captured_case(
-    "Gradients accumulate; the step counts by itself when to update.",
-    expect=refused("num_seen", at="self.num_seen += 1"),
-)
-def accumulation_by_a_count(place):
-    class Trainer:
-        def __init__(self):
-            self.model = mlp(place)
-            self.optimizer = sgd(self.model)
-            self.num_seen = 0
-
-        def train(self, one):
-            x, y = one
-            loss = F.cross_entropy(self.model(x), y) / 4
-            loss.backward()
-            self.num_seen += 1
-            if self.num_seen % 4 == 0:
-                self.optimizer.step()
-                self.optimizer.zero_grad()
-            return loss
-
-    trainer = Trainer()
-    losses = run(place.capture(trainer.train), batches(place, 24))
-    return losses, trainer.num_seen, state(trainer.model, trainer.optimizer)
-
-
-@captured_case(
-    "torch's AveragedModel is updated outside, and used for the evaluation.", expect=CAPTURED
-)
-def averaged_model_outside(place):
-    model = mlp(place)
-    average = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    step = place.capture(training_step(model, optimizer))
-    losses, scores = [], []
-    for number, one in enumerate(batches(place, 18)):
-        losses += run(step, [one])
-        average.update_parameters(model)
-        if number % 6 == 5:
-            with torch.no_grad():
-                scores.append(average(one[0]))
-    return losses, scores, state(average), state(model, optimizer)

@@ -6,10 +6,7 @@ replayed in a third of its calls.
 
 from __future__ import annotations
 
-import enum
 import functools
-import math
-from types import SimpleNamespace
 
 import torch
 from torch.nn import functional as F
@@ -73,118 +70,6 @@ class Weighted(Trainer):
         return updated(self.optimizer, self.weight * self.loss(pair))
 
 
-@captured_case("A cached property is dropped and computed anew once.", expect=CAPTURED)
-def cached_property(place):
-    class Cached(Weighted):
-        scale = 2.0
-
-        @functools.cached_property
-        def weight(self):
-            return self.scale / 4
-
-    trainer = Cached(place)
-
-    def change(number):
-        if number == LATE:
-            trainer.scale = 6.0
-            del trainer.weight
-
-    return losses_of(place, place.capture(trainer.step), NUM, before=change), trainer.state()
-
-
-@captured_case("Names are added to a set that decides which weights are decayed.", expect=CAPTURED)
-def membership_in_a_set(place):
-    trainer, decayed = Trainer(place), {"0.weight"}
-
-    def step(pair):
-        loss = trainer.loss(pair)
-        for name, weight in trainer.model.named_parameters():
-            if name in decayed:
-                loss = loss + 0.1 * weight.square().sum()
-        return updated(trainer.optimizer, loss)
-
-    def change(number):
-        if number == LATE:
-            decayed.add("3.weight")
-            decayed.discard("0.weight")
-
-    return losses_of(place, place.capture(step), NUM, before=change), trainer.state()
-
-
-class Phase(enum.Enum):
-    """Phases of a training."""
-
-    WARM = 1
-    MAIN = 2
-
-
-@captured_case("A phase, which is an enum, changes once.", expect=CAPTURED)
-def phase_is_an_enum(place):
-    trainer = Trainer(place)
-    trainer.phase = Phase.WARM
-
-    def step(pair):
-        loss = trainer.loss(pair)
-        if trainer.phase is Phase.MAIN:
-            loss = loss + sum(weight.abs().sum() for weight in trainer.model.parameters())
-        return updated(trainer.optimizer, loss)
-
-    def change(number):
-        if number == LATE:
-            trainer.phase = Phase.MAIN
-
-    return losses_of(place, place.capture(step), NUM, before=change), trainer.state()
-
-
-class AttrDict(dict):
-    """A config whose keys are attributes, as many projects have one."""
-
-    def __getattr__(self, name):
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-
-@captured_case("Settings are read through `__getattr__` of a dict.", expect=CAPTURED)
-def attribute_dict(place):
-    config, trainer = AttrDict(loss=AttrDict(weight=1.0)), Trainer(place)
-
-    def step(pair):
-        return updated(trainer.optimizer, config.loss.weight * trainer.loss(pair))
-
-    def change(number):
-        if number == LATE:
-            config.loss["weight"] = 0.2
-
-    return losses_of(place, place.capture(step), NUM, before=change), trainer.state()
-
-
-class Slotted:
-    """Settings without a dict."""
-
-    __slots__ = ("inner", "weight")
-
-    def __init__(self, weight, inner=None):
-        self.weight, self.inner = weight, inner
-
-
-@captured_case(
-    "Settings stand in the slots of an object in the slot of an object.", expect=CAPTURED
-)
-def slots(place):
-    config, trainer = Slotted(1.0, Slotted(0.5)), Trainer(place)
-
-    def step(pair):
-        return updated(trainer.optimizer, config.inner.weight * trainer.loss(pair))
-
-    def change(number):
-        if number == LATE:
-            config.inner.weight = 2.0
-
-    return losses_of(place, place.capture(step), NUM, before=change), trainer.state()
-
-
 # -------------------------------------------------------------------------- how often it changes
 
 
@@ -228,21 +113,6 @@ def epoch_is_read(place):
         for pair in batches(place, 20):
             losses.append(kept(step(pair)))
     return losses, trainer.state(), epoch
-
-
-@captured_case("A temperature is annealed in every step.", expect=EITHER)
-def temperature_is_annealed(place):
-    model, config = mlp(place), SimpleNamespace(temperature=1.0)
-    optimizer = sgd(model)
-
-    def step(pair):
-        chosen = F.gumbel_softmax(model(pair[0]), tau=config.temperature)
-        return updated(optimizer, (chosen - F.one_hot(pair[1], 4)).square().mean())
-
-    def change(number):
-        config.temperature = max(0.5, math.exp(-0.03 * number))
-
-    return losses_of(place, place.capture(step), 40, before=change), model.state_dict()
 
 
 @captured_case(

@@ -72,25 +72,6 @@ def one_warning_for_each_reason(place):
     assert len(seen) == 20
 
 
-@captured_case(
-    "Other shapes do not warn of the same line again.", expect=HOLDS, holds_plainly=False
-)
-def shapes_do_not_warn_again(place):
-    model, seen = mlp(place), []
-    optimizer = sgd(model)
-
-    def train(one):
-        seen.append(len(seen))
-        return updated(model, optimizer, one)
-
-    with capture_warnings() as texts:
-        step = place.capture(train)
-        for rows in (3, 4, 5, 6):
-            run(step, batches(place, 8, rows=rows))
-
-    assert sum(line_of(train, "seen.append") in text for text in texts) == 1
-
-
 @captured_case("A step that is captured warns of nothing.", expect=HOLDS, holds_plainly=False)
 def captured_step_warns_of_nothing(place):
     model = mlp(place, dropout=0.2)
@@ -181,29 +162,6 @@ def switched_off(place):
     assert "GAPLESS_CAPTURE" in str(step.report)
 
 
-@captured_case(
-    "GAPLESS_CAPTURE=off: the decorated method, and groups, still work.",
-    expect=HOLDS,
-    holds_plainly=False,
-)
-def switched_off_in_all_forms(place):
-    os.environ["GAPLESS_CAPTURE"] = "off"
-    model = mlp(place)
-    optimizer = sgd(model)
-
-    class Trainer:
-        @place.gapless_capture
-        def train(self, one):
-            return updated(model, optimizer, one)
-
-    trainer = Trainer()
-    many = place.capture(training_step(model, optimizer), steps_per_launch=4)
-
-    assert len(run(trainer.train, batches(place, 14))) == 14
-    assert [len(many(list(batches(place, num)))) for num in (4, 4, 3)] == [4, 4, 3]
-    assert sum(report.num_replays for report in place.reports()) == 0
-
-
 # ------------------------------------------------------------------------------- the report
 
 
@@ -242,29 +200,6 @@ def every_line_is_reported(place):
         assert line_of(trainer.train, piece) in everything, everything
         assert word in everything
     assert (step.report.num_replays, step.report.num_graphs) == (0, 0)
-
-
-@captured_case("The report says one thing in one line.", expect=HOLDS, holds_plainly=False)
-def one_line_for_each_thing(place):
-    model, seen = mlp(place), []
-    optimizer = sgd(model)
-
-    def train(one):
-        seen.append(len(seen))
-        random.random()
-        return updated(model, optimizer, one)
-
-    step = place.capture(train)
-    with capture_warnings():
-        run(step, batches(place, 16))
-
-    texts, lines = refusals_of(step.report), str(step.report).splitlines()
-    assert len(texts) >= 2
-    for text in texts:
-        assert "\n" not in text
-        assert sum(text in line for line in lines) == 1
-    for line in lines:
-        assert sum(text in line for text in texts) <= 1
 
 
 @captured_case(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 
 import torch
-from torch.nn import functional as F
 
 from hazards.captured_harness import EITHER, captured_case, refused
 from hazards.captured_models import (
@@ -39,21 +38,6 @@ def masked(place, number, kind, *, dtype=torch.bool):
     if kind == "a":
         mask[number % 6, 2 + number % 5 :] = 0
     return x, y, place.moved(mask)
-
-
-def flagged(place, number, kind, flags="ab"):
-    """Return features, classes and a flag on the device: 0 for kind a."""
-    x, y = batch(place, number)
-    return x, y, place.moved(torch.tensor(flags.index(kind)))
-
-
-def ragged(place, number, kind):
-    """Return features, classes and lengths of rows, all of which are short in batches of kind b."""
-    x, y = batch(place, number)
-    lengths = (
-        torch.full((6,), 8) if kind == "a" else 2 + (torch.arange(6) + number) % (number % 5 + 1)
-    )
-    return x, y, place.moved(lengths)
 
 
 def train_masked(trainer, x, y, mask):
@@ -84,38 +68,7 @@ def batches_without_padding_come_late(place):
     return _without_padding(place, LATE)
 
 
-@captured_case("Features are cut to the longest row: `lengths.max().item()`.", expect=EITHER)
-def cut_to_the_longest(place):
-    trainer = Trainer(place)
-
-    def step(three):
-        x, y, lengths = three
-        longest = x.shape[1] if is_capturing() else lengths.max().item()
-        x = F.pad(x[:, :longest], (0, x.shape[1] - longest))
-        return trainer.train((x, y))
-
-    return results_of(place, step, lambda *one: ragged(place, *one)), trainer.state()
-
-
 # ---------------------------------------------------------------------- what is read, and how
-
-
-@captured_case("A captured evaluation reads in inference mode; training does not.", expect=EITHER)
-def evaluation_in_inference_mode(place):
-    trainer, losses, scores = Trainer(place), [], []
-
-    @torch.inference_mode()
-    def evaluate(three):
-        x, _, mask = three
-        if not is_capturing() and mask.all():
-            x = x * 2
-        return trainer.model(x * mask)
-
-    evaluate, train = place.capture(evaluate), place.capture(trainer.train)
-    for number, kind in enumerate(LATE):
-        losses.append(kept(train(batch(place, number))))
-        scores.append(kept(evaluate(masked(place, number, kind))))
-    return losses, scores, trainer.state()
 
 
 @captured_case("A batch with infinite features is refused by the user's own check.", expect=EITHER)
@@ -157,36 +110,6 @@ def always_another_value(place):
         return (*batch(place, number), place.moved(total))
 
     return results_of(place, step, batch_of, "a" * 8 + "b" * 232), trainer.state()
-
-
-@captured_case("The branch returns something else, of other shapes.", expect=EITHER)
-def results_of_another_structure(place):
-    trainer, found = Trainer(place), []
-
-    def step(three):
-        x, y, kind = three
-        loss = trainer.train((x, y)).detach()
-        value = 0 if is_capturing() else kind.item()
-        if value == 1:
-            return {"loss": loss, "top": x.amax(1)}
-        return loss if value == 0 else (loss, [x[:value].sum(0), value], None)
-
-    step = place.capture(step)
-    for number, kind in enumerate("aaaaaaaa" + "babcabcacbcbaacb"):
-        found.append(step(flagged(place, number, kind, "abcd")))
-    return found, trainer.state()
-
-
-@captured_case("A small tensor is copied to the host, and numpy computes with it.", expect=EITHER)
-def numpy_computes(place):
-    trainer = Trainer(place)
-
-    def step(three):
-        x, y, lengths = three
-        spread = 0.0 if is_capturing() else lengths.cpu().numpy().std()
-        return trainer.train((x + float(spread), y))
-
-    return results_of(place, step, lambda *one: ragged(place, *one)), trainer.state()
 
 
 # ---------------------------------------------------------------------- groups of several steps

@@ -36,20 +36,6 @@ def accumulated_and_set_to_none(place):
     return _accumulated(place, 4, set_to_none=True)
 
 
-# ---------------------------------------------------------------------------- kept and read
-
-
-@in_place_case("The gradients of each step are kept as they are, without a copy.")
-def gradients_are_kept(place):
-    model = place.capture(mlp(place))
-    optimizer = sgd(model)
-    history = []
-    for x, y in batches(place, NUM):
-        update(optimizer, F.cross_entropy(model(x), y))
-        history.append([one.grad for one in model.parameters()])
-    return history, state(model, optimizer)
-
-
 # -------------------------------------------------------------------------------------- hooks
 
 
@@ -132,22 +118,3 @@ def gradient_penalty(place):
         loss = critic(fake).mean() - critic(real).mean() + 10 * penalty
         losses.append((update(optimizer, loss), penalty.item()))
     return losses, state(critic, optimizer)
-
-
-@in_place_case(
-    "backward(create_graph=True) in each tenth step, plain backward in the others.",
-    expect=either("create_graph"),
-)
-def create_graph_at_times(place):
-    model = place.capture(made(place, nn.Sequential, nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)))
-    optimizer, losses = sgd(model), []
-    for number, (x, y) in enumerate(batches(place, 30)):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        if number % 10 == 9:
-            grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
-            loss = loss + sum(grad.square().sum() for grad in grads)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, state(model, optimizer)

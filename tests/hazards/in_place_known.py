@@ -21,7 +21,6 @@ _SWAPS = (
 )
 _KNOWN = {
     "autocast_with_a_late_second_call": _CASTS,
-    "weight_moves_between_two_backward_passes": _RAISES,
     "dropout_between_two_backward_passes": _RAISES,
     "weights_are_swapped": _SWAPS,
     "input_is_changed_before_backward": "a backward pass that torch refuses for a changed input "

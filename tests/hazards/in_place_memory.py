@@ -7,21 +7,10 @@ from torch.nn import functional as F
 
 from hazards.captured_models import batches, mlp, poison, sgd, state
 from hazards.in_place_harness import either, in_place_case
-from hazards.in_place_models import NUM, fit, floats, update
+from hazards.in_place_models import fit, floats, update
 
 
 # ------------------------------------------------------------------------------------- kept
-
-
-@in_place_case("Predictions of all steps are kept, detached but not copied.")
-def predictions_are_kept(place):
-    model = place.capture(mlp(place, dropout=0.1))
-    optimizer, kept_ones, losses = sgd(model), [], []
-    for x, y in batches(place, NUM):
-        scores = model(x)
-        losses.append(update(optimizer, F.cross_entropy(scores, y)))
-        kept_ones.append((scores.detach(), scores.detach()[:, 0], scores.softmax(1).detach()))
-    return losses, kept_ones, torch.cat([one for one, *_ in kept_ones]), state(model, optimizer)
 
 
 @in_place_case(

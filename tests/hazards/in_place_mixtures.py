@@ -2,104 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from hazards.captured_models import batches, kept, mlp, sgd, state
-from hazards.in_place_harness import captured, either, in_place_case
-from hazards.in_place_models import NUM, Normed, fit, made, update
-
-
-def with_late(place, model, late, *, first=10, every=3):
-    """Train plainly, and call `late(number, x, y)` before some of the steps."""
-    place.capture(model)
-    optimizer, found = sgd(model), []
-    for number, (x, y) in enumerate(batches(place, NUM)):
-        if number >= first and (number - first) % every == 0:
-            found.append(late(number, x, y))
-        found.append(update(optimizer, F.cross_entropy(model(x), y)))
-    return found, state(model, optimizer)
-
-
-# --------------------------------------------------------------- what stands for `forward`
-
-
-class Scorer(nn.Module):
-    """A body and a head, with its own name for the activation."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = nn.Linear(8, 16), nn.Linear(16, 4)
-
-    def forward(self, x):
-        return self.head(torch.relu(self.body(x)))
-
-
-@in_place_case(
-    "`model.forward` is wrapped by the loop after the capture, as Accelerate does.",
-    expect=either(),
-)
-def forward_is_wrapped_late(place):
-    model = made(place, Scorer)
-    place.capture(model)
-    optimizer = sgd(model)
-    losses = fit(place, model, optimizer, 8)
-    before = model.forward
-
-    @functools.wraps(before)
-    def halved(*args, **kwargs):
-        return 0.5 * before(*args, **kwargs)
-
-    model.forward = halved
-    losses += fit(place, model, optimizer, 8, start=8)
-    model.forward = before
-    losses += fit(place, model, optimizer, 8, start=16)
-    return losses, state(model, optimizer)
-
-
-class Remembering(nn.Module):
-    """Writes into a table that its input may be a view of."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 4)
-        self.register_buffer("table", torch.ones(12, 8))
-
-    def forward(self, x):
-        with torch.no_grad():
-            self.table.mul_(0.9)
-        return self.layer(x)
-
-
-@in_place_case("The input is a view of a buffer that forward writes, at times.", expect=either())
-def input_is_a_view_of_a_buffer(place):
-    model = made(place, Remembering)
-    place.capture(model)
-    optimizer, found = sgd(model), []
-    for number in range(NUM):
-        rows = model.table[number % 3 : number % 3 + 6]
-        rows = rows if number % 4 == 3 else rows.clone()
-        with torch.no_grad():
-            found.append(kept(model(rows)))
-        found.append(update(optimizer, model(rows).square().mean()))
-    return found, state(model, optimizer)
-
-
-# -------------------------------------------------------------- what looks into the model
-
-
-@in_place_case("The model is mapped by vmap over parts of a batch at times.", expect=either())
-def mapped_at_times(place):
-    model = mlp(place)
-
-    def late(number, x, y):
-        del number, y
-        return kept(torch.func.vmap(model)(x.reshape(2, 3, 8)))
-
-    return with_late(place, model, late)
+from hazards.in_place_harness import captured, in_place_case
+from hazards.in_place_models import NUM, Normed, fit, made
 
 
 # ----------------------------------------------------------------------- weights and updates

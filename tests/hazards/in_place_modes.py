@@ -26,16 +26,6 @@ def _epochs(place, evaluate, *, num=4, model=None):
     return losses, scores, state(model, optimizer)
 
 
-@in_place_case("After each epoch the model is evaluated: eval() and no_grad.")
-def evaluated_under_no_grad(place):
-    def evaluate(model):
-        model.eval()
-        with torch.no_grad():
-            return [kept(model(x).argmax(1)) for x, _ in batches(place, 4)]
-
-    return _epochs(place, evaluate)
-
-
 @in_place_case("After each epoch the model is evaluated in inference mode, and outputs are kept.")
 def evaluated_in_inference_mode(place):
     def evaluate(model):
@@ -145,11 +135,6 @@ def _scaled(place, optimizer_of, *, num=24, every=1, clips=False, captures=True)
             optimizer.zero_grad()
         scales.append(scaler.get_scale())
     return losses, scales, scaler.state_dict(), state(model, optimizer)
-
-
-@in_place_case("A GradScaler with SGD as people make it; one batch overflows.")
-def grad_scaler(place):
-    return _scaled(place, lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9))
 
 
 @in_place_case("A GradScaler with a fused AdamW, which finds the overflow on the device.")

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.optim import lr_scheduler
 
 import gapless
 from hazards.captured_harness import HOLDS, line_of, refusals_of
@@ -40,32 +39,6 @@ def is_what_it_was(place):
     )
 
 
-@in_place_case("GradScaler, schedulers and dicts know the optimizer by its identity.")
-def known_by_identity(place):
-    model = place.capture(mlp(place))
-    optimizer = sgd(model)
-    names = {model: "model", optimizer: "optimizer", id(optimizer): "its id"}
-    scheduler = lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch // 20))
-    place.capture(optimizer)
-    scaler = torch.amp.GradScaler(place.torch_device.type, init_scale=8.0)
-    losses = []
-    for x, y in batches(place, 24):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        scheduler.step()
-        losses.append(loss.item())
-    found = [
-        names[model],
-        names[optimizer],
-        names[id(optimizer)],
-        scheduler.optimizer is optimizer,
-    ]
-    return losses, found, scheduler.get_last_lr(), state(model, optimizer)
-
-
 # ---------------------------------------------------------------------------- copied, saved
 
 
@@ -85,22 +58,6 @@ def pickled_as_it_is(place):
 
 
 # -------------------------------------------------------------------------------------- hooks
-
-
-@in_place_case(
-    "Hooks of the captured model itself scale its input and its output.", expect=either("hook")
-)
-def hooks_of_the_model(place):
-    model = mlp(place)
-    model.register_forward_pre_hook(lambda _, given: (given[0] * 2,))
-    place.capture(model)
-    factor = {"now": 1.0}
-    model.register_forward_hook(lambda _, given, out: out * factor["now"])
-    optimizer = sgd(model)
-    losses = fit(place, model, optimizer, 14)
-    factor["now"] = 0.5
-    losses += fit(place, model, optimizer, 14)
-    return losses, state(model, optimizer)
 
 
 @in_place_case(
@@ -139,16 +96,6 @@ def captured_for_a_while(place):
     place.release(optimizer)
     losses += fit(place, model, optimizer, 4, start=23)
     return losses, sorted(vars(model)), sorted(vars(optimizer)), state(model, optimizer)
-
-
-@in_place_case("The same model is captured twice, and the optimizer three times.")
-def captured_twice(place):
-    model = place.capture(place.capture(mlp(place)))
-    optimizer = place.capture(place.capture(sgd(model)))
-    losses = fit(place, model, optimizer, 10)
-    place.capture(model)
-    place.capture(optimizer)
-    return losses + fit(place, model, optimizer, 20), state(model, optimizer)
 
 
 @in_place_case(
@@ -253,23 +200,6 @@ def wrong_arguments(place):
         gapless.capture(torch.ones(3))
     with pytest.raises((TypeError, ValueError, LookupError, gapless.UserError)):
         gapless.capture_report(mlp(place))
-
-
-@in_place_case(
-    "What was never captured, or was released, is released without harm.", **_OF_THE_PRODUCT
-)
-def released_again(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-    gapless.capture(model, device=place.device)
-    fit(place, model, optimizer, 6)
-    gapless.release(model)
-    gapless.release(model)
-    fit(place, model, optimizer, 6)
-
-    assert type(model) is nn.Sequential
-    assert type(model).__call__ is nn.Module.__call__
-    assert "forward" not in vars(model)
 
 
 @in_place_case("`GAPLESS_CAPTURE=off` captures nothing.", expect=either())

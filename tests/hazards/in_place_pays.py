@@ -91,21 +91,6 @@ def a_fast_model(place):
 
 
 @in_place_case(
-    "A slow model, and refusals raise: a comparison of times raises nothing.",
-    expect=refused("as written"),
-    devices=DEVICES,
-)
-def slow_and_strict(place):
-    model = mlp(place)
-    place.capture(model, on_refusal="raise")
-    optimizer = sgd(model)
-    timed = Timed(place, model, **SLOW)
-    losses = _fit(place, model, optimizer, timed)
-    timed.ends_as(replays=False)
-    return losses, state(model, optimizer)
-
-
-@in_place_case(
     "An optimizer whose replays take longer.",
     expect=refused(r"\d\.\d+ ms with replays and \d\.\d+ ms as written"),
     devices=DEVICES,

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 
 from hazards.captured_models import Headed, batches, kept, mlp, state
 from hazards.in_place_harness import either, in_place_case
-from hazards.in_place_models import fit, made, through_a_file, update
+from hazards.in_place_models import made, through_a_file, update
 
 
 NUM = 26
@@ -76,14 +76,6 @@ def foreach_adamw(place):
     return _scheduled(place, lambda model: _adamw(model, fused=None, foreach=True))
 
 
-@in_place_case("Adam with foreach, amsgrad, weight decay and maximize, one rate.")
-def foreach_adam_at_one_rate(place):
-    settings = {"amsgrad": True, "weight_decay": 0.1, "maximize": True, "foreach": True}
-    model = made(place, Headed)
-    optimizer = place.capture(torch.optim.Adam(model.parameters(), **settings))
-    return fit(place, model, optimizer, NUM), state(model, optimizer)
-
-
 @in_place_case("SGD as people make it, with a rate for each step.", expect=AS_WRITTEN)
 def sgd_by_default(place):
     return _scheduled(place, lambda model: _sgd(model, foreach=None))
@@ -127,19 +119,6 @@ def group_is_added(place):
 # ---------------------------------------------------------------------------------- gradients
 
 
-@in_place_case("Some weights have no gradient in some steps.")
-def some_without_gradients(place):
-    model = made(place, Headed)
-    optimizer = place.capture(_sgd(model, momentum=0.9, weight_decay=0.1))
-    scheduler, losses = _decayed(optimizer), []
-    for number, (x, y) in enumerate(batches(place, 36)):
-        hidden = F.relu(model.body(x))
-        loss = F.cross_entropy(model.head(hidden.detach() if number % 3 == 1 else hidden), y)
-        losses.append(update(optimizer, loss))
-        scheduler.step()
-    return losses, state(model, optimizer)
-
-
 @in_place_case("Gradients of create_graph=True, which require gradients themselves.")
 def gradients_with_a_graph(place):
     model = mlp(place)
@@ -174,25 +153,7 @@ def state_is_loaded(place):
     return _scheduled(place, _adamw, between=load)
 
 
-@in_place_case("Something else is kept in the optimizer's state, and changes.", expect=either())
-def more_in_the_state(place):
-    def keep(model, optimizer, number):
-        for known in optimizer.state.values():
-            known["seen"] = number
-
-    return _scheduled(place, _adamw, between=keep)
-
-
 # --------------------------------------------------------------- settings, hooks, other calls
-
-
-@in_place_case("The kernel is changed by hand, to the fused one and back.")
-def kernel_is_changed(place):
-    def change(model, optimizer, number):
-        is_fused = 8 <= number < 16
-        optimizer.param_groups[0].update(fused=is_fused, foreach=not is_fused)
-
-    return _scheduled(place, lambda model: _sgd(model, momentum=0.9), between=change)
 
 
 @in_place_case("Steps with a closure, which counts.")
@@ -243,33 +204,6 @@ def captured_step_is_wrapped(place):
     return _wrapped(place, captures_first=True, rate_of=lambda number: 0.01 / (1 + number))
 
 
-@in_place_case("A step that the loop has wrapped is captured.", expect=either())
-def wrapped_step_is_captured(place):
-    return _wrapped(place, captures_first=False, rate_of=lambda number: 0.01 / (1 + number))
-
-
-@in_place_case("Torch's class gets another step in the middle.", expect=either())
-def class_is_patched(place):
-    kind = torch.optim.AdamW
-    as_written = kind.step
-
-    def step(self, closure=None):
-        with torch.no_grad():
-            for group in self.param_groups:
-                for weight in group["params"]:
-                    weight.mul_(0.5)
-        return as_written(self, closure)
-
-    def patch(model, optimizer, number):
-        if number in (12, 16):
-            kind.step = step if number == 12 else as_written
-
-    try:
-        return _scheduled(place, _adamw, _ByHand, between=patch)
-    finally:
-        kind.step = as_written
-
-
 # ---------------------------------------------------------------------------- gradient scalers
 
 
@@ -298,21 +232,3 @@ def _scaled(place, optimizer_of, *, clips=False):
 @in_place_case("A GradScaler with SGD, which it asks the device for.")
 def scaler_with_foreach_sgd(place):
     return _scaled(place, lambda model: _sgd(model, momentum=0.9), clips=True)
-
-
-# -------------------------------------------------------------------------------- the object
-
-
-@in_place_case("It is released in the middle, and captured again.", expect=either())
-def released_and_captured_again(place):
-    model = made(place, Headed)
-    optimizer = place.capture(_adamw(model))
-    scheduler, losses = _decayed(optimizer), []
-    for number, (x, y) in enumerate(batches(place, NUM)):
-        if number == 10:
-            place.release(optimizer)
-        if number == 16:
-            place.capture(optimizer)
-        losses.append(update(optimizer, F.cross_entropy(model(x), y)))
-        scheduler.step()
-    return losses, state(model, optimizer)

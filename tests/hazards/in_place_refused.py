@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hazards.captured_models import Headed, batches, kept, mlp, sgd, state
+from hazards.captured_models import Headed, sgd, state
 from hazards.in_place_harness import either, in_place_case, refused
-from hazards.in_place_models import NUM, fit, made, update
+from hazards.in_place_models import NUM, fit, made
 
 
 def _trained(place, model, *, num=NUM, optimizer=None):
@@ -75,69 +75,6 @@ class Branching(Headed):
 )
 def forward_branches(place):
     return _trained(place, made(place, Branching))
-
-
-class CountingLoss(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.total = 0.0
-
-    def forward(self, scores, y):
-        loss = F.cross_entropy(scores, y)
-        self.total += loss.item()
-        return loss
-
-
-@in_place_case(
-    "The same, and the report of the loss names the line.",
-    expect=refused(at="self.total += loss.item()"),
-)
-def loss_reads_itself_and_says_so(place):
-    model, criterion = mlp(place), place.capture(CountingLoss())
-    optimizer = sgd(model)
-    losses = fit(place, model, optimizer, loss_of=criterion)
-    return losses, criterion.total, state(model, optimizer)
-
-
-class Annealed(Headed):
-    temperature = 1.0
-
-    def forward(self, x):
-        return super().forward(x) / self.temperature
-
-
-@in_place_case(
-    "A temperature, which forward reads, is lowered in each step.", expect=either("temperature")
-)
-def number_changes_in_each_step(place):
-    model = place.capture(made(place, Annealed))
-    optimizer, losses = sgd(model), []
-    for number in range(24):
-        model.temperature = 1.0 - number / 50
-        losses += fit(place, model, optimizer, 1, start=number)
-    return losses, state(model, optimizer)
-
-
-class Remembering(Headed):
-    """Leaves its hidden activations and an auxiliary loss as attributes, as MoE layers do."""
-
-    def forward(self, x):
-        self.hidden = F.relu(self.body(x))
-        self.aux_loss = self.hidden.square().mean()
-        return self.head(self.hidden)
-
-
-@in_place_case(
-    "forward leaves an auxiliary loss as an attribute, which the loop adds to the loss.",
-    expect=either("aux_loss|hidden"),
-)
-def auxiliary_loss_is_left(place):
-    model = place.capture(made(place, Remembering))
-    optimizer, found = sgd(model), []
-    for x, y in batches(place, NUM):
-        loss = F.cross_entropy(model(x), y) + 0.1 * model.aux_loss
-        found.append((update(optimizer, loss), kept(model.hidden)))
-    return found, state(model, optimizer)
 
 
 @in_place_case(

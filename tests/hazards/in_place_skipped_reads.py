@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hazards.captured_models import Headed, batch, is_capturing, sgd, state
+from hazards.captured_models import Headed, is_capturing, sgd, state
 from hazards.captured_skipped_reads import (
     LATE,
     MIXED,
@@ -87,30 +87,3 @@ class Encoder(nn.Module):
 )
 def bias_for_all_layers(place):
     return _trained(place, place.capture(made(place, Encoder)), kinds=LATE + MIXED)
-
-
-@in_place_case("The length that forward reads is another one in each call.", expect=either())
-def always_another_length(place):
-    class Scaling(Headed):
-        def forward(self, x, length):
-            return super().forward(x) / (1.0 if is_capturing() else length.sum().item())
-
-    def batch_of(place, number, kind):
-        length = torch.tensor([1.0, 0.0] if kind == "a" else [1.0, number / 100])
-        return (*batch(place, number), place.moved(length))
-
-    model = place.capture(made(place, Scaling))
-    return _trained(place, model, batch_of, "a" * 8 + "b" * 150)
-
-
-@in_place_case("forward changes the mask in place, and reads it then.", expect=either())
-def mask_is_changed_before_the_read(place):
-    class Inverting(Headed):
-        def forward(self, x, mask):
-            inverse = mask.view(-1)
-            inverse.logical_not_()
-            if not is_capturing() and not mask.any():
-                return super().forward(x) * 1.5
-            return super().forward(x * ~mask)
-
-    return _trained(place, place.capture(made(place, Inverting)))

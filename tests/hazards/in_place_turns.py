@@ -29,33 +29,6 @@ def siamese(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case(
-    "Two steps in three are plain; each third calls the model twice.", expect=either("forward")
-)
-def second_forward_at_times(place):
-    model = place.capture(mlp(place, dropout=0.1))
-    optimizer, losses = sgd(model), []
-    for number, (x, y) in enumerate(batches(place, 36)):
-        loss = F.cross_entropy(model(x), y)
-        if number % 3 == 2:
-            loss = loss + F.mse_loss(model(x * 0.9), model(x * 1.1))
-        losses.append(update(optimizer, loss))
-    return losses, state(model, optimizer)
-
-
-@in_place_case(
-    "Losses of four small batches are summed, with one backward.", expect=either("forward")
-)
-def summed_losses_of_small_batches(place):
-    model = place.capture(mlp(place))
-    optimizer, losses = sgd(model), []
-    for number in range(14):
-        four = [batch(place, 4 * number + part, rows=3) for part in range(4)]
-        loss = sum(F.cross_entropy(model(x), y) for x, y in four)
-        losses.append(update(optimizer, loss))
-    return losses, state(model, optimizer)
-
-
 def _gan(place):
     generator = made(place, nn.Sequential, nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
     critic = made(place, nn.Sequential, nn.Linear(8, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
@@ -100,24 +73,6 @@ def forward_without_backward(place):
     for number, (x, y) in enumerate(batches(place, 30)):
         loss = F.cross_entropy(model(x), y)
         losses.append(loss.item() if number % 5 == 4 else update(optimizer, loss))
-    return losses, state(model, optimizer)
-
-
-@in_place_case(
-    "A loss is kept with its graph, and goes backward only after two more steps.",
-    expect=either("forward"),
-)
-def backward_comes_late(place):
-    model = place.capture(mlp(place))
-    optimizer, waiting, losses = sgd(model, lr=0.05), [], []
-    for x, y in batches(place, 24):
-        waiting.append(F.cross_entropy(model(x).tanh(), y))
-        losses.append(waiting[-1].item())
-        if len(waiting) == 3:
-            optimizer.zero_grad()
-            torch.stack(waiting).mean().backward()
-            optimizer.step()
-            waiting.clear()
     return losses, state(model, optimizer)
 
 

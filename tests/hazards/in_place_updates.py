@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
-from hazards.captured_models import Headed, batch, batches, mlp, sgd, state
+from hazards.captured_models import Headed, batches, mlp, sgd, state
 from hazards.in_place_harness import captured, either, in_place_case
 from hazards.in_place_models import NUM, Normed, fit, made, through_a_file, update
 
@@ -24,13 +23,6 @@ def _of_kind(place, optimizer_of, *, num=24):
 @in_place_case("Fused AdamW.")
 def fused_adamw(place):
     return _of_kind(place, lambda weights: torch.optim.AdamW(weights, lr=1e-2, fused=True))
-
-
-@in_place_case(
-    "AdamW as people make it, with no word of fused or capturable.", expect=either("fused")
-)
-def adamw_as_people_make_it(place):
-    return _of_kind(place, lambda weights: torch.optim.AdamW(weights, lr=1e-2))
 
 
 @in_place_case("L-BFGS with a closure.", expect=either("LBFGS|closure"))
@@ -152,61 +144,3 @@ def step_hooks(place):
     handle.remove()
     losses += fit(place, model, optimizer, 14)
     return losses, norms, state(model, optimizer)
-
-
-@in_place_case("Two optimizers of one model step in turns, and two on disjoint parts at once.")
-def several_optimizers(place):
-    model = place.capture(made(place, Headed))
-    body = place.capture(sgd(model.body, momentum=0.9), name="body's optimizer")
-    head = place.capture(
-        torch.optim.AdamW(model.head.parameters(), lr=1e-2, fused=True), name="head's optimizer"
-    )
-    whole = place.capture(sgd(model, lr=0.01), name="whole optimizer")
-    losses = []
-    for number, (x, y) in enumerate(batches(place, 40)):
-        model.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        if number % 2:
-            whole.step()
-        else:
-            body.step()
-            head.step()
-        losses.append(loss.item())
-    return losses, state(model, body, head, whole)
-
-
-# ----------------------------------------------------------------- others who write weights
-
-
-@in_place_case("torch's AveragedModel is made of a captured model, and its batch norm updated.")
-def averaged_model(place):
-    model = place.capture(made(place, Normed))
-    optimizer = place.capture(sgd(model))
-    average, losses = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9)), []
-    for number in range(24):
-        losses += fit(place, model, optimizer, 1, start=number)
-        average.update_parameters(model)
-    update_bn([batch(place, 60 + number)[0] for number in range(3)], average)
-    return losses, state(average), state(model, optimizer)
-
-
-@in_place_case(
-    "Weights are moved between forward and backward, which torch refuses.", expect=either()
-)
-def weights_are_changed_between_forward_and_backward(place):
-    model = place.capture(mlp(place))
-    optimizer, found = sgd(model), []
-    for number, (x, y) in enumerate(batches(place, 24)):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        if number % 6 == 5:
-            with torch.no_grad():
-                model[3].weight.mul_(0.99)
-        try:
-            loss.backward()
-            optimizer.step()
-        except RuntimeError as error:
-            found.append("modified by an inplace operation" in str(error))
-        found.append(loss.item())
-    return found, state(model, optimizer)

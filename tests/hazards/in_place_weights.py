@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils import prune
 
 from hazards.captured_models import Headed, batches, mlp, poison, sgd, state
 from hazards.in_place_harness import either, in_place_case
@@ -16,7 +13,6 @@ from hazards.in_place_models import (
     Tied,
     fit,
     made,
-    through_a_file,
     tokens,
     update,
 )
@@ -103,36 +99,6 @@ def data_is_replaced(place):
     return losses, held, state(model, optimizer)
 
 
-@in_place_case("The best weights are loaded back in place after each bad epoch.")
-def best_weights_are_loaded(place):
-    model = place.capture(made(place, Normed))
-    optimizer = place.capture(sgd(model, lr=0.5))
-    best, lowest, losses = through_a_file(model.state_dict()), 1e9, []
-    for epoch in range(5):
-        losses.append(sum(fit(place, model, optimizer, 6, start=6 * epoch)))
-        if losses[-1] < lowest:
-            lowest, best = losses[-1], copy.deepcopy(model.state_dict())
-        else:
-            model.load_state_dict(best)
-    return losses, best, state(model, optimizer)
-
-
-# ------------------------------------------------------------------------------------ frozen
-
-
-@in_place_case("The body is frozen in the middle, and thawed again.")
-def body_is_frozen_for_a_while(place):
-    model = place.capture(made(place, Headed))
-    optimizer = place.capture(sgd(model, momentum=0.9))
-    losses = fit(place, model, optimizer, 12)
-    model.body.requires_grad_(False)
-    losses += fit(place, model, optimizer, 12)
-    frozen = [one.grad is None for one in model.parameters()]
-    model.body.requires_grad_(True)
-    losses += fit(place, model, optimizer, 12)
-    return losses, frozen, state(model, optimizer)
-
-
 # ------------------------------------------------------------------------- moved, made of others
 
 
@@ -147,20 +113,3 @@ def moves_to_the_host_and_back(place):
     optimizer = sgd(model)
     losses += fit(place, model, optimizer, 14)
     return losses, saved, held, state(model, optimizer)
-
-
-@in_place_case(
-    "Weights are pruned in the middle: masks, forward hooks, and then made permanent.",
-    expect=either("hook"),
-)
-def pruned(place):
-    model = place.capture(mlp(place))
-    optimizer = sgd(model)
-    losses = fit(place, model, optimizer, 14)
-    prune.l1_unstructured(model[0], "weight", amount=0.4)
-    optimizer = sgd(model)
-    losses += fit(place, model, optimizer, 14)
-    prune.remove(model[0], "weight")
-    optimizer = sgd(model)
-    losses += fit(place, model, optimizer, 14)
-    return losses, state(model, optimizer)
