@@ -8,7 +8,6 @@ its step captured or not, on a device or on the host.
 from __future__ import annotations
 
 import copy
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,28 +168,6 @@ class UpdatesOutsideAStepThatBeginsAnew(Training):
         return []
 
 
-class HasAHeadForEachShape(Training):
-    """Weights become known with the shape that trains them."""
-
-    data = batches(*[4, 4, 4, 2, 2, 2, 3, 3, 3, 1, 1, 1, 5, 5, 5] * 2)
-
-    def __init__(self, device):
-        super().__init__(device)
-        heads = [torch.nn.Parameter(on(device, torch.ones(1))) for _ in range(5)]
-        self.heads = torch.nn.ParameterList(heads)
-        self.optimizer = torch.optim.SGD([*self.model.parameters(), *heads], lr=0.01)
-
-    def step(self, batch):
-        loss = (self.model(batch) * self.heads[len(batch) - 1]).square().mean()
-        loss.backward()
-        return loss.detach()
-
-    def after(self, number):
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return []
-
-
 class ReadsGradients(Training):
     """What user code reads after a replay are that batch's gradients."""
 
@@ -226,47 +203,6 @@ class HalvesTheRate(ChangesOnce):
         self.group["lr"] *= 0.5
 
 
-class HalvesTheRateOfThreeShapes(HalvesTheRate):
-    """Every one of its graphs has the old rate."""
-
-    data = batches(*[4, 3, 2] * 8)
-
-    def before(self, number):
-        if number == 12:
-            self.change()
-
-
-class ReplacesARateOnTheDevice(ChangesOnce):
-    def __init__(self, device):
-        super().__init__(device)
-        self.optimizer = Descent(self.model.parameters(), lr=on(device, torch.tensor(0.05)))
-
-    def change(self):
-        self.group["lr"] = on(self.device, torch.tensor(0.001))
-
-
-class Descent(torch.optim.SGD):
-    """Takes a rate on the device without reading it."""
-
-    @torch.no_grad()
-    def step(self):
-        for weight in self.param_groups[0]["params"]:
-            weight.sub_(weight.grad * self.param_groups[0]["lr"])
-
-
-class HasARateOfNumpy(ChangesOnce):
-    def __init__(self, device):
-        super().__init__(device)
-        # Here, because all else runs without numpy.
-        import numpy as np
-
-        self.rate_of = np.float32
-        self.group["lr"] = self.rate_of(0.05)
-
-    def change(self):
-        self.group["lr"] = self.rate_of(0.001)
-
-
 class Reloads(Training):
     """Goes back to an optimizer's state of four steps before."""
 
@@ -283,46 +219,10 @@ class ReplacesMomentum(ChangesOnce):
             state["momentum_buffer"] = on(self.device, torch.zeros(state["momentum_buffer"].shape))
 
 
-class HasNoMomentumAnyMore(ChangesOnce):
-    def change(self):
-        for state in self.optimizer.state.values():
-            state["momentum_buffer"] = None
-
-
 class MovesWeights(ChangesOnce):
     def change(self):
         for weight in self.model.parameters():
             weight.data = on(self.device, weight.data * 0.5)
-
-
-class MovesWeightsUpdatedOutside(MovesWeights):
-    """No optimizer is called in the step: weights are known from its backward passes alone."""
-
-    step = Training.add_gradients
-
-    def after(self, number):
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return []
-
-
-class MovesWeightsOfAModelThatNoReadShows(MovesWeights):
-    """Weights are known from the backward passes of the step alone."""
-
-    def __init__(self, device):
-        super().__init__(device)
-        sys.modules["hidden_weights"] = list(self.model.parameters())
-
-    def step(self, batch):
-        first, shift, second, bias = sys.modules["hidden_weights"]
-        hidden = torch.tanh(batch @ first.t() + shift)
-        loss = (hidden @ second.t() + bias - batch.sum(1, keepdim=True)).square().mean()
-        loss.backward()
-        with torch.no_grad():
-            for weight in (first, shift, second, bias):
-                weight.sub_(weight.grad, alpha=0.05)
-                weight.grad = None
-        return loss.detach()
 
 
 class Freezes(ChangesOnce):
@@ -330,27 +230,9 @@ class Freezes(ChangesOnce):
         self.model[0].requires_grad_(False)
 
 
-class Unfreezes(ChangesOnce):
-    def __init__(self, device):
-        super().__init__(device)
-        self.model[0].requires_grad_(False)
-
-    def change(self):
-        self.model[0].requires_grad_(True)
-
-
 class ChangesDropout(ChangesOnce):
     def change(self):
         self.model[2].p = 1.0
-
-
-class StopsDropout(ChangesOnce):
-    def __init__(self, device):
-        super().__init__(device)
-        self.model[2].p = 1.0
-
-    def change(self):
-        self.model.eval()
 
 
 # --- what comes and goes ---
@@ -366,19 +248,6 @@ class Validates(Training):
 
     def step(self, batch):
         return super().step(batch) if self.model.training else self.loss_of(batch).detach()
-
-
-class GoesWithoutGradients(Training):
-    """Every third batch is taken without gradients, and the step asks torch."""
-
-    data = batches(*[4] * 24)
-
-    def take(self, step, batch, number):
-        with torch.set_grad_enabled(number % 3 != 2):
-            return step(batch)
-
-    def step(self, batch):
-        return super().step(batch) if torch.is_grad_enabled() else self.loss_of(batch)
 
 
 class GoesToBfloat16(Training):
@@ -458,13 +327,6 @@ class Scales(Training):
         return loss.detach()
 
 
-class AlwaysChangesTheRate(Training):
-    """From its first change on it is read anew in every step."""
-
-    def before(self, number):
-        self.group["lr"] *= 0.9
-
-
 class CutsItsBatch(Training):
     """A number that says how much of a batch counts comes as a tensor on the host."""
 
@@ -513,31 +375,20 @@ CASES = {
     HoldsGradients: (1, 9, None),
     UpdatesOutsideAfterTwo: (2, 19, None),
     UpdatesOutsideAStepThatBeginsAnew: (2, 18, None),
-    HasAHeadForEachShape: (5, 15, None),
     ReadsGradients: (1, 9, None),
     WantsGradientsOfItsInput: (1, 9, None),
     HalvesTheRate: (2, 7, None),
-    HalvesTheRateOfThreeShapes: (6, 9, None),
-    ReplacesARateOnTheDevice: (2, 7, None),
-    HasARateOfNumpy: (2, 7, None),
     Reloads: (2, 7, None),
     ReplacesMomentum: (2, 7, None),
     MovesWeights: (2, 7, None),
-    MovesWeightsUpdatedOutside: (2, 7, None),
-    MovesWeightsOfAModelThatNoReadShows: (2, 7, None),
-    HasNoMomentumAnyMore: (2, 7, None),
     Freezes: (2, 7, None),
-    Unfreezes: (2, 7, None),
     ChangesDropout: (2, 7, None),
-    StopsDropout: (2, 7, None),
     Validates: (2, 19, None),
-    GoesWithoutGradients: (2, 19, None),
     GoesToBfloat16: (1, 9, "inside_autocast"),
     Schedules: (0, 0, "host_write"),
     CountsOnTheHost: (0, 0, "host_write"),
     UpdatesEverySecondTime: (0, 0, "host_write"),
     Scales: (0, 0, "host_read"),
-    AlwaysChangesTheRate: (2, 7, None),
     CutsItsBatch: (0, 0, "batch_on_host"),
     ReadsGradientsOfItsBatch: (0, 0, "batch_requires_grad"),
     WrapsItsBatch: (0, 0, "unknown_batch"),

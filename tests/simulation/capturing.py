@@ -8,10 +8,8 @@ import itertools
 import math
 import sys
 import warnings
-from dataclasses import dataclass, field
 from unittest.mock import patch
 
-import pytest
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -281,18 +279,6 @@ def a_captured_step_in_a_loop_of_ones_own(device):
     assert step.report.refusal is None
 
 
-@scenario(num_seeds=2 * VERY_FEW)
-def what_a_captured_step_returns_is_the_callers(device):
-    """Losses that are kept in a list are still those of their own batches at the end."""
-    losses, _ = train_plainly(regression_data())
-    model = Regression()
-    on_device(device, model)
-    step = gapless.capture(model, device=device)
-    kept = [step(batch).loss for batch in gapless.prefetch(regression_data(), device)]
-    assert losses == [read_back(device, loss).item() for loss in kept]
-    assert step.report.num_graphs == 1
-
-
 def put(device, batch):
     """Return a batch on the device, copied by the current stream."""
     moved = [device.device_buffer(part.nbytes).view(part.dtype).view(part.shape) for part in batch]
@@ -551,33 +537,6 @@ def a_capture_that_breaks_the_budget_is_the_last(device):
 
 
 @scenario(num_seeds=VERY_FEW)
-def what_a_capture_added_is_expected_of_the_next(device):
-    """A shape is not captured if the largest addition so far would go over the budget."""
-    losses, _ = train_plainly(mixed_shapes())
-    model = Regression()
-    on_device(device, model)
-    with TrainLoop(plan="captured", device=device, memory_budget_bytes=80_000) as loop:
-        hold_more_with_every_graph(device)
-        assert losses == loop.run_epoch(mixed_shapes(), model).losses
-    assert loop.capture_report.num_graphs == 1
-    assert "over its budget of 80,000" in loop.capture_report.refusal.text
-
-
-@scenario(num_seeds=VERY_FEW)
-def more_shapes_than_graphs_are_allowed(device):
-    """Shapes beyond the limit run as written."""
-    losses, _ = train_plainly(mixed_shapes())
-    model = Regression()
-    on_device(device, model)
-    step = gapless.capture(model, device=device, max_graphs=2)
-    assert losses == a_loop_of_three_lines(device, step)
-    report = step.report
-    check_counts(report, num_graphs=2, num_steps=22, most_replays=9)
-    assert report.refusal.kind == "graph_limit"
-    assert "there are 2 graphs already" in report.refusal.text
-
-
-@scenario(num_seeds=VERY_FEW)
 def a_warm_up_whose_capture_raises_puts_everything_back(device):
     """Weights and random numbers are those of before, and training goes on from there."""
 
@@ -603,31 +562,6 @@ def a_warm_up_whose_capture_raises_puts_everything_back(device):
         copied = read_back(device, model.weight)
     assert losses == result.losses
     assert torch.equal(weight, copied)
-
-
-@scenario(num_seeds=VERY_FEW)
-def a_warm_up_that_is_interrupted_puts_everything_back(device):
-    """An exception between two captures comes out, and nothing was trained."""
-
-    def interrupt(done):
-        raise failure
-
-    failure = KeyboardInterrupt()
-    losses, weight = train_plainly(regression_data()[:6])
-    model = Regression()
-    module, optimizer = on_device(device, model)
-    with TrainLoop(plan="captured", device=device) as loop:
-        with pytest.raises(KeyboardInterrupt) as caught:
-            loop.capture_ahead(
-                regression_data()[:1],
-                model,
-                model=module,
-                optimizer=optimizer,
-                on_batch=interrupt,
-            )
-        assert caught.value is failure
-        assert losses == loop.run_epoch(regression_data()[:6], model).losses
-        assert torch.equal(weight, read_back(device, model.weight))
 
 
 # --- numbers of the optimizer ---
@@ -690,43 +624,6 @@ def a_rate_that_changes_is_captured_anew(device):
 
 
 @scenario(num_seeds=VERY_FEW)
-def a_rate_in_a_tensor_on_the_host_is_read_in_each_step(device):
-    """Its update stands between two segments of the graph."""
-    check_a_rate_that_changes(device, lambda: torch.tensor(0.1), num_graphs=1)
-
-
-@dataclass(frozen=True)
-class Part:
-    """A batch that keeps to itself what its step decides by."""
-
-    x: torch.Tensor
-    y: torch.Tensor
-    doubled: bool = field(repr=False)
-
-
-@scenario(num_seeds=VERY_FEW)
-def a_plain_value_that_a_batch_does_not_print(device):
-    """It is part of the shape as any other is."""
-
-    class Deciding(Regression):
-        def forward(self, part):
-            return super().forward((2.0 * part.x if part.doubled else part.x, part.y))
-
-    data = [Part(x, y, n % 2 == 1) for n, (x, y) in enumerate(regression_data())]
-    plain, losses = Deciding(), []
-    for batch in data:
-        out = plain.forward(batch)
-        plain.backward(out)
-        losses.append(out.loss.item())
-    model = Deciding()
-    on_device(device, model)
-    with TrainLoop(plan="captured", device=device) as loop:
-        assert losses == loop.run_epoch(data, model).losses
-        assert torch.equal(plain.weight.detach(), read_back(device, model.weight))
-    assert loop.capture_report.num_graphs == 2
-
-
-@scenario(num_seeds=VERY_FEW)
 def a_rate_that_always_changes_is_read_in_each_step(device):
     """A schedule on the host for every step is followed, after its first change by one graph."""
 
@@ -776,35 +673,6 @@ def a_capture_that_fails_leaves_no_gradients(device):
         assert expected == loop.run_epoch(regression_data(), model).losses
     assert loop.capture_report.num_graphs == 0
     assert loop.capture_report.refusal.kind == "host_read"
-
-
-@scenario(num_seeds=VERY_FEW)
-def updates_that_a_counter_decides_are_not_captured(device):
-    """Gradients of two batches in one update, counted on the host: the step runs as written."""
-
-    class Counting(WithSgd):
-        count = 0
-
-        def backward(self, out):
-            out.loss.backward()
-            self.count += 1
-            if self.count % 2 == 0:
-                self.optimizer.step()
-                self.optimizer.zero_grad(set_to_none=False)
-
-    plain = Counting()
-    plain.train_by(torch.optim.SGD([plain.weight], lr=0.1))
-    expected = []
-    for batch in regression_data():
-        out = plain.forward(batch)
-        plain.backward(out)
-        expected.append(out.loss.item())
-    model = Counting()
-    model.train_by(on_device(device, model)[1])
-    with TrainLoop(plan="captured", device=device) as loop:
-        assert expected == loop.run_epoch(regression_data(), model).losses
-    assert loop.capture_report.num_graphs == 0
-    assert "self.count changes on the host" in loop.capture_report.refusal.text
 
 
 # --- graphs that are not used ---

@@ -17,38 +17,12 @@ from gapless.pipeline.transfer import TransferLane
 from gapless.plans import PLANS
 from simulation.registry import FEW, scenario
 from simulation.workloads import (
-    NUM_BATCHES,
     Regression,
     Sums,
-    counts,
     expected_training,
-    is_idle,
     numbered,
-    read_back,
     regression_data,
 )
-
-
-@scenario(num_seeds=FEW)
-def an_epoch_that_was_cut_short_and_then_a_whole_one(device):
-    def stop(now):
-        if now.batch == 6:
-            raise ZeroDivisionError
-
-    with TrainLoop(plan="gapless", device=device) as loop:
-        cut = Regression()
-        with suppress(ZeroDivisionError):
-            loop.run_epoch(regression_data(), cut, on_batch=stop)
-        expected = expected_training()[0]
-        assert expected[:6] == loop.losses.history
-        assert all(is_idle(device, stream) for stream in loop._engine.streams.all)
-        copied = read_back(device, cut.weight)
-        model = Regression()
-        result = loop.run_epoch(regression_data(), model)
-        assert counts(result) == {"epoch_end": 1}
-    assert expected == result.losses
-    assert not torch.equal(copied, expected_training()[1])
-    assert loop._engine.events.num_created <= NUM_BATCHES + 3
 
 
 @scenario(num_seeds=FEW)
@@ -240,17 +214,6 @@ def a_pass_that_is_closed_yields_no_batch_that_was_read_ahead(device):
     next(batches)
     batches.close()
     assert next(batches, None) is None
-
-
-@scenario(num_seeds=FEW)
-def a_loader_of_the_callers_own_stays_open(device):
-    closed = []
-    own = iter(Endless(closed))
-    for _ in gapless.prefetch(own, device):
-        break
-    assert closed == []
-    assert next(own).tolist() == [1.0] * 3
-    own.close()
 
 
 @scenario()

@@ -356,20 +356,6 @@ def a_module_that_returns_what_no_replay_can(device):
     )
 
 
-class ReadsAValue(Scaled):
-    def forward(self, x):
-        out = super().forward(x)
-        return out * 2.0 if x.detach().sum().item() > 0.0 else out
-
-
-@scenario(only=ONE)
-def a_module_that_reads_a_value(device):
-    """The line is told."""
-    report = check(device, ReadsAValue)
-    assert report.num_replays == 0
-    assert [refusal.kind for refusal in report.refusals] == ["host_read"], str(report)
-
-
 def fails(*_, **settings):
     """Fail as a device does."""
     raise RuntimeError("mine")
@@ -383,26 +369,6 @@ def a_module_on_a_device_that_cannot_capture(device):
 
 
 # --- changes after the capture ---
-
-
-class HasAFactor(Scaled):
-    factor = 1.0
-
-    def forward(self, x):
-        return super().forward(x) * self.factor
-
-
-class ChangesTheFactor(Loop):
-    def call(self, x, number):
-        self.model.factor = 1.0 + (number >= 5)
-        return super().call(x, number)
-
-
-@scenario(only=ONE)
-def a_module_whose_number_changes(device):
-    report = check(device, HasAFactor, loop=ChangesTheFactor)
-    assert report.num_replays > 0
-    assert report.refusals == []
 
 
 class MovesTheWeight(Loop):

@@ -216,14 +216,6 @@ def the_newest_values_are_asked_for_without_a_wait(device):
     assert losses._ring._events.num_created == 1
 
 
-@scenario(only="asap")
-def values_of_a_device_that_keeps_up_are_the_newest(device):
-    losses = DeferredLoss(device)
-    for count in range(4):
-        losses.add(number(device, float(count)))
-        assert losses.latest() == StepValues(step=count, values={"loss": float(count)})
-
-
 @scenario()
 def numbers_of_the_host_need_no_device(device):
     losses = DeferredLoss(device)

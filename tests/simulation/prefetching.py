@@ -60,45 +60,6 @@ def a_loop_of_ones_own(device):
 
 
 @scenario()
-def a_loop_of_small_batches(device):
-    """They need no memory of the transfer stream."""
-    stats = gapless.WaitStats()
-    sums = Sums(device, 12)
-    with Lent(device) as lent:
-        batches = gapless.prefetch(numbered([SMALL] * 12), device, wait_stats=stats)
-        for number, batch in enumerate(batches):
-            sums.add(number, batch)
-            del batch
-    assert sums.all() == list(range(12))
-    assert (stats.count, len(lent)) == (0, 0)
-
-
-@scenario()
-def batches_of_small_and_large_tensors(device):
-    for depth in (0, 2):
-        sums = Sums(device, 24)
-        data = [*zip(numbered([SMALL] * 12), numbered([LARGE] * 12), strict=True)]
-        for number, (small, large) in enumerate(gapless.prefetch(data, device, depth=depth)):
-            sums.add(2 * number, small)
-            sums.add(2 * number + 1, large)
-        assert sums.all() == [number // 2 for number in range(24)]
-
-
-@scenario()
-def batches_that_are_on_the_device_already(device):
-    """What is there stays where it is; its neighbours are moved."""
-    there = device.device_buffer(4).view(torch.float32)
-    there.fill_(5.0)
-    data = [(torch.full((2,), float(number)), there) for number in range(5)]
-    sums = Sums(device, 5)
-    for number, (moved, same) in enumerate(gapless.prefetch(data, device)):
-        assert same is there
-        sums.add(number, moved + same)
-    assert sums.all() == [5.0, 6.0, 7.0, 8.0, 9.0]
-    assert [batch[1] for batch in gapless.prefetch([(3, there)], device)] == [there]
-
-
-@scenario()
 def batches_kept_or_let_go_late(device):
     data = numbered([SMALL, LARGE] * 7)
     sums = Sums(device, 14)
@@ -132,16 +93,6 @@ def views_of_batches_that_are_kept(device):
     while views:
         sums.add(*views.pop(0))
     assert sums.all() == list(range(20))
-
-
-@scenario()
-def batches_of_changing_size(device):
-    sizes = [1, 300, 20, 700, 5, 1500, 60, 60, 3, 900]
-    sums = Sums(device, len(sizes))
-    prefetcher, _ = make_prefetcher(numbered(sizes), device, num_lanes=2, depth=2)
-    for number, batch in enumerate(prefetcher):
-        sums.add(number, batch)
-    assert sums.all() == list(range(len(sizes)))
 
 
 @scenario()
@@ -208,28 +159,6 @@ def few_queued_copies_under_way(device):
     assert len(list(prefetcher)) == 10
     assert stats.by_reason["staging"].count == 8
     assert set(stats.by_reason) == {"staging"}
-
-
-@scenario(only="lazy")
-def many_copies_under_way_are_no_reason_to_wait(device):
-    """As long as there are fewer than the limit."""
-    prefetcher, stats = make_prefetcher(numbered([LARGE] * 9), device, max_in_flight=10)
-    assert len(list(prefetcher)) == 9
-    assert stats.count == 0
-
-
-@scenario()
-def two_prefetchers_at_once(device):
-    sums = Sums(device, 14)
-    pairs = zip(
-        gapless.prefetch(numbered([LARGE] * 7), device),
-        gapless.prefetch([7.0 + part for part in numbered([LARGE] * 7)], device, depth=1),
-        strict=True,
-    )
-    for number, (first, second) in enumerate(pairs):
-        sums.add(number, first)
-        sums.add(7 + number, second)
-    assert sums.all() == list(range(14))
 
 
 class _Own:
@@ -328,13 +257,6 @@ def a_loader_that_fills_its_memory_again(device):
 def a_loader_that_fills_its_small_page_locked_memory_again(device):
     for depth in (0, 2):
         waits = check_refilled(device, pinned=True, sizes=[SMALL], depth=depth)
-        assert waits <= {"loader_memory"}
-
-
-@scenario()
-def a_loader_that_fills_its_large_page_locked_memory_again(device):
-    for depth in (0, 2):
-        waits = check_refilled(device, pinned=True, sizes=[LARGE], depth=depth)
         assert waits <= {"loader_memory"}
 
 

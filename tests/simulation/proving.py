@@ -79,27 +79,6 @@ def a_graph_is_proved(device):
 
 
 @scenario()
-def a_verdict_that_is_read_late(device):
-    """Nothing is read before it has arrived."""
-    with _on_a_stream(device):
-        work = _Counting(device)
-        _, verdict = work.prove()
-        _read_late(verdict, device)
-    assert verdict.holds
-
-
-@scenario()
-def a_graph_that_changes_another_number(device):
-    """What it leaves on the device is not what the step leaves."""
-    with _on_a_stream(device):
-        work = _Counting(device)
-        work.added = 2.0
-        _, verdict = work.prove()
-        _read_late(verdict, device)
-    assert (verdict.holds, verdict.repeats) == (False, True)
-
-
-@scenario()
 def a_graph_that_returns_another_number(device):
     """What it returns is compared too."""
     with _on_a_stream(device):
