@@ -83,22 +83,6 @@ def test_on_a_cpu_nothing_is_raised_for_a_refusal():
 # --- what a step takes and returns ---
 
 
-def test_on_a_cpu_a_step_returns_what_it_returns():
-    """The very same tensors, with their graph of gradients."""
-    weight = torch.nn.Parameter(torch.ones(2))
-    step = gapless.capture(
-        lambda batch: {"loss": (weight * batch).sum(), "parts": (batch, 3, None)}, device="cpu"
-    )
-    batch = torch.ones(2)
-
-    out = step(batch)
-    out["loss"].backward()
-
-    assert weight.grad.tolist() == [1.0, 1.0]
-    assert out["parts"][0] is batch
-    assert out["parts"][1:] == (3, None)
-
-
 def test_every_tensor_of_a_batch_reaches_the_graph(device):
     """Whatever dtypes there are, and however many tensors of each."""
     one, two, three = torch.float32, torch.int64, torch.complex64
@@ -151,35 +135,6 @@ def test_what_cannot_be_taken_apart_is_returned_as_it_is(device, trains):
     assert all(type(one) is ReadOnly for one in found)
     assert step.report.refusal.kind == "result"
     assert "ReadOnly" in step.report.refusal.text
-
-
-def test_on_a_cpu_a_step_takes_and_returns_anything():
-    """Objects pass through."""
-    step = gapless.capture(lambda *args, **named: (args, named), device="cpu")
-    one, other = object(), object()
-
-    assert step(one, other=other) == ((one,), {"other": other})
-    assert step() == ((), {})
-
-
-def test_a_step_with_a_part_on_the_host_has_it_called_for_every_batch():
-    """The host part is called before the batch's work."""
-
-    class Step:
-        seen = ()
-
-        def on_host(self, batch):
-            self.seen = (*self.seen, batch)
-
-        def __call__(self, batch):
-            return torch.tensor(float(batch))
-
-    inner = Step()
-    step = gapless.capture(inner, device="cpu")
-    for batch in (1, 2, 3):
-        step(batch)
-
-    assert inner.seen == (1, 2, 3)
 
 
 def test_what_the_step_raises_comes_out_and_the_stream_is_the_callers_again():
@@ -247,19 +202,6 @@ def test_each_way_to_call_has_a_graph_of_its_own(device):
     assert (step.report.num_graphs, step.report.num_replays) == (5, 5)
 
 
-def test_arguments_may_have_any_name(device):
-    """Names of our own code included."""
-
-    def step(self, step, batch):
-        return self + step + batch
-
-    captured = gapless.capture(step, device=device)
-    for batch in gapless.prefetch(batches(*[4] * 4), device):
-        assert torch.equal(captured(self=batch, step=batch, batch=batch), batch + batch + batch)
-
-    assert captured.report.num_replays == 1
-
-
 def test_a_step_without_arguments_is_captured(device):
     """All its batches are of one kind."""
     total = on(device, torch.zeros(3))
@@ -307,30 +249,6 @@ def test_a_step_in_two_parts_takes_any_arguments(device):
         assert out.loss.item() == (batch * batch).sum().item() * 8.0
 
     assert step.report.num_replays == 1
-
-
-def test_a_part_on_the_host_gets_what_the_step_gets(device):
-    """By position and by name, for replays too."""
-
-    class Step:
-        def __init__(self):
-            self.seen = []
-
-        def on_host(self, x, *, scale):
-            self.seen.append((x, scale))
-
-        def __call__(self, x, *, scale):
-            return x * scale
-
-    inner = Step()
-    step = gapless.capture(inner, device=device)
-    data = list(gapless.prefetch(batches(*[4] * 5), device))
-    for batch in data:
-        step(batch, scale=2.0)
-
-    assert [scale for _, scale in inner.seen] == [2.0] * 5
-    assert all(batch is seen for batch, (seen, _) in zip(data, inner.seen, strict=True))
-    assert step.report.num_replays == 2
 
 
 class CountsItsRows:
@@ -385,18 +303,6 @@ def test_a_class_with_a_part_on_the_host_for_its_objects_has_none_for_its_class_
     assert gapless.capture(Counter.total, device="cpu")(torch.ones(3)).item() == 3.0
 
 
-def test_an_attribute_of_that_name_that_is_no_function_is_left_alone():
-    """An object may have a flag of the name."""
-
-    class Trainer:
-        on_host = True
-
-        def step(self, batch):
-            return batch.sum()
-
-    assert gapless.capture(Trainer().step, device="cpu")(torch.ones(3)).item() == 3.0
-
-
 def test_an_update_that_replays_call_is_told(device):
     """One that counts on the host is no part of a graph; nobody would see that from the counts."""
     for fused in (False, True):
@@ -447,17 +353,6 @@ def test_settings_out_of_range_are_named(name, value):
         gapless.capture(lambda batch: batch, device="cpu", **{name: value})
 
 
-@pytest.mark.parametrize("num_warmup", [2, 5])
-def test_warm_up_runs_are_as_many_as_asked_for(device, num_warmup):
-    """The step is captured with the batch after its last warm-up run."""
-    step = gapless.capture(lambda batch: batch * 2.0, device=device, num_warmup=num_warmup)
-    for batch in gapless.prefetch(batches(*[4] * 8), device):
-        step(batch)
-
-    # One more run proves the graph.
-    assert (step.report.num_graphs, step.report.num_eager) == (1, num_warmup + 1)
-
-
 def test_a_part_of_the_devices_memory_is_left(device):
     """A process that holds more than the share captures nothing more."""
     device.total_memory_bytes = lambda: 1_000_000
@@ -503,23 +398,6 @@ def test_a_refusal_can_be_an_exception(device):
     assert caught.value.kind == "host_read"
     assert isinstance(caught.value, gapless.GaplessError)
     assert step.report.num_eager == 4
-
-
-def test_batches_that_a_graph_takes_raise_nothing_after_a_refusal(device):
-    """Only a batch that runs eagerly because of the refusal raises."""
-    step = gapless.capture(
-        lambda batch: batch * 2.0, device=device, max_graphs=1, on_refusal="raise"
-    )
-    small, large = gapless.prefetch(batches(2, 4), device)
-    for _ in range(3):
-        step(small)
-    step(large)
-    step(large)
-    with pytest.raises(gapless.CaptureRefused) as caught:
-        step(large)
-
-    assert caught.value.kind == "graph_limit"
-    assert step(small).sum().item() == pytest.approx(2.0 * small.sum().item())
 
 
 # --- what is said ---
@@ -595,18 +473,6 @@ def test_a_warning_that_is_an_error_stops_the_loop_once(device):
     assert (num_raised, step.report.num_eager) == (1, 6)
 
 
-def test_an_exception_takes_the_place_of_warnings(device):
-    """It says all that they would."""
-    step = gapless.capture(ReadsTwice(device).step, device=device, on_refusal="raise")
-    taken = iter(prefetched(device))
-    step(next(taken))
-    step(next(taken))
-
-    with pytest.raises(gapless.CaptureRefused) as caught:
-        assert told(lambda: step(next(taken))) == []
-    assert str(caught.value).count("makes the host wait") == 2
-
-
 # --- switched off ---
 
 
@@ -624,15 +490,6 @@ def test_capturing_can_be_switched_off(device, monkeypatch):
     assert told(lambda: [*map(step, prefetched(device))]) == []
     assert (step.report.num_graphs, step.report.num_eager) == (0, 6)
     assert "GAPLESS_CAPTURE=off" in str(step.report)
-
-
-def test_switched_off_a_step_returns_what_it_returns(monkeypatch):
-    """The very same tensor, with its graph of gradients."""
-    monkeypatch.setenv("GAPLESS_CAPTURE", "off")
-    weight = torch.nn.Parameter(torch.ones(2))
-    step = gapless.capture(lambda: weight, device="cpu")
-
-    assert step() is weight
 
 
 @pytest.mark.parametrize(("value", "is_known"), [("on", True), ("", True), ("0", False)])
@@ -884,16 +741,3 @@ def test_objects_without_a_dict_cannot_keep_graphs():
 
     with pytest.raises(TypeError, match=r"Slotted.*__slots__.*capture a function"):
         Slotted().step(torch.ones(1))
-
-
-def test_an_object_that_is_captured_in_a_class_body_is_no_method():
-    """As in plain Python, only functions become methods."""
-
-    class Doubling:
-        def __call__(self, batch):
-            return batch * 2.0
-
-    class Holder:
-        step = gapless.capture(Doubling(), device="cpu")
-
-    assert Holder().step(torch.ones(1)).item() == 2.0

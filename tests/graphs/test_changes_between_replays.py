@@ -122,14 +122,6 @@ class KeepsGradients(Changes):
         pass
 
 
-class KeepsAGradientThatItReplaces(KeepsGradients):
-    def after(self, number):
-        seen = super().after(number)
-        if number == 6:
-            self.first.weight.grad = self.new(self.first.weight)
-        return seen
-
-
 class ExchangesGradients(Changes):
     """Both are of one shape."""
 
@@ -170,15 +162,6 @@ class ReplacesASubmodule(Changes):
         self.model[1] = torch.nn.ReLU()
 
 
-class EvaluatesASubmodule(Changes):
-    def __init__(self, device):
-        super().__init__(device)
-        self.model[2].p = 1.0
-
-    def change(self):
-        self.model[2].eval()
-
-
 class HasAListOfModules(Changes):
     def __init__(self, device):
         super().__init__(device)
@@ -193,11 +176,6 @@ class HasAListOfModules(Changes):
 class EditsAListOfModules(HasAListOfModules):
     def change(self):
         self.layers[1] = torch.nn.ReLU()
-
-
-class AppendsToAListOfModules(HasAListOfModules):
-    def change(self):
-        self.layers.append(torch.nn.Tanh())
 
 
 class HasAListOfWeights(Changes):
@@ -223,25 +201,9 @@ class ReplacesOneOfAList(HasAListOfWeights):
         self.scales[3] = torch.nn.Parameter(on(self.device, torch.ones(1)))
 
 
-class ReplacesOneOfAListByANumber(HasAListOfWeights):
-    def change(self):
-        self.scales[3] = 2.0
-
-
-class ExchangesTwoOfAList(HasAListOfWeights):
-    def change(self):
-        self.scales[0], self.scales[1] = self.scales[1], self.scales[0]
-
-
 class AppendsToAList(HasAListOfWeights):
     def change(self):
         self.scales.append(torch.nn.Parameter(on(self.device, torch.ones(1))))
-
-
-class EmptiesAList(HasAListOfWeights):
-    def change(self):
-        self.held += self.scales
-        self.scales.clear()
 
 
 class WritesIntoAKeptTensor(Changes):

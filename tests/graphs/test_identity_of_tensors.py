@@ -164,15 +164,6 @@ def leaf_that_is_kept_and_put(wrap, device):
     return step, seen
 
 
-def view_of_the_batch_that_requires_gradients(wrap, device):
-    step, seen = wrap(lambda x: x[1:].detach().requires_grad_()), []
-    for n in range(NUM):
-        view = step(numbers(n).to(device))
-        view.square().sum().backward()
-        seen.append(view.grad.tolist())
-    return step, seen
-
-
 def view_of_a_buffer(change):
     """It is a new tensor in each call: what the loop does to one is not done to the next."""
 
@@ -194,16 +185,6 @@ def view_of_a_buffer(change):
 
 def reshaped(view):
     return tuple(view.unsqueeze_(0).shape)
-
-
-def differentiated(view):
-    view.requires_grad_().square().sum().backward()
-    return view.grad.tolist()
-
-
-def moved(view):
-    view.data = view.data.clone()
-    return view.tolist()
 
 
 def pair(one, other, change):
@@ -261,26 +242,16 @@ def reshaped_in_place(change):
     [
         is_the_anchor,
         is_a_key(lambda x, factors, _: factors.get(x, 2.0)),
-        is_a_key(lambda x, factors, _: 5.0 if x in factors else 2.0),
-        is_a_key(lambda x, _, members: 5.0 if x in members else 2.0),
         is_a_weight,
-        is_the_batch_before(0, 3),
         is_the_batch_before(8, 3),
         is_what_was_kept,
         is_the_first_state,
         leaf_that_is_returned,
         leaf_that_is_kept_and_put,
-        view_of_the_batch_that_requires_gradients,
         view_of_a_buffer(reshaped),
-        view_of_a_buffer(differentiated),
-        view_of_a_buffer(moved),
         pair(complex_of, torch.view_as_real, halve),
-        pair(complex_of, lambda z: z.conj(), halve),
-        pair(torch.exp, lambda x: x.view(torch.int32), torch.Tensor.zero_),
         bits_of_the_batch,
         reshaped_in_place(lambda x: x.unsqueeze_(0)),
-        reshaped_in_place(lambda x: x.squeeze_(1)),
-        reshaped_in_place(lambda x: x.transpose_(0, 2)),
         reshaped_in_place(lambda x: x.resize_(2, 2)),
     ],
 )
@@ -313,7 +284,6 @@ class Pair(NamedTuple):
     "batch_of",
     [
         lambda x: x,
-        lambda x: [x],
         lambda x: {"src": x},
         lambda x: Pair(x, x + 1),
         Tokens,

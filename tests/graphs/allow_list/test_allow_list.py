@@ -49,7 +49,7 @@ def test_there_are_many_cases():
     """Each has a name of its own; each verdict occurs; those that are not met yet exist."""
     names = {case.name for case in CASES}
 
-    assert len(names) == len(CASES) >= 90
+    assert len(names) == len(CASES) >= 60
     assert {case.expect for case in CASES} == {CAPTURED, REFUSED, EITHER, AUDITED}
     assert set(NOT_YET) <= names
     assert all(case.names for case in CASES if case.expect == REFUSED)
