@@ -52,15 +52,6 @@ def test_every_turn_is_told_and_every_workload_written(monkeypatch, tmp_path, ca
     assert "data-bound  round 2  captured: " in capfd.readouterr().out
 
 
-def test_a_process_that_dies_is_told_by_its_exit_code(monkeypatch, tmp_path):
-    """Whatever killed it; nobody waits for it."""
-    monkeypatch.setattr(auto_workloads, "_serve", sys.exit)
-
-    _, results = run(monkeypatch, tmp_path, "--only", "host-read")
-
-    assert results[0]["problem"].startswith("its process ended with exit code ")
-
-
 def test_the_luck_of_a_plan_is_no_loss_of_auto():
     """The best of many equal plans is compared where it was not chosen; a slower auto is seen."""
     draw = random.Random(3)
@@ -81,14 +72,3 @@ def test_the_luck_of_a_plan_is_no_loss_of_auto():
     assert found["best"] == "plan 4"
     one_round = {name: values[:1] for name, values in times.items()}
     assert summarize("one", one_round)["auto_to_best"] > 1.0
-
-
-def test_an_unknown_workload_is_told_in_one_line(monkeypatch, tmp_path, capsys):
-    """Nothing is run."""
-    code, results = run(monkeypatch, tmp_path, "--only", "host-read,no-such")
-
-    assert (code, results) == (2, None)
-    assert capsys.readouterr().err == (
-        "unknown workload 'no-such'; there are launch-bound, device-bound, data-bound, host-read, "
-        "image-classifier\n"
-    )

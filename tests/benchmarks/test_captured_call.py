@@ -21,10 +21,3 @@ def test_rows_and_parts_of_a_case_are_timed(tmp_path, capsys):
     assert all(us > 0 for us in case["parts"].values())
     assert {"hardware", "versions", "commit"} <= set(found["facts"])
     assert "sum of the parts" in capsys.readouterr().out
-
-
-def test_an_unknown_case_is_told_in_one_line(capsys):
-    """Nothing is run; exit code 2."""
-    assert main(["--only", "lion-3"]) == 2
-
-    assert capsys.readouterr().err.startswith("unknown case 'lion-3'; the cases are sgd-20, ")

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 from benchmarks.changing_shapes import data, summary
-from benchmarks.changing_shapes.__main__ import main, rounds_of
+from benchmarks.changing_shapes.__main__ import main
 from benchmarks.changing_shapes.loops import AS_WRITTEN, marks_of
 
 
@@ -45,11 +45,6 @@ def test_a_cost_beyond_a_tenth_and_five_seconds_is_told_at_its_worst_mark():
     assert row["bits"] == "same"
 
 
-def test_a_run_that_was_cut_short_is_compared_as_far_as_it_went():
-    written, captured = [run_of(AS_WRITTEN, [1.0, 2.0])], [run_of("step", [1.0, 1.5, 2.0])]
-    assert summary.judged(written, captured, 3)["steps"] == 2
-
-
 def test_other_bits_are_told_unless_they_differ_as_written():
     one, other = run_of(AS_WRITTEN, [1.0]), run_of(AS_WRITTEN, [1.0], losses="b")
     assert summary.judged([one], [other], 1)["bits"] == "OTHER BITS"
@@ -70,17 +65,6 @@ def test_bucketed_batches_have_few_lengths():
     batches = data.batches_of("bucketed", 64, data.GPU)
     lengths = {data.collated(rows, "bucketed", data.GPU)["input_ids"].shape[1] for rows in batches}
     assert all(length % 8 == 0 for length in lengths)
-
-
-def test_variants_take_turns():
-    """Each second turn begins with the other end."""
-
-    class Options:
-        runs, only, lengths, variants = 2, ["encoder"], ["padded"], ["in-place", "step"]
-
-    first, second = rounds_of(Options)
-    assert first == second[::-1]
-    assert first[0] == ("encoder", "padded", AS_WRITTEN)
 
 
 @pytest.mark.slow
@@ -117,9 +101,3 @@ def test_loops_of_frameworks_train_with_and_without(loop, tmp_path):
     written, captured = (json.loads(text) for text in file.read_text().splitlines())
     assert written["hashes"] == captured["hashes"]
     assert len(set(written["hashes"].values())) == 3
-
-
-def test_no_run_begins_when_the_time_is_over(capsys):
-    """What is missing is named; exit code 1."""
-    assert main(["--device", "cpu", "--tiny", "--only", "encoder", "--seconds", "0"]) == 1
-    assert "no time is left" in capsys.readouterr().out

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.launch_bound import __main__ as runner, bits, checks, race, table, variants
-from benchmarks.launch_bound.race import first_fast
-from benchmarks.launch_bound.variants import EditError, changed_lines, edited, sections, source_of
+from benchmarks.launch_bound import bits, checks, race, table, variants
+from benchmarks.launch_bound.variants import changed_lines, sections, source_of
 
 import gapless
 from gapless.device.find import find_device
@@ -27,8 +26,6 @@ ROOT = Path(__file__).parents[2]
 CPU = find_device("cpu")
 
 NEW = ("sac", "pinn", "act", "molecules", "nbeats", "lora")
-
-OPTIONS = race.Options(device="cpu", is_small=True, setup_limit=60.0, folder=Path("unused"))
 
 # Variants with edits of their own; the rest are the whole step with another decorator.
 WITH_A_SECTION = set(variants.VARIANTS) - {variants.AS_WRITTEN, *variants.DECORATORS}
@@ -62,48 +59,6 @@ def test_peers_have_the_edits_of_the_whole_step(name):
             kept = [line for line in lines if line.strip() != decorator]
             kept = [line for line in kept if not line.startswith("from tensordict")]
             assert kept == alone.splitlines()
-
-
-def test_a_hunk_stands_behind_the_one_before_it():
-    """Lines that occur twice are found in the rest of the script."""
-    hunks = sections("+++ one\n@@\n a\n-b\n+c\n@@\n a\n+d\n")["one"]
-
-    assert edited("a\nb\na\n", hunks) == "a\nc\na\nd\n"
-
-
-@pytest.mark.parametrize(("text", "times"), [("x\n", 0), ("a\na\n", 2)])
-def test_a_hunk_that_does_not_fit_is_an_error(text, times):
-    """Whether its lines are missing, or might be meant twice."""
-    with pytest.raises(EditError, match=f"found {times} times, expected once:\na"):
-        edited(text, sections("+++ one\n@@\n a\n+b\n")["one"])
-
-
-def test_a_line_of_a_diff_that_means_nothing_is_an_error():
-    """Such as one without a sign."""
-    with pytest.raises(EditError, match="'a' is neither a hunk nor a line of one"):
-        sections("+++ one\n@@\na\n")
-
-
-def test_a_variant_that_is_not_there_is_named(capsys):
-    """With those that are."""
-    assert runner.main(["--show", "mnist", "faster"]) == 2
-    assert "mnist, faster: no such variant; there are as-written" in capsys.readouterr().err
-
-
-def test_lines_are_counted_without_empty_ones(monkeypatch):
-    """A line that is changed is removed and added."""
-    texts = {variants.AS_WRITTEN: "a\nb\nc\n", "other": "a\n\nB\nc\nd\n"}
-    monkeypatch.setattr(variants, "source_of", lambda name, variant: texts[variant])
-
-    assert changed_lines("any", "other") == {"added": 2, "removed": 1}
-
-
-def test_a_variant_is_shown_as_a_diff(capsys):
-    """Between the script as written and the variant."""
-    assert runner.main(["--show", "mnist", "in-place"]) == 0
-    shown = capsys.readouterr().out
-    assert "--- mnist.py as-written\n+++ mnist.py in-place\n" in shown
-    assert "+    gapless.capture(model, optimizer)\n" in shown
 
 
 # ---------------------------------------------------------------------------------------- bits
@@ -261,22 +216,6 @@ def epoch(marks, end):
     return {"marks": marks, "end": end}
 
 
-def test_the_first_fast_step_ends_the_slow_ones():
-    """Steps of 3, 2, 0.1, 0.1 ... seconds: fast from the third on, which ends after 5.1 s."""
-    marks = [0.0, 3.0, 5.0, *(5.0 + 0.1 * number for number in range(1, 9))]
-
-    assert first_fast([epoch(marks, 9.0)], 0.1) == pytest.approx(5.1)
-
-
-def test_a_fast_step_between_slow_ones_is_not_the_first():
-    """Nor are those of an epoch that is slow; the one before it has passed by then."""
-    slow = epoch([1.0, 1.1, 2.1, 3.1, 4.1], 6.0)
-    fast = epoch([0.5, 0.6, 0.7, 0.8], 1.0)
-
-    assert first_fast([slow, fast], 0.1) == pytest.approx(6.6)
-    assert first_fast([slow], 0.1) is None
-
-
 def entry(name, **speeds):
     """Return an entry as the runner writes it, of speeds by variant."""
     found = {
@@ -310,27 +249,6 @@ def test_ratios_are_taken_within_one_call():
     assert "| one |  | 2.00 (whole-step over compile) |" in text
 
 
-def test_the_first_minute_is_the_first_epochs_and_the_rest_at_the_later_speed():
-    """10 steps in 30 s, then 30 s at 2 a second: 70 steps, where the script as written does 60."""
-    made = entry("one", as_written=1.0, in_place=2.0)
-    made["variants"]["in-place"]["first"] = {"steps": 10, "seconds": 30.0}
-    made["variants"]["as-written"]["first"] = {"steps": 90, "seconds": 90.0}
-
-    assert table.first_minute([made], "in-place") == pytest.approx(70 / 60)
-
-
-def test_a_page_shows_ours_and_the_fastest_of_others():
-    """With equal edits, and of all; a whole step with fewer edits where there is no other."""
-    speeds = {"in_place": 2.0, "whole_step_equal": 4.0, "compile": 8.0, "compile_step": 2.0}
-    made = entry("one", as_written=1.0, **speeds)
-    other = entry("two", as_written=1.0, whole_step=3.0)
-
-    best = "2.00(compile-step)|0.50(compile)|"
-    text = "\n".join(table.page([made, other]))
-    assert f"|one|1.0|2.00|4.00||2.00, 4.00|{best}" in text
-    assert "|two|1.0||3.00||3.00|||" in text
-
-
 def test_the_rows_of_readme_are_means_of_fixed_shapes():
     """And how often the whole step is ahead of the fastest with equal edits."""
     one = entry("one", as_written=1.0, whole_step_equal=4.0, cudagraph_module=2.0)
@@ -340,24 +258,6 @@ def test_the_rows_of_readme_are_means_of_fixed_shapes():
 
     assert "2 launch-bound scripts, whole step, over the script as published" in text
     assert "with the same edits | x | 1.00x, ahead in 1 of 2 |" in text
-
-
-def test_what_failed_or_was_left_out_is_told_below_the_table():
-    """With the reason; what is silently wrong is an error where it is ours."""
-    made = entry("one", as_written=4.0, whole_step=8.0, cudagraph_module=5.0)
-    found = {"bits": "different: loss 3", "weight": "right", "rate": "silent", "attribute": "-"}
-    made["variants"]["cudagraph-module"] |= found
-    made["variants"]["whole-step"] |= found | {"bits": "same", "rate": "told: KeyError: no"}
-    made["variants"]["in-place"] = {"left_out": "no GPU"}
-
-    text = table.table([made])
-
-    assert "* one, whole-step: rate: told: KeyError: no" in text
-    assert "* one, in-place: no GPU" in text
-    assert "| one | same | same; right, told, - | different; right, silent, - |" in text
-    assert not runner.is_wrong(made)
-    made["variants"]["whole-step"]["rate"] = "silent"
-    assert runner.is_wrong(made)
 
 
 # --------------------------------------------------------------------------------------- checks
@@ -382,16 +282,6 @@ def test_a_change_is_taken_told_or_passed_over(changed, expected):
     old, new = training("old"), training("new")
 
     assert checks.verdict(old, old, new, changed) == expected
-
-
-def test_nothing_is_said_of_a_change_without_effect():
-    """Nor of a variant that fails without it; one with other bits anyway takes what changes its own."""
-    old, new, other = training("old"), training("new"), training("other")
-
-    assert checks.verdict(old, old, old, old) == "-"
-    assert checks.verdict(old, training("", problem="no"), new, new) == "-"
-    assert checks.verdict(old, other, new, training("yet another")) == "right"
-    assert checks.verdict(old, other, new, other) == "silent"
 
 
 @pytest.mark.slow
@@ -427,30 +317,6 @@ def test_a_rate_that_is_a_number_in_a_graph_is_silent(few_threads, monkeypatch):
     )
 
 
-def test_every_script_has_an_attribute_to_change():
-    """It is there: in the script, or of a class that it uses."""
-    assert set(checks.ATTRIBUTES) == set(variants.NAMES)
-
-
-@pytest.mark.parametrize("variant", variants.GPU_ONLY)
-def test_variants_for_a_gpu_are_left_out_on_a_cpu(variant):
-    """And the reason is told."""
-    assert race.reason_to_leave_out(variant, OPTIONS) == "it needs a GPU"
-    assert race.reason_to_leave_out(variants.AS_WRITTEN, OPTIONS) is None
-
-
-def test_a_script_whose_package_is_missing_is_skipped(monkeypatch, capsys):
-    """With a word."""
-
-    def load(name, variant):
-        raise ImportError("No module named 'transformers'")
-
-    monkeypatch.setattr(runner, "load", load)
-
-    assert runner.main(["--tiny", "--only", "bert"]) == 0
-    assert "bert: skipped, No module named 'transformers'" in capsys.readouterr().out
-
-
 def run(tmp_path, *options):
     """Run the benchmark on a small script; return the process and what is in its file."""
     file = tmp_path / "found.json"
@@ -481,19 +347,6 @@ def test_the_runner_measures_appends_and_prints(tmp_path):
     assert all(one["steps_per_s"] > 0 and one["first"]["steps"] > 0 for one in ran.values())
     assert ran["whole-step"]["weight"] == ran["whole-step"]["attribute"] == "right"
     assert "| word_lm | same | same; right, -, right |" in done.stdout
-
-
-@pytest.mark.slow
-def test_the_runner_ends_in_order_at_its_time_limit(tmp_path):
-    """A script that was not measured by then is told, and no result."""
-    former = entry("word_lm", as_written=1.0)
-    (tmp_path / "found.json").write_text(json.dumps([former]))
-
-    done, found = run(tmp_path, "--variants", "whole-step", "--time-limit", "1")
-
-    assert found == [former]
-    assert "word_lm: as-written: no answer in time" in done.stdout
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 
 import pytest
 from benchmarks.multi30k import main
@@ -61,24 +60,6 @@ def test_a_run_that_fails_is_told_with_its_reason(tmp_path, capsys):
     assert "gapless: error: unrecognized arguments: --no-such-option" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--rows", "fast"], "unknown row 'fast'; the rows are captured, not-compiled, "),
-        (["--ranks", "1,two"], "--ranks has 'two', expected numbers from 1 on with commas"),
-        ([], " has no words split with '@@ '; run `prepare` first"),
-    ],
-)
-def test_what_cannot_be_trained_is_told_in_one_line(tmp_path, capsys, arguments, message):
-    """Whole words are another recipe, with three times the vocabulary."""
-    data = write_pairs(tmp_path / "data", split="whole")
-
-    assert main(["train", data, *arguments, "--out", str(tmp_path)]) == 2
-
-    assert message in capsys.readouterr().err
-    assert not list(tmp_path.glob("*.json"))
-
-
 def test_words_are_split_as_the_recipe_does(tmp_path):
     """Compressed source files become files that `train` takes, and no others are left."""
     source = tmp_path / "source"
@@ -94,26 +75,3 @@ def test_words_are_split_as_the_recipe_does(tmp_path):
     assert names == ["codes", "test.de", "test.en", "train.de", "train.en", "val.de", "val.en"]
     joined = (tmp_path / "data" / "test.en").read_text(encoding="utf-8").replace("@@ ", "")
     assert joined == "ab abc abcd abcde\n" * 3
-
-
-def test_ranks_share_the_tokens_of_an_update(tmp_path, capsys, monkeypatch):
-    """Two have batches of half as many tokens; what the user adds comes last, and wins."""
-    started = []
-
-    def run(command, **options):
-        started.append(command)
-        return subprocess.CompletedProcess(command, 1, stdout="", stderr="planted")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    data = write_pairs(tmp_path / "data", split="spl@@ it")
-    command = ["train", data, "--rows", "captured", "--seeds", "3", "--device", "cpu"]
-
-    command += ["--out", str(tmp_path), "--runs", str(tmp_path / "runs")]
-
-    main([*command, "--ranks", "1,2", "--options=--lr 1"])
-
-    one, two = (words for words in started if "train" in words)
-    assert [words[words.index("--batch-tokens") + 1] for words in (one, two)] == ["7300", "3650"]
-    assert "torch.distributed.run" not in one
-    assert two[two.index("--nproc-per-node") + 1] == "2"
-    assert [words.index("--lr") < words.index("1") for words in (one, two)] == [True, True]

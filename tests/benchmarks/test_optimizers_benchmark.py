@@ -18,10 +18,3 @@ def test_each_way_of_an_optimizer_is_a_row(tmp_path, capsys):
     assert [row["way"] for row in rows] == list(WAYS)
     assert [row["same_bits"] for row in rows] == [True] * 3
     assert capsys.readouterr().out.count("\nlion ") == 3
-
-
-def test_an_unknown_optimizer_is_told_in_one_line(capsys):
-    """Nothing is run; exit code 2."""
-    assert main(["--only", "adam,shampoo"]) == 2
-
-    assert capsys.readouterr().err.startswith("unknown 'shampoo'; there are adam, ")

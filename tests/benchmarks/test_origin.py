@@ -13,8 +13,6 @@ from benchmarks.origin import COMPARED, main
 
 from benchmarks import origin
 from gapless.compare.bench import BenchResult
-from gapless.records.verification import PLAIN_LOOP, RunSummary, Verdict
-from gapless.records.wait_stats import WaitStats
 from origin_rows import make
 
 
@@ -73,14 +71,6 @@ def test_every_plan_is_measured_and_one_can_be_measured_again(tmp_path, numerics
     assert every_batch["waits"] > seldom["waits"] >= 1.0
 
 
-def test_an_unknown_plan_is_refused(tmp_path, capsys):
-    """The plan is named in one line."""
-    assert main(["--only", "nine", "--out", str(tmp_path)]) == 2
-
-    assert "unknown plan 'nine'" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_plan_that_fails_spoils_no_other(tmp_path, monkeypatch, numerics):
     """Plans that cannot be timed together are timed alone, and the one that fails is named."""
 
@@ -102,33 +92,3 @@ def test_a_plan_that_fails_spoils_no_other(tmp_path, monkeypatch, numerics):
     )
     page = (tmp_path / "origin.md").read_text(encoding="utf-8")
     assert "Not measured, events: RuntimeError: no such stream." in page
-
-
-def test_bits_that_take_too_long_are_left_out_and_said(tmp_path, monkeypatch, numerics):
-    """After two thirds of the time no further plan's bits are compared, and the page says so."""
-
-    def bits(make_workload, settings, *, on_progress, on_verdict):
-        for plan in (PLAIN_LOOP, *settings.plans):
-            summary = RunSummary(plan=plan, losses=[1.0], waits=WaitStats(), passes=(1,))
-            same = Verdict(
-                ours=summary,
-                theirs=summary,
-                num_tensors=1,
-                is_identical=True,
-                difference=None,
-                closeness=None,
-            )
-            on_verdict(same)
-
-    def bench(make_workload, settings, *, on_progress):
-        rows = tuple(make(plan) for plan in settings.plans)
-        return BenchResult(rows=rows, unit="", notes=(), in_turns=True)
-
-    monkeypatch.setattr(origin, "compare_bits", bits)
-    monkeypatch.setattr(origin, "run_bench", bench)
-
-    assert main(["--small", "--device", "cpu", "--seconds", "0", "--out", str(tmp_path)]) == 1
-
-    found = json.loads((tmp_path / "origin-fp32.json").read_text(encoding="utf-8"))
-    assert {row["identical"] for row in found["rows"]} == {None}
-    assert found["problems"]["bits"].endswith("compare the other plans by --only")

@@ -18,15 +18,14 @@ from benchmarks.peers import report
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.cases import TINY, base32
 from benchmarks.peers.flops import model_flops
-from benchmarks.peers.parts import BatchDict, make_loader, take
 from benchmarks.peers.profiling import KernelTimes, count_kernels
-from benchmarks.peers.race import Race, RowResult, Schedule
+from benchmarks.peers.race import RowResult
 from benchmarks.peers.rows import Row, all_rows
 from benchmarks.peers.window import Window
 from torch import nn
 
 from gapless.device.find import find_device
-from gapless.nmt.run.build import build_model, training_sampler
+from gapless.nmt.run.build import build_model
 
 
 ROOT = Path(__file__).parents[2]
@@ -84,29 +83,6 @@ def test_every_row_of_a_framework_trains_the_same_model(plain_loss, name):
     assert last_loss(name, tiny_case(), steps=7) == pytest.approx(plain_loss, abs=1e-5)
 
 
-def test_the_loss_of_that_test_depends_on_training(plain_loss):
-    """One step fewer gives another loss: the comparison above can fail."""
-    assert last_loss("plain", tiny_case(), steps=6) != pytest.approx(plain_loss, abs=1e-3)
-
-
-def test_batches_follow_each_other_and_start_over():
-    """A round goes on where the round before ended."""
-    assert take([10, 11, 12], 5, first=2) == [12, 10, 11, 12, 10]
-
-
-def test_no_row_finds_the_end_of_its_loader_within_its_steps():
-    """A framework that fetches one batch ahead would wait there for the workers to end."""
-    case = tiny_case()
-    window = Window(device=find_device("cpu"), warmup=1, steps=3)
-    batches = case.plain_batches()
-
-    loader = make_loader(BatchDict(case.train), batches, case=case, window=window, first=2)
-
-    taken = list(loader)
-    assert len(taken) > window.total + 1
-    assert taken[0]["src"].shape[0] == len(batches[2].pairs)
-
-
 def test_a_window_surrounds_the_timed_steps_only():
     """A profiler is on from the end of the warm-up to the last step."""
     seen = []
@@ -148,17 +124,6 @@ def test_time_of_kernels_that_overlap_counts_once(intervals, expected):
 
     assert times.busy_ms == pytest.approx(expected)
     assert times.num_kernels == len(intervals)
-
-
-def test_copies_and_fills_do_not_make_a_device_busy():
-    """They have engines of their own, and run beside kernels or while none runs."""
-    times = KernelTimes()
-    others = [traced(2000, 5000, name=cat, cat=cat) for cat in ("gpu_memcpy", "gpu_memset")]
-
-    count_kernels(times, [{"ph": "M"}, *others, traced(1000, 2000), traced(9000, 1000, name="l")])
-
-    assert (times.num_kernels, times.busy_ms) == (2, 3.0)
-    assert [found["kernel"] for found in times.costliest(5)] == ["k", "l"]
 
 
 def test_a_collective_is_exposed_where_no_other_kernel_runs():
@@ -204,37 +169,6 @@ def rows_of(*results):
     rows = [report.summarize(result) for result in results]
     report.add_ratios(rows)
     return rows
-
-
-def test_ratios_are_taken_round_by_round():
-    """A host that is slow in one round is slow for both rows of that round."""
-    plain = measured("plain", [4.0, 8.0])
-    captured = measured("captured", [1.0, 2.0], tokens=500)
-
-    rows = rows_of(plain, captured)
-
-    assert rows[0]["captured_ratio_steps"] == pytest.approx(4.0)
-    assert rows[0]["captured_ratio_target_tokens"] == pytest.approx(2.0)
-    assert rows[0]["steps_per_second"] == {"median": 1.875, "min": 1.25, "max": 2.5}
-
-
-def test_busy_share_is_kernel_time_over_the_step_time_of_the_rounds():
-    """The profiled steps themselves are slower, and say nothing of the share."""
-    (row,) = rows_of(measured("plain", [0.4, 0.4], busy_ms=10.0))
-
-    assert row["busy_share"] == pytest.approx(0.25)
-
-
-def test_a_busy_share_above_one_is_shown_as_it_is():
-    """A limit would hide a profile that does not fit the rounds."""
-    rows = rows_of(measured("plain", [0.4], busy_ms=42.0))
-    for row in rows:
-        row["host_waits"] = row["gap_share"] = None
-
-    table = report.to_markdown({name: name for name in (*NAMES, "measured")} | {"rows": rows})
-
-    assert rows[0]["busy_share"] == pytest.approx(1.05)
-    assert "| 105% |" in table
 
 
 NAMES = ("case", "model", "hardware", "versions", "commit", "date", "command", "batches")
@@ -323,52 +257,6 @@ def test_a_run_that_is_stopped_leaves_its_rounds(tmp_path):
     assert facts["shortened"] == f"{facts['rounds_done']} of 100000 rounds"
 
 
-class NeverReady:
-    """A row whose set-up lasts until somebody ends the command."""
-
-    def __init__(self, row):
-        self.is_ended = False
-
-    def wait_ready(self, *, limit_s):
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    def let_go(self):
-        pass
-
-    def end(self):
-        self.is_ended = True
-
-
-def test_a_command_that_is_asked_to_end_ends_its_rows():
-    """A row in its set-up asks nobody whether to go on, and keeps its memory of the GPU."""
-    row = Row(name="plain", title="plain", make=lambda case, device: None)
-    race = Race([row], Schedule(), start=NeverReady, say=print, on_round=print)
-
-    with pytest.raises(SystemExit, match="143"):
-        race.run()
-
-    assert race._processes["plain"].is_ended
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-def test_a_run_out_of_time_says_what_it_left_out():
-    """Rounds, and rows whose kernels were not watched; a row that failed is none of them."""
-    names = ("plain", "gapless", "lightning")
-    rows = [Row(name=name, title=name, make=lambda case, device: None) for name in names]
-    race = Race(
-        rows,
-        Schedule(rounds=3, profile_steps=2),
-        start=print,
-        say=print,
-        on_round=print,
-    )
-    race.rounds_done = 2
-    race.results[0].profile = {"busy_ms_per_step": 1.0}
-    race.results[2].problem = "failed"
-
-    assert race.shortened() == "2 of 3 rounds, 1 of 2 rows profiled"
-
-
 def test_counted_arithmetic_is_that_of_every_matrix_product():
     """Each weight of a linear layer counts 6 times a token; attention 12 times width and key."""
     case = tiny_case()
@@ -390,20 +278,6 @@ def test_counted_arithmetic_is_that_of_every_matrix_product():
     assert sum(counted) + attention == model_flops(
         config, tgt_vocab=1000, src_lengths=lengths, tgt_lengths=lengths
     )
-
-
-def test_padding_is_counted_in_both_layouts():
-    """Rows padded to their longest, and rows padded to a set shape."""
-    case = tiny_case()
-    plain, shaped = case.plain_batches(), list(case.shaped_batches(max_shapes=1))
-
-    counts = [case.count(batches) for batches in (plain, shaped)]
-
-    assert counts[0]["target_tokens"] == counts[1]["target_tokens"]
-    assert counts[0]["padding_share"] == pytest.approx(
-        training_sampler(case.config, case.train, layout="padded").padding_share()
-    )
-    assert counts[0]["padding_share"] < counts[1]["padding_share"] < 1.0
 
 
 @pytest.mark.slow

@@ -105,26 +105,6 @@ def test_numbers_and_weights_are_compared_bit_by_bit(monkeypatch, made, bits):
     assert len(found["speeds"]) == 3
 
 
-def test_a_loop_that_fails_stays_in_the_table(monkeypatch):
-    """With the first line of its error."""
-    found = measured(monkeypatch, loop(script(), fails=True))
-
-    assert found == {"loop": "made-up", "problem": "ValueError: no such data"}
-    text = public_loops.table([found])
-    assert "| made-up | failed |" in text
-    assert "made-up: ValueError: no such data" in text
-
-
-def test_speeds_are_ratios_of_the_turns_of_a_round():
-    """A host that is slow in one round is slow for both, so that round counts like the others."""
-    turns = {"as_written": [10.0, 40.0, 12.0], "with_gapless": [5.0, 20.0, 12.0]}
-
-    found = public_loops.summarize(loop(script()), turns, steps=4)
-
-    assert (found["speeds"], found["speed"]) == ([2.0, 2.0, 1.0], 2.0)
-    assert found["ms_a_step"] == {"as_written": 12.0, "with_gapless": 12.0}
-
-
 def test_changed_lines_are_counted_between_the_two_scripts():
     """Name and docstring do not count."""
 
@@ -143,13 +123,3 @@ def test_changed_lines_are_counted_between_the_two_scripts():
 
     made = Loop(name="", title="", as_written=as_written, with_gapless=with_gapless, steps=1)
     assert made.changed_lines() == {"added": 3, "removed": 2}
-
-
-def test_a_loop_that_is_not_there_is_refused(monkeypatch, capsys):
-    """With the names of those that are."""
-    monkeypatch.setattr(sys, "argv", ["x", "--only", "image,gan"])
-
-    assert public_loops.main() == 2
-    assert "unknown loop 'gan'; there are image, lm, lstm, diffusion, ppo, bert" in (
-        capsys.readouterr().err
-    )

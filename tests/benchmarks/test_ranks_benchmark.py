@@ -12,13 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 from benchmarks.peers.race import RowResult
-from benchmarks.peers.worker import Order, RowError
+from benchmarks.peers.worker import RowError
 from benchmarks.ranks import row_group
 from benchmarks.ranks.__main__ import main
 from benchmarks.ranks.figures import summarize
 from benchmarks.ranks.page import to_markdown
-from benchmarks.ranks.row_group import RowGroup, communication, together
-from benchmarks.ranks.rows import SILENT, all_rows, row_named
+from benchmarks.ranks.row_group import RowGroup, communication
+from benchmarks.ranks.rows import SILENT, all_rows
 
 
 ROOT = Path(__file__).parents[2]
@@ -76,35 +76,6 @@ def test_exposed_time_is_what_a_step_takes_longer_than_without_sums():
     assert "exposed_ms" not in found[SILENT]
 
 
-def test_steps_that_were_not_captured_are_told():
-    """The row would else stand there as what it was not."""
-    found = figures_of(result("flat", [1.0, 1.0], steps_as_written=3))
-
-    assert found["flat"]["problem"] == "6 steps were not captured"
-
-
-def answer(seconds, *, tokens, loss, **more):
-    return {
-        **dict.fromkeys(("sentences", "source_tokens", "model_flops", "peak_memory_bytes"), 1),
-        "held_memory_bytes": 1,
-        "padding_share": 0.5,
-        "seconds_before": 0.1,
-        "steps": 10,
-        "seconds": seconds,
-        "target_tokens": tokens,
-        "loss": loss,
-        **more,
-    }
-
-
-def test_the_slowest_rank_counts_and_tokens_are_those_of_all():
-    """A step ends when it has ended everywhere."""
-    found = together([answer(1.0, tokens=100, loss=2.0), answer(1.5, tokens=50, loss=4.0)])
-
-    assert (found["seconds"], found["target_tokens"], found["loss"]) == (1.5, 150, 3.0)
-    assert found["seconds_of_ranks"] == [1.0, 1.5]
-
-
 def test_of_each_collective_the_rank_counts_that_waited_least():
     """A kernel of NCCL lasts until the last rank has come, which is no time of the sum."""
     early_then_late = [(9.0, 8.0), (2.0, 1.0)]
@@ -115,34 +86,6 @@ def test_of_each_collective_the_rank_counts_that_waited_least():
     assert found["collectives_per_step"] == 1.0
     assert found["collective_ms_per_step"] == (3.0 + 2.0) / 2
     assert found["traced_exposed_ms_per_step"] == (2.5 + 1.0) / 2
-
-
-def test_ranks_with_other_numbers_of_collectives_are_not_compared():
-    """A profile may lose events; no figure is better than a wrong one."""
-    found = communication([[(1.0, 1.0)], []], steps=1)
-
-    assert found["collective_ms_per_step"] is None
-
-
-def test_ranks_without_collectives_have_no_times_of_them():
-    """0 would say that nothing is exposed."""
-    found = communication([[], []], steps=1)
-
-    assert found["collective_ms_per_step"] is None
-    assert found["traced_exposed_ms_per_step"] is None
-
-
-# --- rows ---
-
-
-def test_settings_can_be_added_to_a_row():
-    """The row is compared with the same one GPU, and told from the one without them."""
-    row = row_named("flat+accumulate=2+compile=false")
-
-    assert row.settings == {"accumulate": 2, "compile": False}
-    assert (row.name, row.alone) == ("flat+accumulate=2+compile=false", "captured")
-    assert row.title.endswith("after the backward pass, accumulate 2, compile false")
-    assert row_named("captured+compile=false").is_alone
 
 
 # --- ranks ---
@@ -192,16 +135,6 @@ def test_a_rank_that_fails_ends_all_with_its_own_reason(monkeypatch, tmp_path):
     assert all(rank.killed for rank in group._ranks)
 
 
-def test_a_rank_that_says_nothing_ends_all(monkeypatch, tmp_path):
-    """Its limit is that of the row."""
-    group = started(monkeypatch, tmp_path, [answer(1.0, tokens=1, loss=1.0)], [])
-
-    with pytest.raises(RowError, match="did not finish its 5 steps in 0 s"):
-        group.run(Order(warmup=1, steps=5, first=0), limit_s=0.2)
-
-    assert all(rank.killed for rank in group._ranks)
-
-
 # --- the command ---
 
 
@@ -235,44 +168,6 @@ def test_the_page_has_the_newest_call_of_each_case_and_choice_of_rows():
     assert "| did not finish its set-up in 240 s |" in text
     assert "captured steps: 0.9 ms." in text
     assert "captured steps: 2.4 ms." in text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "verdict"),
-    [
-        (
-            0.208,
-            "Least exposed: gapless, captured, summed at once after the backward pass, 0.80 ms; the goal is",
-        ),
-        (0.212, "1.20 ms; the goal is not reached."),
-    ],
-)
-def test_the_page_says_whether_the_goal_is_reached(seconds, verdict):
-    """By the row that has the least exposed time."""
-    rows = [result("flat", [seconds]), result(SILENT, [0.2])]
-
-    assert verdict in to_markdown([call_of(*rows)])
-
-
-def test_every_row_of_a_table_has_as_many_cells():
-    """Whether figures are there or not."""
-    profile = {
-        "compute_ms_per_step": 9.0,
-        "collective_ms_per_step": 1.25,
-        "traced_exposed_ms_per_step": 0.5,
-    }
-    rows = [
-        result("captured", [1.0]),
-        result("flat", [1.0], profile=profile),
-        result("ddp", []),
-        result(SILENT, [0.9]),
-    ]
-
-    lines = [line for line in to_markdown([call_of(*rows)]).splitlines() if line.startswith("|")]
-
-    assert len(lines) == 6
-    assert len({line.count("|") for line in lines}) == 1
-    assert "| 9.00 | 1.25 | 0.50 |" in lines[3]
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.results_page import PARTS, RESULTS, filled, main
+from benchmarks.results_page import PARTS, RESULTS, filled
 
 
 ROOT = Path(__file__).parents[2]
@@ -58,28 +55,3 @@ def test_a_mark_is_filled_once_and_what_stands_around_it_stays():
     assert "old" not in once
     assert once.endswith("<!-- end -->\n\nBehind.\n")
     assert filled(once, RESULTS) == once
-
-
-def test_the_program_renders_a_folder_without_torch(tmp_path):
-    """The pages need the files alone."""
-    shutil.copy(RESULTS / "deferred-metrics.json", tmp_path)
-    page = tmp_path / "page.md"
-    page.write_text("<!-- from: deferred -->\n<!-- end -->\n")
-
-    subprocess.run(
-        [sys.executable, "-S", "-m", "benchmarks.results_page", str(tmp_path)],
-        check=True,
-        cwd=ROOT,
-        env={"PYTHONIOENCODING": "utf-8"},
-    )
-
-    assert "| add, one value | 13.0 | 1 |" in page.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("mark", ["deferred", "no-such-part"])
-def test_a_page_that_cannot_be_filled_is_refused(tmp_path, capsys, mark):
-    """A missing file and a mark without a part are named in one line, and the exit code is 2."""
-    (tmp_path / "page.md").write_text(f"<!-- from: {mark} -->\n<!-- end -->\n")
-
-    assert main([str(tmp_path)]) == 2
-    assert f"{tmp_path} cannot be rendered" in capsys.readouterr().err

@@ -37,15 +37,6 @@ def test_a_list_that_grows_is_told_apart(is_kept, is_flat):
     assert (rise_of(found) < MOST_RISE) == is_flat
 
 
-def test_objects_that_are_kept_are_told():
-    kept, found = [], []
-    for _ in range(16):
-        kept += [[] for _ in range(2_000)]
-        found.append(memory("simulated")["num_objects"])
-
-    assert rise_of(found) > MOST_RISE
-
-
 @pytest.mark.slow
 def test_a_soak_trains_drops_and_audits(capsys):
     """On the simulated device, as long as it takes to see an audit; nothing differs."""

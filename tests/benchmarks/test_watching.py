@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from benchmarks.watching import LENGTHS, lines_of, main
+from benchmarks.watching import LENGTHS, main
 
 
 def test_a_model_is_watched_and_captured_for_each_kind(tmp_path, capsys):
@@ -32,24 +32,3 @@ def test_the_trainer_is_captured_where_it_stands(tmp_path):
 
     found = json.loads(file.read_text(encoding="utf-8"))["trainer, module"]
     assert [kind["replays"] for kind in found["kinds"]] == [True] * len(LENGTHS)
-
-
-def test_no_process_begins_when_the_time_is_over(capsys):
-    """What was not measured is told in one line."""
-    assert main(["--only", "lstm", "--form", "step", "--device", "cpu", "--seconds", "0"]) == 0
-
-    assert capsys.readouterr().out.splitlines()[1] == "lstm         step    no time is left"
-
-
-def test_an_error_of_a_process_is_one_line():
-    """Other models are measured all the same."""
-    assert lines_of("bert-small", "step", {"error": "ModuleNotFoundError: transformers"}) == [
-        "bert-small   step    ModuleNotFoundError: transformers"
-    ]
-
-
-def test_an_unknown_model_is_told_in_one_line(capsys):
-    """Nothing is run; exit code 2."""
-    assert main(["--only", "lion"]) == 2
-
-    assert capsys.readouterr().err.startswith("unknown 'lion'; there are encoder-18, ")
