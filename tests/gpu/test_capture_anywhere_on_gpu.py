@@ -82,19 +82,6 @@ def test_a_captured_step_gives_the_same_bits(kind):
     assert step.report.refusal is None
 
 
-def test_after_a_backward_pass_on_the_default_stream():
-    """Training that began without us goes on captured, to the same bits."""
-    losses, _ = plainly()
-    data, step, _, _ = make_training()
-    before = [step(batch.cuda()).item() for batch in data[:5]]
-
-    step = gapless.capture(step)
-    found = in_three_lines(data[5:], step)
-
-    assert losses == before + found
-    assert step.report.num_graphs == 1, step.report
-
-
 def test_a_loss_that_is_still_held_costs_no_bit():
     """Its graph of gradients belongs to the default stream: captured or not, values are right."""
     losses, weights = plainly()
@@ -160,49 +147,6 @@ def test_a_step_that_waits_is_not_captured_and_goes_on(wait):
     assert step.report.num_graphs == 1, step.report
 
 
-def test_adam_as_torch_makes_it_updates_outside_the_graph():
-    """Its count of steps lies on the host: the rest of the step is captured."""
-    losses, weights = plainly(kind="adam")
-    data, step, model, _ = make_training(kind="adam")
-
-    step = gapless.capture(step)
-    found = in_three_lines(data, step)
-
-    assert losses == found
-    assert all(map(torch.equal, weights, weights_of(model)))
-    assert (step.report.num_graphs, step.report.refusal) == (1, None), step.report
-
-
-def test_a_rate_that_changes_takes_effect():
-    """A learning rate that is a Python number is read by the graph that follows its first change."""
-
-    def train(run):
-        data, step, model, optimizer = make_training(count=60)
-        run_part = run(step)
-        losses = []
-        for part in range(3):
-            losses += run_part(data[20 * part : 20 * part + 20])
-            optimizer.param_groups[0]["lr"] *= 0.5
-        return losses, weights_of(model)
-
-    def plain(step):
-        return lambda data: [step(batch.cuda()).item() for batch in data]
-
-    reports = []
-
-    def captured(step):
-        step = gapless.capture(step)
-        reports.append(step.report)
-        return lambda data: in_three_lines(data, step)
-
-    losses, weights = train(plain)
-    found, found_weights = train(captured)
-
-    assert losses == found
-    assert all(map(torch.equal, weights, found_weights))
-    assert (reports[0].num_graphs, reports[0].refusal) == (2, None), reports[0]
-
-
 def test_a_memory_budget_stops_captures_and_nothing_else():
     """With room for no graph the loop runs as written, to the same bits."""
     losses, _ = plainly(rows=(16, 8, 12))
@@ -214,16 +158,3 @@ def test_a_memory_budget_stops_captures_and_nothing_else():
     assert losses == found
     assert loop.capture_report.num_graphs == 0
     assert "which is over its budget of 1" in loop.capture_report.refusal.text
-
-
-def test_losses_that_are_kept_are_not_overwritten():
-    """Each is the caller's own, although all come out of one graph."""
-    losses, _ = plainly()
-    data, step, _, _ = make_training()
-    step = gapless.capture(step)
-
-    kept = [step(batch) for batch in gapless.prefetch(data, "cuda")]
-
-    assert losses == [loss.item() for loss in kept]
-    num_eager = len(data) - step.report.num_replays
-    assert 3 <= num_eager <= 3 + UNTIL_VERDICTS

@@ -14,21 +14,12 @@ from gapless.compare.bench import run_bench
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.compare.workload import Workload
 from gapless.device.find import find_device
-from gapless.device.instruments.nvml import Sampler
 from gapless.plans import PLANS
 
 
 pytestmark = pytest.mark.gpu
 
 DEVICE = find_device("cuda") if torch.cuda.is_available() else None
-
-
-def products(count, size=2048):
-    """Queue so many matrix products of one after the other, and wait for them."""
-    value = torch.randn(size, size, device="cuda")
-    for _ in range(count):
-        value = torch.mm(value, value).clamp_(-1.0, 1.0)
-    torch.cuda.synchronize()
 
 
 def many_layers(device, plan):
@@ -45,22 +36,6 @@ def many_layers(device, plan):
         return loss
 
     batches = [torch.randn(32, 64) for _ in range(20)]
-    return Workload(model=model, optimizer=optimizer, batches=batches, step=step)
-
-
-def large_products(device, plan):
-    """A step of few large kernels, which keep the GPU busy."""
-    model = torch.nn.Sequential(*(torch.nn.Linear(8192, 8192) for _ in range(4))).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-
-    def step(batch):
-        loss = model(batch).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    batches = [torch.randn(2048, 8192) for _ in range(4)]
     return Workload(model=model, optimizer=optimizer, batches=batches, step=step)
 
 
@@ -159,19 +134,6 @@ def test_a_plan_that_waits_leaves_gaps_in_its_timeline():
         assert all(0.0 <= span.start_us <= timeline.end_us for span in kernels)
 
 
-def test_the_driver_sees_a_busy_gpu():
-    """Two seconds of products in a row are close to full utilisation, by nvidia-smi's figure."""
-    nvml = DEVICE.open_utilisation_meter()
-    with Sampler(nvml.utilisation) as sampler:
-        for _ in range(400):
-            products(40, size=4096)
-            if len(sampler.values) >= 20:
-                break
-    nvml.close()
-
-    assert sampler.mean > 80.0
-
-
 def test_memory_that_is_only_cached_goes_back():
     """What nobody holds is free for others afterwards, who may take it at once."""
     block = torch.empty(2**30, dtype=torch.uint8, device="cuda")
@@ -209,26 +171,6 @@ def test_every_plan_has_all_figures_of_a_gpu():
     assert abs(kernels[0] - kernels[1]) < 0.2 * kernels[0]
     # The meter sees gaps between steps alone, the trace those inside as well.
     assert rows["gapless"].gap_share > rows["gapless"].meter_gap_share
-
-
-def test_a_step_that_fills_the_gpu_has_no_gaps():
-    """The trace, the meter and the driver agree that the device is busy."""
-    rows, _ = rows_of(large_products, "gapless", steps=12)
-
-    row = rows["gapless"]
-    assert row.gap_share < 0.2
-    assert row.meter_gap_share < 0.2
-    # Four weights and their gradients of 256 MiB each, and activations.
-    assert 2 * 2**30 <= row.peak_memory_bytes < 6 * 2**30
-    assert row.nvml_percent is None or row.nvml_percent > 70.0
-
-
-def test_memory_of_one_plan_does_not_count_for_another():
-    """Two plans of one model hold about as much as each other, side by side."""
-    rows, _ = rows_of(large_products, "blocking", "gapless", steps=8)
-
-    one, other = (row.peak_memory_bytes for row in rows.values())
-    assert abs(one - other) < 0.2 * one
 
 
 def test_the_demo_is_compared_on_a_gpu(tmp_path, capsys):

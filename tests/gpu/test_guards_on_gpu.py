@@ -19,71 +19,8 @@ pytestmark = pytest.mark.gpu
 _LONG = 40_000_000
 
 
-# Numbers of a tensor that moves by itself, through page-locked memory, and on a transfer stream.
-_SIZES = (1 << 10, 1 << 17, 1 << 20)
-
-
 def _batches(count, size=1 << 20):
     return [torch.full((size,), float(number)) for number in range(count)]
-
-
-@pytest.mark.parametrize("size", _SIZES)
-@pytest.mark.parametrize("depth", [0, 2])
-def test_a_slow_consumer_reads_each_batch_whole(depth, size):
-    """Memory is not overwritten while queued work still reads it."""
-    sums = []
-    for batch in gapless.prefetch(_batches(12, size), "cuda", depth=depth):
-        torch.cuda._sleep(_LONG)
-        sums.append(batch.double().mean())
-
-    assert list(range(12)) == torch.stack(sums).tolist()
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_a_slow_transfer_is_waited_for_on_the_device(depth):
-    """A batch is not read before its copy is done."""
-    transfer = find_device("cuda").shared_stream("gapless.transfer")
-    sums = []
-    with torch.cuda.stream(transfer):
-        torch.cuda._sleep(_LONG)
-    for batch in gapless.prefetch(_batches(4), "cuda", depth=depth):
-        sums.append(batch.double().mean())
-        with torch.cuda.stream(transfer):
-            torch.cuda._sleep(_LONG)
-
-    assert list(range(4)) == torch.stack(sums).tolist()
-
-
-@pytest.mark.parametrize("size", _SIZES)
-@pytest.mark.parametrize("depth", [0, 4])
-def test_pinned_memory_is_not_refilled_before_its_copy(depth, size):
-    """A held-up copy still brings the values that were staged, not later ones."""
-    transfer = find_device("cuda").shared_stream("gapless.transfer")
-    for stream in (transfer, torch.cuda.current_stream()):
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(5 * _LONG)
-    batches = gapless.prefetch(_batches(40, size), "cuda", depth=depth)
-    sums = [batch.double().mean() for batch in batches]
-
-    assert list(range(40)) == torch.stack(sums).tolist()
-
-
-@pytest.mark.parametrize("is_pinned", [False, True])
-@pytest.mark.parametrize("size", _SIZES)
-def test_a_loader_may_fill_its_memory_again(size, is_pinned):
-    """It is asked for the next batch only when the last one has left its memory."""
-
-    def loader():
-        memory = torch.empty(size, pin_memory=is_pinned)
-        for number in range(20):
-            yield memory.fill_(float(number))
-
-    sums = []
-    for batch in gapless.prefetch(loader(), "cuda"):
-        torch.cuda._sleep(_LONG // 10)
-        sums.append(batch.double().mean())
-
-    assert list(range(20)) == torch.stack(sums).tolist()
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -100,15 +37,6 @@ def test_a_batch_let_go_late_is_not_overwritten_early(depth):
     assert list(range(15)) == torch.stack(sums).tolist()
 
 
-@pytest.mark.parametrize("size", _SIZES)
-@pytest.mark.parametrize("depth", [0, 2])
-def test_views_that_are_kept_stay_as_they_are(depth, size):
-    """Whoever keeps a part of a batch keeps its values, whatever comes after it."""
-    kept = [batch[5:9] for batch in gapless.prefetch(_batches(30, size), "cuda", depth=depth)]
-
-    assert list(range(30)) == [part.double().mean().item() for part in kept]
-
-
 def test_memory_stays_that_of_three_batches():
     """The copy of a batch waits on the device for its memory, however far the host is ahead."""
     batches = [torch.ones(1 << 22)] * 100
@@ -120,24 +48,6 @@ def test_memory_stays_that_of_three_batches():
         batch.mul_(2)
 
     assert torch.cuda.memory_reserved() - before <= 3.2 * batches[0].nbytes
-
-
-def test_adding_a_loss_does_not_wait_for_it():
-    """A loss that is not computed yet is added without waiting, and read when it is."""
-    loss = torch.ones((), device="cuda")
-    with gapless.DeferredLoss("cuda") as warm_up:  # loads the kernels, which may wait
-        warm_up.add(loss * 2, weight=loss)
-        warm_up.add(loss * 2)
-    losses = gapless.DeferredLoss("cuda")
-    torch.cuda._sleep(5 * _LONG)
-    losses.add(loss * 3, weight=2)
-    losses.add(loss * 6, weight=torch.ones((), device="cuda"))
-    losses.flush()
-
-    assert losses.poll() == 0
-    assert losses.mean() == 4.0
-    assert losses.history == [3.0, 6.0]
-    assert losses.wait_stats.count == 1
 
 
 def test_a_full_loss_ring_keeps_every_loss_in_order():

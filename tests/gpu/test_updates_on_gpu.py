@@ -14,10 +14,7 @@ import update_loops
 from gapless.device.find import find_device
 from gapless.graphs.updates.update_outside import Updates
 from update_loops import (
-    Adversaries,
-    Scheduled,
     Trainee,
-    WithClosure,
     halve_the_rate,
     train,
     train_both_ways,
@@ -286,57 +283,6 @@ def test_casts_of_weights_do_not_cross_the_edge_of_a_capture(device, fails):
             assert (x @ weight)[0, 0].item() == 64.0
 
 
-def test_graphs_with_cuts_share_a_pool(device):
-    """Each leaves the memory of the others whole, also after one is gone."""
-    graphs, outs = [], []
-    x = floats(1 << 16, 1.0)
-
-    def make(factor):
-        out = floats(1 << 16)
-
-        def work(cut):
-            y = x * factor
-            cut(lambda: x.add_(1))
-            out.copy_(y + x)
-
-        warm(work)
-        outs.append(out)
-        graphs.append(device.capture(work, like=graphs[-1] if graphs else None))
-
-    for factor in (2.0, 3.0, 4.0):
-        make(factor)
-    graphs[0] = None
-    x.fill_(1.0)
-    graphs[1].replay()
-    graphs[2].replay()
-
-    assert outs[1][0].item() == 3.0 + 2.0
-    assert outs[2][0].item() == 8.0 + 3.0
-
-
-def test_a_cut_on_a_stream_beside_is_in_order(device):
-    """What the step does on a stream of its own around the cut stays in its place."""
-    x, side = floats(), torch.cuda.Stream()
-
-    def work(cut):
-        main = torch.cuda.current_stream()
-        x.add_(1)
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            x.mul_(2)
-            cut(lambda: x.add_(10))
-            x.mul_(3)
-        main.wait_stream(side)
-        x.add_(1)
-
-    warm(work)
-    x.zero_()
-    graph = device.capture(work)
-    graph.replay()
-
-    assert x.tolist() == [37.0] * 4
-
-
 def test_a_capture_inside_a_capture_is_refused_without_harm(device):
     """The outer one goes on."""
     x = floats()
@@ -437,7 +383,6 @@ OUTSIDE = {
     "SGD, rate on the device": partial(on_the_device, kind=optim.SGD),
     "ASGD": partial(optim.ASGD, lr=0.01),
 }
-ALL = {**INSIDE, **BUT_RATES, **OUTSIDE}
 
 
 @pytest.mark.parametrize("name", INSIDE)
@@ -469,34 +414,6 @@ def test_what_has_other_numbers_at_every_step_is_cut_out(device, name):
     assert found.values == expected.values
     (captured,) = found.captured
     assert list(captured.outside) == [found.trainee.optimizer]
-
-
-def test_an_optimizer_whose_number_changed_moves_outside(device):
-    """A schedule keeps the loop's own numbers: of SGD and fused updates the rate alone moves."""
-    for name, num_inside in (
-        ("SGD", 1),
-        ("SGD, fused", 1),
-        ("AdamW, fused", 1),
-        ("Adam, capturable, foreach", 0),
-    ):
-        expected, found = train_both_ways(device, INSIDE[name], between=halve_the_rate)
-
-        assert found.values == expected.values
-        assert [len(captured.inside) for captured in found.captured] == [1, num_inside]
-
-
-@pytest.mark.parametrize("name", ["SGD, fused", "AdamW, fused", "Adam"])
-def test_schedulers_see_every_step(device, name):
-    """What a scheduler has wrapped around `step` is called, and it warns of nothing."""
-    make = ALL[name]
-
-    def between(trainee, number):
-        if number:
-            trainee.scheduler.step()
-
-    expected, found = train_both_ways(device, make, between=between, kind=Scheduled)
-
-    assert found.values == expected.values
 
 
 class Scaled(Trainee):
@@ -536,38 +453,3 @@ def test_a_scaler_unscales_and_skips_at_every_replay(device, name, between):
     assert bits_of(found.values) == bits_of(expected.values)
     assert found.trainee.scaler.get_scale() == expected.trainee.scaler.get_scale() < 2.0**29
     assert "grad_scale" not in vars(found.trainee.optimizer)
-
-
-def test_an_unfused_optimizer_under_a_scaler_cannot_be_captured(device):
-    """The scaler reads on the host, and what was tried leaves the optimizer as it was."""
-    trainee, updates = Scaled(device, ALL["Adam"]), Updates(device)
-    for _ in range(2):
-        with updates.watch():
-            trainee.step()
-
-    def work(cut):
-        with updates.during_capture(cut):
-            trainee.step()
-
-    with pytest.raises(RuntimeError, match="synchronizing"):
-        device.capture(work)
-
-    assert "step" not in vars(trainee.optimizer)
-
-
-@pytest.mark.parametrize("name", ["SGD", "AdamW, fused", "Adam"])
-def test_a_closure_that_is_called_once_is_captured(device, name):
-    """It is part of the segment before the update."""
-    make = ALL[name]
-    expected, found = train_both_ways(device, make, kind=WithClosure)
-
-    assert found.values == expected.values
-
-
-@pytest.mark.parametrize("name", ["SGD", "AdamW, fused", "Adam"])
-def test_each_update_of_a_step_finds_its_own_gradients(device, name):
-    """Several updates in a step, and gradients that are let go of after them."""
-    make = ALL[name]
-    expected, found = train_both_ways(device, make, kind=Adversaries)
-
-    assert found.values == expected.values

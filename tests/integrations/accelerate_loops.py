@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
-from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwargs
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
 
 from hazards.captured_harness import snapshot
 from integrations.accelerate_parts import (
@@ -103,23 +101,6 @@ def gathers_metrics(place):
     return [logged, told(place, accelerator, model, optimizer)]
 
 
-@ac("dispatch batches from the main process", expect=EITHER)
-def dispatched_batches(place):
-    config = DataLoaderConfiguration(dispatch_batches=True)
-    return _trained(place, dataloader_config=config)
-
-
-@ac("prepare each object by a call of its own")
-def prepared_one_by_one(place):
-    accelerator = make_accelerator(place)
-    model = accelerator.prepare_model(Net())
-    optimizer = accelerator.prepare_optimizer(plain_sgd(model))
-    batches = accelerator.prepare_data_loader(loader())
-    place.capture_prepared(accelerator)
-    logged = train_epochs(accelerator, model, optimizer, batches)
-    return [logged, told(place, accelerator, model, optimizer)]
-
-
 @ac("save the state in the middle, and resume by skipping batches")
 def resumes(place):
     def start():
@@ -204,22 +185,6 @@ def accumulates_by_no_sync(place):
     return [logged, told(place, accelerator, model, optimizer)]
 
 
-@ac("free the memory, and begin anew with another model")
-def frees_memory(place):
-    accelerator = make_accelerator(place)
-    model = Net()
-    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
-    first = train_epochs(accelerator, model, optimizer, batches)
-    ended = told(place, accelerator, model, optimizer)
-    model, optimizer, batches = accelerator.free_memory(model, optimizer, batches)
-    model = Net(seed=9)
-    model, optimizer, batches = prepared(
-        place, accelerator, model, plain_sgd(model), loader(seed=4)
-    )
-    second = train_epochs(accelerator, model, optimizer, batches)
-    return [first, ended, second, told(place, accelerator, model, optimizer)]
-
-
 @ac("unwrap the model, save it, and load it elsewhere")
 def saves_the_model(place):
     accelerator = make_accelerator(place)
@@ -237,24 +202,6 @@ def saves_the_model(place):
     held = snapshot(place, [out, accelerator.get_state_dict(model)])
     logged += train_epochs(accelerator, model, optimizer, batches, 2)
     return [logged, held, told(place, accelerator, model, optimizer)]
-
-
-@ac("one graph, two backward passes through it", expect=EITHER)
-def graph_is_retained(place):
-    accelerator = make_accelerator(place)
-    model = Net()
-    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
-    logged = []
-    for _ in range(2):
-        for batch in batches:
-            logits = model(batch["x"])
-            loss = F.cross_entropy(logits, batch["y"])
-            accelerator.backward(loss, retain_graph=True)
-            accelerator.backward(0.1 * logits.square().mean())
-            optimizer.step()
-            optimizer.zero_grad()
-            logged.append(loss.item())
-    return [logged, told(place, accelerator, model, optimizer)]
 
 
 @ac("LBFGS, which calls its closure again and again", expect=EITHER)
@@ -275,59 +222,3 @@ def lbfgs(place):
 
         optimizer.step(closure)
     return [logged, told(place, accelerator, model, optimizer)]
-
-
-@ac("stop in the middle of an epoch, and go on with the next")
-def breaks_out_of_an_epoch(place):
-    accelerator = make_accelerator(place, gradient_accumulation_steps=2)
-    model = Net()
-    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
-    logged = []
-    for epoch in range(6):
-        for number, batch in enumerate(batches):
-            with accelerator.accumulate(model):
-                loss = loss_of(model, batch)
-                accelerator.backward(loss)
-                optimizer.step()
-                optimizer.zero_grad()
-            logged.append((accelerator.sync_gradients, loss.item()))
-            if epoch % 2 == 0 and number == 4:
-                break
-    return [logged, told(place, accelerator, model, optimizer)]
-
-
-@ac("gradients are looked at and noised before the update", expect=EITHER)
-def gradients_are_changed(place):
-    handlers = [DistributedDataParallelKwargs()]
-    accelerator = make_accelerator(place, kwargs_handlers=handlers)
-    model = Net()
-    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
-    logged = []
-    for _ in range(3):
-        for batch in batches:
-            accelerator.backward(loss_of(model, batch))
-            for weight in model.parameters():
-                weight.grad.add_(torch.randn_like(weight), alpha=1e-3)
-            logged.append(model.last.weight.grad.norm().item())
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
-    return [logged, told(place, accelerator, model, optimizer)]
-
-
-@ac("the rate is changed by hand, and a layer is frozen, in the middle")
-def settings_change(place):
-    accelerator = make_accelerator(place)
-    model = Net()
-    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
-    logged = train_epochs(accelerator, model, optimizer, batches, 2)
-    for group in optimizer.param_groups:
-        group["lr"], group["momentum"] = 0.01, 0.5
-    accelerator.unwrap_model(model).first.requires_grad_(False)
-    logged += train_epochs(accelerator, model, optimizer, batches, 2)
-    return [logged, told(place, accelerator, model, optimizer)]
-
-
-@ac("batches of some lengths, by a loader of two workers", expect=EITHER)
-def loader_with_workers(place):
-    rows = DataLoader(Rows(36), batch_size=4, shuffle=True, num_workers=2)
-    return _trained(place, rows=rows)

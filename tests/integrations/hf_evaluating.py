@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from transformers import Seq2SeqTrainer
 
-from hazards.captured_harness import snapshot
 from integrations.frameworks import TRANSFORMERS
-from integrations.harness import EITHER, EVERYWHERE, GPU, framework_case
+from integrations.harness import EVERYWHERE, GPU, framework_case
 from integrations.hf_parts import (
     accuracy,
-    bert,
-    gpt2,
     log_of,
     make_trainer,
-    marian,
     metrics_of,
     pairs,
     sentences,
     spread,
     t5,
-    texts,
     train,
 )
 
@@ -37,19 +32,6 @@ def evaluates_every_few_steps(place):
         compute_metrics=accuracy,
         eval_strategy="steps",
         eval_steps=5,
-    )
-    return train(place, trainer)
-
-
-@hf("evaluate before the first step and on two sets")
-def evaluates_two_sets(place):
-    trainer = make_trainer(
-        place,
-        eval_dataset={"short": sentences(9, shortest=5, seed=2), "long": sentences(8, seed=4)},
-        eval_strategy="steps",
-        eval_steps=6,
-        eval_on_start=True,
-        eval_accumulation_steps=2,
     )
     return train(place, trainer)
 
@@ -82,20 +64,6 @@ def predicts(place):
     return [before, found, after, metrics_of(place, trainer.predict(sentences(10, seed=3)))]
 
 
-@hf("evaluate alone, without ever training", expect=EITHER)
-def only_evaluates(place):
-    trainer = make_trainer(place, compute_metrics=accuracy)
-    first = log_of([trainer.evaluate(sentences(20, seed=2))])
-    return [first, metrics_of(place, trainer.predict(sentences(20, seed=2)))]
-
-
-@hf("evaluate in bfloat16 while training in float32", expect=EITHER)
-def evaluates_in_bfloat16(place):
-    trainer = make_trainer(place, eval_dataset=sentences(8, seed=2), bf16_full_eval=True)
-    found = train(place, trainer)
-    return [found, log_of([trainer.evaluate()])]
-
-
 def _translates(place, model, **options):
     trainer = make_trainer(
         place,
@@ -117,28 +85,3 @@ def _translates(place, model, **options):
 @hf("a T5 learns to translate, and generates when it is evaluated", devices=EVERYWHERE)
 def t5_generates(place):
     return _translates(place, t5())
-
-
-@hf("a Marian learns to translate, clipped and accumulated")
-def marian_generates(place):
-    return _translates(place, marian(), gradient_accumulation_steps=2, num_train_epochs=6)
-
-
-@hf("generate by hand between two trainings")
-def generates_by_hand(place):
-    trainer = make_trainer(place, gpt2(dropout=0.0), rows=texts())
-    first = train(place, trainer)
-    prompt = place.moved(trainer.data_collator(texts(2, seed=4))["input_ids"][:, :4])
-    drawn = trainer.model.generate(prompt, max_new_tokens=4, do_sample=True, pad_token_id=0)
-    return [first, snapshot(place, drawn), train(place, trainer)]
-
-
-@hf("look at the model's hidden states after training, by calling it")
-def calls_the_model(place):
-    trainer = make_trainer(place, bert())
-    found = train(place, trainer)
-    batch = trainer.data_collator(sentences(4, seed=3))
-    batch = {name: place.moved(value) for name, value in batch.items()}
-    trainer.model.eval()
-    out = trainer.model(**batch, output_hidden_states=True)
-    return [found, snapshot(place, [out.loss, out.logits, list(out.hidden_states)])]

@@ -10,12 +10,10 @@ import torch
 from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback
 
-from hazards.captured_harness import snapshot
 from integrations.frameworks import TRANSFORMERS
-from integrations.harness import EITHER, EVERYWHERE, GPU, either, framework_case, replays
+from integrations.harness import EITHER, EVERYWHERE, GPU, framework_case
 from integrations.hf_parts import (
     Regression,
-    bert,
     gpt2,
     log_of,
     make_trainer,
@@ -106,42 +104,6 @@ def loss_per_token(place):
     return _per_token(place, PerToken)
 
 
-@hf(
-    "the same without a mask, whose want transformers looks for packed texts",
-    expect=either("masking"),
-    devices=EVERYWHERE,
-)
-def no_mask(place):
-    return _per_token(place, type("Unmasked", (PerToken,), {"has_mask": False}))
-
-
-@hf("an own loss as a function", expect=replays())
-def loss_as_a_function(place):
-    def loss_of(outputs, labels, num_items_in_batch=None):
-        return F.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
-
-    return train(place, make_trainer(place, compute_loss_func=loss_of))
-
-
-class Counting(Trainer):
-    """A step that counts and keeps losses, and lets the weight of a penalty grow."""
-
-    num_steps, seen = 0, None
-
-    def training_step(self, model, inputs, num_items_in_batch=None):
-        self.num_steps += 1
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        self.seen = [*(self.seen or []), loss]
-        return loss * 1.0
-
-
-@hf("an own training_step counts, and keeps the losses of all steps", expect=EITHER)
-def own_training_step(place):
-    trainer = make_trainer(place, kind=Counting)
-    found = train(place, trainer)
-    return [found, trainer.num_steps, snapshot(place, trainer.seen)]
-
-
 class ByHand(Trainer):
     """A training_step that is written out, with a second loss on noise."""
 
@@ -221,17 +183,6 @@ def _with_callback(place, act, model=None, **options):
     return train(place, make_trainer(place, model, callbacks=[OnSteps(act)], **options))
 
 
-@hf("a callback halves the optimizer's rates at a step")
-def callback_changes_rates(place):
-    def act(step, model, optimizer):
-        if step == 12:
-            for group in optimizer.param_groups:
-                group["lr"] *= 0.5
-                group["weight_decay"] = 0.3
-
-    return _with_callback(place, act, num_train_epochs=3, logging_steps=1)
-
-
 @hf("a callback freezes a layer at a step", devices=EVERYWHERE)
 def callback_freezes(place):
     def act(step, model, optimizer):
@@ -239,22 +190,6 @@ def callback_freezes(place):
             model.first.requires_grad_(False)
 
     return _with_callback(place, act, Regression(), rows=numbers(), num_train_epochs=4)
-
-
-@hf("a callback lets a frozen layer learn from a step on")
-def callback_thaws(place):
-    model = bert()
-    model.bert.encoder.requires_grad_(False)
-
-    def act(step, model, optimizer):
-        if step == 10:
-            model.bert.encoder.requires_grad_(True)
-
-    rows = sentences()
-    chosen = (torch.optim.SGD(model.parameters(), lr=0.05), None)
-    return _with_callback(
-        place, act, model.to(place.torch_device), rows=rows, optimizers=chosen, num_train_epochs=4
-    )
 
 
 @hf("a callback swaps average weights in at each evaluation", expect=EITHER)
@@ -297,50 +232,3 @@ class Gradients(TrainerCallback):
 def callback_clamps_a_gradient(place):
     callback = Gradients()
     return [train(place, make_trainer(place, callbacks=[callback])), callback.seen]
-
-
-@hf("a callback turns dropout off at a step")
-def callback_turns_dropout_off(place):
-    def act(step, model, optimizer):
-        if step == 8:
-            for part in model.modules():
-                if isinstance(part, torch.nn.Dropout):
-                    part.p = 0.0
-
-    return _with_callback(place, act, num_train_epochs=4)
-
-
-@hf("a callback puts a new layer on the model in the middle", expect=EITHER)
-def callback_replaces_the_head(place):
-    def act(step, model, optimizer):
-        if step == 8:
-            model.classifier = torch.nn.Linear(16, 3).to(model.device)
-
-    return _with_callback(place, act)
-
-
-@hf("a hook on a layer records its outputs", expect=either())
-def hook_on_a_layer(place):
-    seen = []
-    model = bert()
-    model.classifier.register_forward_hook(
-        lambda part, args, out: seen.append(out.detach().mean())
-    )
-    found = train(place, make_trainer(place, model))
-    return [found, snapshot(place, seen)]
-
-
-@hf("the training is interrupted, and then started anew")
-def interrupted_and_started_anew(place):
-    def act(step, model, optimizer):
-        if step == 15 and not done:
-            done.append(step)
-            raise RuntimeError("enough")
-
-    done = []
-    trainer = make_trainer(place, callbacks=[OnSteps(act)], num_train_epochs=3)
-    try:
-        trainer.train()
-    except RuntimeError as error:
-        done.append(str(error))
-    return [done, train(place, trainer)]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from hazards.captured_harness import snapshot
 from integrations.frameworks import TRANSFORMERS
 from integrations.harness import EVERYWHERE, GPU, framework_case
-from integrations.hf_parts import Regression, bert, log_of, make_trainer, numbers, sentences, train
+from integrations.hf_parts import Regression, log_of, make_trainer, numbers, train
 
 
 def hf(sentence, *, devices=(GPU,), **options):
@@ -66,53 +66,10 @@ def plain_resumes_from_captured(place):
     return [first, ended, snapshot(place, dict(plain.model.state_dict()))]
 
 
-@hf("a checkpoint of a plain trainer is resumed by a captured one")
-def captured_resumes_from_plain(place):
-    plain = make_trainer(place, captured=False, **{**_SAVES, "num_train_epochs": 4})
-    output = plain.train()
-    settings = {**_SAVES, "num_train_epochs": 4}
-    trainer = make_trainer(place, **settings)
-    return [
-        output.training_loss,
-        train(place, trainer, resume_from_checkpoint=checkpoint(place)),
-    ]
-
-
 @hf("call train() twice")
 def trains_twice(place):
     trainer = make_trainer(place)
     return [train(place, trainer), train(place, trainer)]
-
-
-@hf("change the rate, the accumulation and clipping between two trainings")
-def settings_change_between_trainings(place):
-    trainer = make_trainer(place)
-    first = train(place, trainer)
-    trainer.args.learning_rate = 1e-3
-    trainer.args.max_grad_norm = 0.01
-    trainer.args.weight_decay = 0.1
-    trainer.args.num_train_epochs = 4
-    trainer.optimizer = trainer.lr_scheduler = None
-    return [first, train(place, trainer)]
-
-
-@hf("two trainers one after the other on one model")
-def two_trainers_on_one_model(place):
-    model = bert()
-    first = train(place, make_trainer(place, model))
-    second = train(
-        place, make_trainer(place, model, rows=sentences(32, seed=7), max_grad_norm=0.1)
-    )
-    return [first, second]
-
-
-@hf("a captured trainer, and then a plain one on the same model")
-def plain_trainer_after_a_captured_one(place):
-    model = bert()
-    first = train(place, make_trainer(place, model))
-    plain = make_trainer(place, model, captured=False)
-    output = plain.train()
-    return [first, output.training_loss, snapshot(place, dict(model.state_dict()))]
 
 
 @hf("a new model in each training", devices=EVERYWHERE)
@@ -120,11 +77,3 @@ def model_is_made_again(place):
     trainer = make_trainer(place, Regression(), rows=numbers())
     trainer.model_init = lambda: Regression()
     return [train(place, trainer), train(place, trainer)]
-
-
-@hf("train on other rows the second time, of another length")
-def other_rows_the_second_time(place):
-    trainer = make_trainer(place)
-    first = train(place, trainer)
-    trainer.train_dataset = sentences(40, shortest=10, longest=10, seed=4)
-    return [first, train(place, trainer)]

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from hazards.captured_harness import snapshot
 from integrations.frameworks import LIGHTNING
-from integrations.harness import EITHER, as_written, either, framework_case
+from integrations.harness import EITHER, as_written, framework_case
 from integrations.lightning_parts import Net, fit, loader
 
 
@@ -88,45 +88,6 @@ def updates_at_times(place):
     return fit(place, AtTimes(), max_epochs=4)
 
 
-@pl("read the loss before the backward pass, and gradients after it", expect=EITHER)
-def reads_around_backward(place):
-    class Reads(Net):
-        seen = ()
-
-        def on_before_backward(self, loss):
-            self.seen = [*self.seen, loss.detach().clone()]
-
-        def on_after_backward(self):
-            self.seen = [*self.seen, self.head.weight.grad.norm().item()]
-
-        def on_before_optimizer_step(self, optimizer):
-            self.log("norm", self.conv.weight.grad.norm())
-
-    module = Reads()
-    return [fit(place, module), snapshot(place, module.seen)]
-
-
-@pl("zero gradients in an own way", expect=EITHER)
-def own_zero_grad(place):
-    class Own(Net):
-        def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
-            optimizer.zero_grad(set_to_none=False)
-
-    return fit(place, Own())
-
-
-@pl("the loss anneals with the number of the step", expect=EITHER)
-def loss_anneals(place):
-    class Anneals(Net):
-        def training_step(self, batch, batch_idx):
-            beta = min(1.0, self.trainer.global_step / 20)
-            loss = self.loss_of(batch) + beta * self.head.weight.square().mean()
-            self.log("beta", beta)
-            return loss
-
-    return fit(place, Anneals(), log_every_n_steps=1)
-
-
 @pl("draw random numbers of numpy and Python in the step", expect=EITHER)
 def draws_on_the_host(place):
     class Mixes(Net):
@@ -150,16 +111,6 @@ def freezes_a_layer(place):
                 self.conv.requires_grad_(False)
 
     return fit(place, Freezes(), max_epochs=4)
-
-
-@pl("make the batch larger on the device before it is used", expect=EITHER)
-def changes_batches_on_the_device(place):
-    class Flips(Net):
-        def on_after_batch_transfer(self, batch, dataloader_idx):
-            x, y = batch
-            return (x.flip(-1) if self.training else x), y
-
-    return fit(place, Flips(), val=loader(8, seed=2, shuffle=False))
 
 
 # ---------------------------------------------------------------------------------- callbacks
@@ -188,21 +139,6 @@ def callback_averages(place):
     return [fit(place, Net(), val=rows, callbacks=[callback]), snapshot(place, callback.kept)]
 
 
-@pl("a callback raises in the middle, and the module is trained anew", expect=EITHER)
-def callback_raises(place):
-    class Raises(Callback):
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            if trainer.global_step == 12:
-                raise RuntimeError("enough")
-
-    module, said = Net(), []
-    try:
-        fit(place, module, callbacks=[Raises()])
-    except RuntimeError as error:
-        said.append(str(error))
-    return [said, fit(place, module)]
-
-
 # -------------------------------------------------------------------------------- checkpoints
 
 
@@ -210,13 +146,6 @@ def _saving(place):
     return ModelCheckpoint(
         dirpath=str(place.folder), filename="at-{step}", every_n_train_steps=10, save_top_k=-1
     )
-
-
-def _content(place, path):
-    held = torch.load(path, weights_only=False)
-    callbacks = sorted(name.split("{")[0] for name in held["callbacks"])
-    parts = {name: held[name] for name in ("state_dict", "optimizer_states", "global_step")}
-    return snapshot(place, [sorted(held), callbacks, parts])
 
 
 @pl("a checkpoint of a captured training is resumed by a plain one")
@@ -228,10 +157,3 @@ def plain_resumes_from_captured(place):
         place, Net(), callbacks=[_saving(place)], ckpt_path=path, captured=False, **settings
     )
     return [first, plain]
-
-
-@pl("hooks on a layer record what it gives", expect=either())
-def hook_on_a_layer(place):
-    seen, module = [], Net()
-    module.head.register_forward_hook(lambda part, args, out: seen.append(out.detach().sum()))
-    return [fit(place, module), snapshot(place, seen)]
