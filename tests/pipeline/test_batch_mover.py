@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections import deque
 
 import pytest
 import torch
@@ -112,34 +110,6 @@ def test_work_reads_its_own_batch_whenever_streams_run(
     seed=seeds,
     eagerness=eagerness,
     limit=st.sampled_from(LIMITS),
-    depth=st.integers(0, 3),
-    num_lanes=st.integers(1, 3),
-    num_kept=st.integers(1, 6),
-)
-def test_memory_that_is_let_go_of_is_still_read(
-    seed, eagerness, limit, depth, num_lanes, num_kept
-):
-    """Work queued on a batch just before its last holder lets go reads that batch, no later one."""
-    device = LateDevice(seed, eagerness, max_direct_copy_bytes=limit)
-    data = numbered([9] * 30)
-    prefetcher, _ = make_prefetcher(data, device, depth=depth, num_lanes=num_lanes)
-    found, kept = [], deque()
-    with device:
-        for batch in prefetcher:
-            kept.append(batch[2:5])
-            if len(kept) > num_kept:
-                device.read_later(kept.popleft(), found)
-        device.run_all()
-
-    assert all(torch.equal(whole[2:5], part) for whole, part in zip(data, found, strict=False))
-    assert 30 - num_kept == len(found)
-
-
-@settings(deadline=None, max_examples=100)
-@given(
-    seed=seeds,
-    eagerness=eagerness,
-    limit=st.sampled_from(LIMITS),
     pinned=st.booleans(),
     depth=st.integers(0, 3),
     pin_memory=st.booleans(),
@@ -164,74 +134,6 @@ def test_a_loader_may_fill_its_memory_again(seed, eagerness, limit, pinned, dept
         tensor for n in range(9) for tensor in (torch.full((3,), n), torch.full((200,), n))
     ]
     assert [tensor.tolist() for tensor in expected] == [tensor.tolist() for tensor in found]
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    seed=seeds,
-    eagerness=eagerness,
-    limit=st.sampled_from(LIMITS),
-    depth=st.integers(0, 3),
-    taken=st.lists(st.integers(0, 5), min_size=1, max_size=6),
-)
-def test_passes_that_were_left_early_disturb_no_later_one(seed, eagerness, limit, depth, taken):
-    """Copies of batches that nobody took are still on their way when the next pass starts."""
-    device = LateDevice(seed, eagerness, max_direct_copy_bytes=limit)
-    data = numbered([9] * 8)
-    prefetcher, _ = make_prefetcher(data, device, depth=depth, num_lanes=2)
-    found = []
-    with device:
-        for count in [*taken, len(data)]:
-            batches = iter(prefetcher)
-            for _ in range(count):
-                device.read_later(next(batches), found)
-            batches.close()
-        device.run_all()
-
-    expected = [batch for count in [*taken, len(data)] for batch in data[:count]]
-    assert all(map(torch.equal, expected, found))
-    assert len(expected) == len(found)
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    seed=seeds,
-    eagerness=eagerness,
-    limit=st.sampled_from(LIMITS),
-    depths=st.tuples(st.integers(0, 3), st.integers(0, 3)),
-    turns=st.lists(st.booleans(), max_size=40),
-)
-def test_two_passes_at_once_share_a_lane(seed, eagerness, limit, depths, turns):
-    """Passes that take turns in any order, one let go in the middle, read their own batches."""
-    device = LateDevice(seed, eagerness, max_direct_copy_bytes=limit)
-    host_waits, lanes = HostWaits(device), [TransferLane(device, device.create_stream())]
-    passes = [
-        iter(
-            Prefetcher(
-                [100.0 * which + batch for batch in numbered([40] * 12)],
-                device=device,
-                host_waits=host_waits,
-                lanes=lanes,
-                depth=depth,
-            )
-        )
-        for which, depth in enumerate(depths)
-    ]
-    found, expected, counts = [], [], [0, 0]
-    with device:
-        for which in turns:
-            batch = next(passes[which], None)
-            if batch is None:
-                continue
-            device.read_later(batch, found)
-            expected.append(100.0 * which + counts[which])
-            counts[which] += 1
-            del batch
-        for one in passes:
-            one.close()
-        device.run_all()
-
-    assert [[value] * 40 for value in expected] == [tensor.tolist() for tensor in found]
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -262,26 +164,6 @@ def test_threads_with_passes_of_their_own_share_a_lane(limit, depth):
         assert all(map(torch.equal, data, batches))
 
 
-@settings(deadline=None, max_examples=60)
-@given(seed=seeds, eagerness=eagerness, limit=st.sampled_from(LIMITS), depth=st.integers(0, 3))
-def test_a_batch_may_be_asked_for_on_any_stream(seed, eagerness, limit, depth):
-    """A loop that changes its stream reads whole batches on the stream of each request."""
-    device = LateDevice(seed, eagerness, max_direct_copy_bytes=limit)
-    streams = [device.create_stream() for _ in range(3)]
-    data = numbered([30] * 12)
-    prefetcher, _ = make_prefetcher(data, device, depth=depth)
-    batches = iter(prefetcher)
-    found = []
-    with device:
-        for number in range(12):
-            with device.use_stream(streams[number % 3]):
-                device.read_later(next(batches), found)
-        device.run_all()
-
-    assert len(found) == 12
-    assert all(any(torch.equal(batch, read) for read in found) for batch in data)
-
-
 # --- memory ---
 
 
@@ -298,21 +180,6 @@ def test_a_loop_that_keeps_nothing_uses_the_same_memory_again(depth, num_blocks)
             device.run_all()
 
     assert num_blocks == device.num_buffers
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-def test_a_loop_that_keeps_views_of_a_few_batches_has_flat_memory(limit):
-    """A view keeps the memory of its batch alone, and gives it back when it goes."""
-    device = LateDevice(eagerness=0.8, max_direct_copy_bytes=limit)
-    prefetcher, _ = make_prefetcher([torch.ones(8)] * 200, device)
-    kept = deque(maxlen=5)
-    counts = []
-    with device:
-        for batch in prefetcher:
-            kept.append(batch[:1])
-            counts.append(device.num_buffers)
-
-    assert counts[-1] <= counts[40] + 3
 
 
 def test_memory_that_is_kept_for_long_is_left_to_its_holder():
@@ -455,105 +322,7 @@ def test_events_are_used_again_by_one_user_at_a_time(monkeypatch, depth, is_fres
     assert len(created) <= 12
 
 
-# --- objects that move themselves ---
-
-
-class Moving:
-    """An object that moves itself, with an inner tensor that it may hide."""
-
-    __slots__ = ("inner",)
-
-    def __init__(self, tensor):
-        self.inner = {"deep": [tensor]}
-
-    def to(self, device, non_blocking=False):
-        return Moving(self.inner["deep"][0].to(device, non_blocking=non_blocking))
-
-
-@settings(deadline=None, max_examples=40)
-@given(seed=seeds, eagerness=eagerness, depth=st.integers(0, 3))
-def test_page_locked_tensors_inside_objects_are_waited_for(seed, eagerness, depth):
-    """An object's own move may read page-locked memory late, and the loader fills it again."""
-    device = LateDevice(seed, eagerness)
-    memory = device.pinned(torch.ones(40))
-
-    class Loader:
-        def __iter__(self):
-            for number in range(8):
-                memory.fill_(float(number))
-                yield Moving(memory)
-                memory.fill_(-1.0)
-
-    prefetcher, _ = make_prefetcher(Loader(), device, depth=depth)
-    found = []
-    with device:
-        for batch in prefetcher:
-            device.read_later(batch.inner["deep"][0], found)
-        device.run_all()
-
-    assert [[float(n)] * 40 for n in range(8)] == [tensor.tolist() for tensor in found]
-
-
 # --- the background thread ---
-
-
-class GatedDevice(LateDevice):
-    """A device whose background thread gets page-locked memory only when the host waits for it."""
-
-    def __init__(self):
-        super().__init__()
-        self.gate = threading.Event()
-        self.num_gated = 0
-
-    def pinned_like(self, tensor):
-        assert threading.current_thread() is not threading.main_thread()
-        self.gate.wait(timeout=20)
-        self.num_gated += 1
-        return super().pinned_like(tensor)
-
-    def allow_waits(self):
-        self.gate.set()
-        return contextlib.nullcontext()
-
-
-def test_the_host_waits_for_a_background_thread_that_is_late():
-    """A batch is handed out, and its loader asked again, only when its copy has been queued."""
-    device = GatedDevice()
-    prefetcher, stats = make_prefetcher(Refilled([torch.empty(9)], 5), device, depth=2)
-    found = []
-    with device:
-        for (batch,) in prefetcher:
-            device.read_later(batch, found)
-            device.gate.clear()
-        device.run_all()
-
-    assert [float(tensor[0]) for tensor in found] == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert device.num_gated == 5
-    assert set(stats.by_reason) == {"staging"}
-
-
-def test_an_error_in_the_background_thread_comes_with_its_batch():
-    """Page-locked memory may run out there; the batches before it come first."""
-    device = LateDevice()
-    make, left = device.pinned_like, [True] * 3
-
-    def pinned_like(tensor):
-        if not left:
-            raise MemoryError("no page-locked memory")
-        left.pop()
-        return make(tensor)
-
-    device.pinned_like = pinned_like
-    prefetcher, _ = make_prefetcher(numbered([9] * 8), device, depth=2)
-    found = []
-    with device:
-        with pytest.raises(MemoryError, match="no page-locked memory"):
-            for batch in prefetcher:
-                device.read_later(batch, found)
-        device.run_all()
-
-    assert [float(tensor[0]) for tensor in found] == [0.0, 1.0, 2.0]
-    assert not [thread for thread in threading.enumerate() if "gapless-staging" in thread.name]
 
 
 @pytest.mark.parametrize("depth", [0, 2])

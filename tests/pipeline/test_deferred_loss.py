@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import threading
-import weakref
 from fractions import Fraction
 
 import numpy as np
@@ -20,7 +18,6 @@ from gapless.pipeline.losses.loss_history import NonFinite
 from late_device import LateDevice
 
 
-numbers = st.floats(-1e6, 1e6, width=32)
 weights = st.floats(0.5, 1e4, width=32)
 
 
@@ -86,37 +83,6 @@ def test_a_non_finite_loss_is_reported_with_its_batch(bad):
     assert repr(losses.first_nonfinite) == f"NonFinite(step=2, name='loss', value={bad})"
 
 
-def test_a_loss_does_not_keep_its_graph_alive():
-    """Memory of a step is free as soon as the step is over."""
-    losses = gapless.DeferredLoss("cpu")
-    weight = torch.ones(3, requires_grad=True)
-    hidden = weight * 2
-    alive = weakref.ref(hidden)
-    losses.add(hidden.sum())
-    del hidden
-    gc.collect()
-
-    assert alive() is None
-
-
-def test_the_mean_of_nothing_is_nan():
-    """An empty epoch has no mean, and no wait."""
-    losses = gapless.DeferredLoss("cpu")
-
-    assert math.isnan(losses.mean())
-    assert losses.wait_stats.count == 0
-
-
-def test_later_changes_of_a_loss_do_not_matter():
-    """A loss is copied when it is added."""
-    losses = gapless.DeferredLoss("cpu")
-    loss = torch.tensor(1.0)
-    losses.add(loss)
-    loss.fill_(9.0)
-
-    assert losses.mean() == 1.0
-
-
 @settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.tuples(st.floats(-1e100, 1e100), st.integers(1, 9)), min_size=1, max_size=30),
@@ -132,18 +98,6 @@ def test_the_mean_does_not_depend_on_when_losses_are_read(rows, reads):
 
     total = math.fsum(loss * weight for loss, weight in rows)
     assert total / math.fsum(weight for _, weight in rows) == losses.mean()
-
-
-@pytest.mark.parametrize("count", [1023, 1024, 1025, 5000])
-def test_more_losses_than_the_ring_has_rows(count):
-    """Nothing is lost or repeated when the ring goes around."""
-    losses = gapless.DeferredLoss("cpu")
-    for number in range(count):
-        losses.add(torch.tensor(float(number)), weight=number)
-
-    assert count == losses.num_added
-    losses.drain()
-    assert [float(number) for number in range(count)] == losses.history == losses.weights
 
 
 @pytest.mark.parametrize(
@@ -221,21 +175,6 @@ def test_losses_are_read_once_whenever_streams_run(seed, eagerness, actions):
 # --- several values by name ---
 
 
-def test_values_by_name_have_means_and_histories_by_name():
-    """Numbers of the device and of the host, in any order after the first step."""
-    losses = gapless.DeferredLoss("cpu")
-    losses.add(loss=torch.tensor(4.0), accuracy=0.5, weight=1)
-    losses.add(accuracy=torch.tensor(1, dtype=torch.int64), loss=2.0, weight=torch.tensor(3))
-
-    assert losses.mean() == {"loss": 2.5, "accuracy": 0.875}
-    assert losses.mean("accuracy") == 0.875
-    assert losses.running_mean("loss", since=1) == 2.0
-    assert losses.history == {"loss": [4.0, 2.0], "accuracy": [0.5, 1.0]}
-    assert losses.weights == [1.0, 3.0]
-    with pytest.raises(gapless.LossError, match="no value is named `f1`; there is `loss`, `acc"):
-        losses.mean("f1")
-
-
 def test_a_single_value_named_loss_is_given_by_name():
     """Its mean is a dict, and a loss by position cannot follow."""
     losses = gapless.DeferredLoss("cpu")
@@ -244,15 +183,6 @@ def test_a_single_value_named_loss_is_given_by_name():
         losses.add(2.0)
 
     assert losses.mean() == {"loss": 2.0}
-
-
-def test_a_loss_by_position_is_named_loss():
-    """It can be asked for by that name."""
-    losses = gapless.DeferredLoss("cpu")
-    losses.add(2.0)
-
-    assert losses.mean("loss") == losses.mean() == 2.0
-    assert losses.latest() == gapless.StepValues(step=0, values={"loss": 2.0})
 
 
 def add_wrong_names(losses):
@@ -358,16 +288,6 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize(("number", "expected"), NUMBERS)
-def test_numbers_of_any_kind_are_values_and_weights(number, expected):
-    """Whatever the dtype, shape and type, the value is kept as float64 can hold it."""
-    losses = gapless.DeferredLoss("cpu")
-    losses.add(number, weight=number)
-    losses.drain()
-
-    assert (losses.history, losses.weights) == ([expected], [expected])
-
-
 def test_numbers_of_all_kinds_make_one_step():
     """Values of many dtypes, of the device and of the host."""
     losses = gapless.DeferredLoss("cpu")
@@ -403,16 +323,6 @@ def test_what_is_not_one_real_number_is_refused(wrong):
     assert losses.num_added == 0
 
 
-def test_numbers_of_the_host_are_not_waited_for():
-    """No copy is made for them."""
-    losses = gapless.DeferredLoss("cpu")
-    for number in range(3000):
-        losses.add(number)
-
-    assert losses.mean() == 1499.5
-    assert losses.wait_stats.count == 0
-
-
 @pytest.mark.parametrize("outer", [torch.inference_mode, torch.no_grad])
 def test_a_mode_of_the_first_step_is_none_of_the_ring(outer):
     """Losses of evaluation and of training can share one object."""
@@ -429,37 +339,8 @@ def test_a_mode_of_the_first_step_is_none_of_the_ring(outer):
 # --- the newest values, and calls at intervals ---
 
 
-def test_the_newest_values_come_with_their_step():
-    """None before the first; on a CPU each is there at once."""
-    losses = gapless.DeferredLoss("cpu")
-    assert losses.latest() is None
-    for number in range(3):
-        losses.add(loss=torch.tensor(float(number)), rate=0.1)
-
-        assert losses.latest() == gapless.StepValues(
-            step=number, values={"loss": float(number), "rate": 0.1}
-        )
-    assert losses.wait_stats.count == 0
-
-
 def steps_of(seen):
     return [(now.step, now.values["loss"]) for now in seen]
-
-
-def test_a_callback_has_the_values_of_every_so_many_steps():
-    """Each once and in order, from a later add or from the last read."""
-    seen = []
-    losses = gapless.DeferredLoss("cpu", every=50, on_values=seen.append)
-    for number in range(150):
-        losses.add(torch.tensor(float(number)))
-        assert len(seen) == number // 50
-    losses.latest()
-    losses.poll()
-    assert len(seen) == 2
-    losses.mean()
-    losses.mean()
-
-    assert steps_of(seen) == [(49, 49.0), (99, 99.0), (149, 149.0)]
 
 
 def test_after_a_reset_the_callback_counts_anew():

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import gc
 import pickle
-import threading
 import types
 from collections import ChainMap
 from collections.abc import MutableMapping
@@ -121,24 +120,6 @@ def test_what_has_no_place_on_a_device_is_handed_through(depth):
     assert moved.tolist() == [1.0]
 
 
-def test_a_prefetcher_serves_many_epochs_also_after_a_break():
-    """Each pass starts the loader anew; leaving one early harms nothing."""
-    prefetcher = gapless.prefetch([torch.tensor(n) for n in range(6)], "cpu")
-    for batch in prefetcher:
-        if batch == 2:
-            break
-
-    assert [int(batch) for batch in prefetcher] == [0, 1, 2, 3, 4, 5]
-    assert len(prefetcher) == 6
-    assert prefetcher.data_wait_ms >= 0
-
-
-def test_a_depth_below_zero_is_refused():
-    """Reading behind the loop is a mistake, and is said so."""
-    with pytest.raises(ValueError, match="`depth` must be at least 0, but is -1"):
-        gapless.prefetch([], "cpu", depth=-1)
-
-
 @pytest.mark.parametrize("depth", [0, 1, 2, 5])
 @pytest.mark.parametrize("taken", [1, 4, 10])
 def test_leaving_a_loop_early_closes_the_loader(depth, taken):
@@ -206,12 +187,6 @@ def test_the_wait_for_the_loader_is_measured():
     assert 0.0 == times[0] < times[1] < times[2]
 
 
-def test_a_loader_without_length_has_none():
-    """`len` is the loader's own, and so is its absence."""
-    with pytest.raises(TypeError):
-        len(gapless.prefetch(iter([]), "cpu"))
-
-
 @pytest.mark.parametrize("depth", [0, 3])
 def test_a_batch_that_cannot_be_moved_waits_its_turn(depth):
     """The batches before a bad one are yielded, then it is refused."""
@@ -245,15 +220,6 @@ def test_an_object_that_fails_to_move_waits_its_turn(depth):
 # --- what is shared with the loader ---
 
 
-def test_a_cpu_hands_out_the_very_tensors_of_the_loader():
-    """There `to` copies nothing, so prefetch does not either."""
-    data = [(torch.ones(2), [torch.zeros(3)])] * 3
-
-    for batch in gapless.prefetch(data, "cpu"):
-        assert batch[0] is data[0][0]
-        assert batch[1][0] is data[0][1][0]
-
-
 @pytest.mark.parametrize("depth", [1, 4])
 def test_a_pass_that_looks_ahead_shares_no_memory_with_the_loader(depth):
     """A loader that fills its memory again does not change the batches ahead of the loop."""
@@ -280,30 +246,6 @@ def test_the_loop_may_change_what_the_loader_reads():
     assert found == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-def test_a_batch_that_autograd_saved_is_not_overwritten():
-    """Gradients computed after all batches were taken are those of each batch."""
-    weight = torch.zeros(4, requires_grad=True)
-    data = [torch.full((4,), float(number)) for number in range(12)]
-    losses = [(weight * batch).sum() for batch in gapless.prefetch(data, "cpu", depth=1)]
-
-    gradients = [torch.autograd.grad(loss, weight)[0] for loss in losses]
-
-    assert all(map(torch.equal, data, gradients))
-
-
-@pytest.mark.parametrize("where", ["same tensor twice", "overlapping views"])
-def test_shared_tensors_arrive_whole(where):
-    """A tensor that a batch holds twice, or in part, comes out right in both places."""
-    base = torch.arange(6.0)
-    pair = (base, base) if where == "same tensor twice" else (base[:4], base[2:])
-
-    found = list(gapless.prefetch([pair] * 5, "cpu", depth=2))
-
-    assert all(
-        torch.equal(want, got) for batch in found for want, got in zip(pair, batch, strict=True)
-    )
-
-
 # --- passes ---
 
 
@@ -323,32 +265,6 @@ def test_a_generator_of_the_callers_own_can_be_gone_on_with(depth):
     found += [int(batch) for batch in gapless.prefetch(own, "cpu", depth=depth)]
 
     assert found == [0, 1, 2, *range(3 + depth, 12)]
-
-
-def test_two_passes_at_once_have_batches_of_their_own():
-    """Each `iter` starts the loader anew."""
-    prefetcher = gapless.prefetch([torch.tensor(n) for n in range(4)], "cpu", depth=1)
-
-    pairs = [(int(a), int(b)) for a, b in zip(prefetcher, prefetcher, strict=True)]
-
-    assert pairs == [(0, 0), (1, 1), (2, 2), (3, 3)]
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_threads_may_have_passes_of_their_own(depth):
-    """One prefetcher serves several threads at a time, as a list does."""
-    prefetcher = gapless.prefetch([torch.tensor(n) for n in range(60)], "cpu", depth=depth)
-    found = []
-    threads = [
-        threading.Thread(target=lambda: found.append([int(batch) for batch in prefetcher]))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert found == [list(range(60))] * 4
 
 
 # --- like the loader ---
@@ -436,12 +352,6 @@ def test_a_pass_is_as_long_as_the_iterator_of_its_loader():
         len(found)
 
 
-def test_a_loader_that_cannot_be_iterated_over_says_so_at_iter():
-    """Not at the first batch, which a loop may never ask for."""
-    with pytest.raises(TypeError, match="not iterable"):
-        iter(gapless.prefetch(5, "cpu"))
-
-
 def test_a_pass_that_is_closed_before_its_first_batch_ends_its_loader():
     """A generator is closed with it."""
     ended = []
@@ -465,28 +375,6 @@ def test_a_pass_that_is_closed_before_its_first_batch_ends_its_loader():
     assert ended == [True]
 
 
-def test_a_loader_without_length_is_true():
-    """As any object without a length is."""
-    assert gapless.prefetch(numbers(0), "cpu")
-
-
-def test_a_prefetcher_is_no_iterator_and_says_so():
-    """`next` on it names what to call."""
-    with pytest.raises(TypeError, match=r"call iter\(prefetcher\) and take batches"):
-        next(gapless.prefetch([torch.ones(1)], "cpu"))
-
-
-def test_a_prefetcher_can_be_copied():
-    """A copy asks for no attribute before it has a loader, and serves the same batches."""
-    prefetcher = gapless.prefetch([torch.tensor(n) for n in range(3)], "cpu")
-
-    found = copy.copy(prefetcher)
-
-    assert [int(batch) for batch in found] == [0, 1, 2]
-    with pytest.raises(AttributeError, match="dataset"):
-        _ = type(prefetcher).__new__(type(prefetcher)).dataset
-
-
 def test_a_prefetcher_is_pickled_or_refused_without_recursion():
     """Neither `pickle` nor `deepcopy` asks an empty object for its loader's attributes for ever."""
     prefetcher = gapless.prefetch([torch.tensor(n) for n in range(3)], "cpu")
@@ -500,19 +388,6 @@ def test_a_prefetcher_is_pickled_or_refused_without_recursion():
         except TypeError as error:
             found = str(error)
         assert found == [0, 1, 2] or "cannot pickle" in found
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_inference_mode_and_grad_mode_are_the_loops_own(depth):
-    """A pass neither sets nor loses a mode of the loop around it."""
-    data = [torch.tensor(float(n)) for n in range(4)]
-    prefetcher = gapless.prefetch(data, "cpu", depth=depth)
-
-    with torch.inference_mode():
-        seen = [torch.is_inference_mode_enabled() for _ in prefetcher]
-
-    assert seen == [True] * 4
-    assert [torch.is_grad_enabled() for _ in prefetcher] == [True] * 4
 
 
 class Flaky:
