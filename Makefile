@@ -24,7 +24,7 @@ test: $(VENV)/.installed-test lint  ## Lint, types, import rules and the tests t
 	$(PYTEST) -m "not slow and not gpu and not multi_gpu"
 
 check: $(VENV)/.installed-frameworks  ## The slow tests: a wheel, all mutants, real frameworks.
-	$(PYTEST) -m slow -o faulthandler_timeout=900
+	$(PYTEST) -m slow -o hang_timeout=900
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import random
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 from ample_room import AMPLE
@@ -59,7 +62,34 @@ def _forget_garbage():
     gc.freeze()
 
 
+# When it was last begun to wait for a hang.
+_began = float("-inf")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Show where all threads stand once a test hangs.
+
+    Pytest itself begins and ends a thread for each test, which takes longer than most of them where cores
+    are busy; here one waits for many tests.
+    """
+    global _began
+    timeout = float(item.config.getini("hang_timeout"))
+    if time.monotonic() - _began > timeout / 10:
+        stderr = item.config.stash[fault_handler_stderr_fd_key]
+        faulthandler.dump_traceback_later(timeout, file=stderr)
+        _began = time.monotonic()
+    return (yield)
+
+
+def pytest_sessionfinish():
+    faulthandler.cancel_dump_traceback_later()
+
+
 def pytest_addoption(parser):
+    parser.addini(
+        "hang_timeout", "seconds after which a test shows where it stands", default="120"
+    )
     parser.addoption(
         "--audit-every",
         type=int,
