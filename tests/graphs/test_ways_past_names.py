@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import gapless
-from edited_parts import Part
+from edited_parts import Part, total
 from gapless.testing import SimulatedDevice
 from graphs.audits.harness import lines_of_audits
 
@@ -66,6 +66,10 @@ class Given:
 
 class HasField:
     part = Given()
+
+
+class Slotted:
+    __slots__ = ("a", "b")
 
 
 class Scope:
@@ -251,8 +255,36 @@ def of_another_class(kind):
     return lambda: held["proxy"].weight * proxy.weight, adds(proxy)
 
 
-for kind in (dict, nn.Module, torch.optim.Optimizer):
+for kind in (dict, list, nn.Module, torch.optim.Optimizer):
     CASES[f"proxy_of_{kind.__name__}"] = functools.partial(of_another_class, kind)
+
+
+@case
+def slot_by_a_name_made_at_run_time():
+    owner = Slotted()
+    owner.a = Part()
+    return lambda: getattr(owner, NAME.name).weight, adds(owner.a)
+
+
+@case
+def lists_of_the_same_ends_and_length():
+    ends, first, second = (Part(), Part()), [Part() for _ in range(150)], []
+    second += [Part() for _ in range(150)]
+    one, other = ends
+    return (
+        lambda: total([one, *first, other]) + 2 * total([one, *second, other]),
+        adds(second[70]),
+    )
+
+
+@case
+def attribute_of_a_number():
+    class Rate(float):
+        scale = 1.0
+
+    owner, other = Owner(rate=Rate(0.5)), Rate(0.5)
+    other.scale = 3.0
+    return lambda: owner.rate.scale, lambda: setattr(owner, "rate", other)
 
 
 @case
