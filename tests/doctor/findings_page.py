@@ -1,7 +1,4 @@
-"""Makes docs/findings.md from what the codes say, and runs its examples on the CPU.
-
-`python -m doctor.findings_page`, in `tests` with the sources on the path, writes the page.
-"""
+"""Reads the examples of findings.md, and runs them on the CPU."""
 
 from __future__ import annotations
 
@@ -9,58 +6,35 @@ import contextlib
 import functools
 import gc
 import io
-import textwrap
+import re
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.utils.data import DataLoader
 
-from gapless.doctor.advice.explanations import CODES, GIVEN
+from gapless.doctor.advice.explanations import PAGE, explanations
 
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "findings.md"
-
-_HEAD = """\
-# What the doctor finds
-
-A GPU works beside the host: the script queues work and goes on before it is done. Where the script asks for a
-result, the host waits until the GPU has come that far, and queues nothing; then the GPU stands idle until there is
-more. That idle time is all that a mend can win: where the GPU has enough to do, a wait costs nothing.
-
-Each kind of finding has a code, which stays. `gapless explain` lists them; `gapless explain GAP001` shows what stands
-here.
-"""
-
-_EXAMPLES = """
-All examples go on from these lines. `dataset` has rows `(x, y)`, 8 numbers and a label. `loader` is
-`DataLoader(dataset, batch_size=8)`, and `batches` are its batches, on the device already.
-
-"""
+GIVEN = re.search(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)[1]
 
 
-def page() -> str:
-    """Return docs/findings.md as it has to be."""
-    sections = "".join(_section(code) for code in CODES)
-    return f"{_HEAD}{_EXAMPLES}```python\n{GIVEN}```\n{sections}"
-
-
-def _section(code: str) -> str:
-    its = CODES[code]
-    paragraphs = [
-        f"## {code}",
-        f"{its.title}: {its.meaning}",
-        f"**Why.** {its.why}",
-        f"**Instead.** {its.mend}",
+def edits() -> list[tuple[str, str, str]]:
+    """Return the code of each example, and the example before and after its edit."""
+    return [
+        (code, _side(example, "-"), _side(example, "+"))
+        for code, paragraphs in explanations().items()
+        for example in paragraphs
+        if example.startswith("```diff")
     ]
-    paragraphs = [textwrap.fill(one, 117, break_on_hyphens=False) for one in paragraphs]
-    for title, edit in zip(("", "With gapless:"), its.edits(), strict=False):
-        paragraphs += [title] * bool(title) + [f"```diff\n{edit}\n```"]
-    return "\n" + "\n\n".join(paragraphs) + "\n"
+
+
+def _side(example: str, kept: str) -> str:
+    lines = example.splitlines()[1:-1]
+    return "".join(f"{line[1:]}\n" for line in lines if line[:1] in ("", " ", kept))
 
 
 class Rows(torch.utils.data.Dataset):
@@ -134,7 +108,3 @@ def _as_if_there_were_a_gpu():
         for name, stand_in in patches.items():
             stack.enter_context(mock.patch(f"torch.{name}", stand_in))
         yield
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

@@ -13,7 +13,7 @@ import torch.distributions
 
 import gapless
 from gapless.doctor.advice.causes import Cause
-from gapless.doctor.advice.explanations import CODES
+from gapless.doctor.advice.explanations import explanations
 from gapless.doctor.advice.finding_texts import _OF_CALLS, cause_text, mend_text
 
 
@@ -195,7 +195,7 @@ def said_anywhere():
         for cause in get_args(Cause)
         for call in ("", *_OF_CALLS.get(cause, ()))
     ]
-    return [*mends, *(text for its in CODES.values() for text in vars(its).values())]
+    return [*mends, *(text for its in explanations().values() for text in its)]
 
 
 def test_every_name_of_torch_and_of_gapless_exists():

@@ -1,48 +1,39 @@
-"""docs/findings.md says what the codes say, and its examples compute the same after the edit."""
+"""findings.md explains each code, and its examples compute the same after the edit."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from doctor.findings_page import PAGE, page, run
+from doctor.findings_page import edits, run
 from gapless.doctor.advice.causes import CODE_OF
-from gapless.doctor.advice.explanations import CODES, find_code
-
-
-EDITS = [
-    (code, kind)
-    for code, its in CODES.items()
-    for kind in ("after", "with_gapless")
-    if getattr(its, kind)
-]
+from gapless.doctor.advice.explanations import explanations, find_code, mend_of, title_of
 
 
 def test_every_code_is_explained_and_there_are_no_others():
-    """What the doctor can find, `gapless explain` knows."""
-    assert list(CODES) == sorted(set(CODE_OF.values()))
+    """What the doctor can find, `gapless explain` knows: title and meaning, why, and what to write instead."""
+    assert list(explanations()) == sorted(set(CODE_OF.values()))
+    for code, (first, why, mend, *_) in explanations().items():
+        assert title_of(code) in first
+        assert why.startswith("**Why.** ")
+        assert mend.endswith(mend_of(code))
 
 
-def test_the_page_says_what_the_codes_say():
-    """It is made from them: run `python -m doctor.findings_page`."""
-    assert PAGE.read_text(encoding="utf-8") == page()
+def test_many_codes_have_examples():
+    """All but three: asked again and again, lost to a thread of C++, and none."""
+    assert len({code for code, _, _ in edits()}) >= 19
 
 
-@pytest.mark.parametrize(("code", "kind"), EDITS)
-def test_an_example_computes_the_same_after_its_edit(code, kind):
+@pytest.mark.parametrize(("code", "before", "after"), edits(), ids=lambda one: one[:6])
+def test_an_example_computes_the_same_after_its_edit(code, before, after):
     """Every printed line is the same; weights are, but for the order in which sums are rounded."""
-    before, after = run(CODES[code].before), run(getattr(CODES[code], kind))
+    before, after, untrained = run(before), run(after), run("").weights
 
     assert after.printed == before.printed
     torch.testing.assert_close(after.weights, before.weights, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("code", dict(EDITS))
-def test_an_example_trains_or_prints(code):
-    """Otherwise that it is the same after the edit would say nothing."""
-    done, untrained = run(CODES[code].before), run("").weights
-
-    assert done.printed or any(not done.weights[name].equal(untrained[name]) for name in untrained)
+    assert before.printed or any(
+        not before.weights[name].equal(untrained[name]) for name in untrained
+    )
 
 
 @pytest.mark.parametrize(

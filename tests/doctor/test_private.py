@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from doctor.any_session import sessions
-from gapless.doctor.advice.explanations import CODES
+from gapless.doctor.advice.explanations import mend_of, title_of
 from gapless.doctor.session.private import private
 from gapless.records.finding import Site
 from gapless.report.json_reports import read_session, session_json
@@ -115,8 +115,8 @@ def test_what_was_measured_stays():
         one.exposed_ms for one in session.findings
     ]
     assert found.findings[0].call == "Tensor.item"
-    assert found.findings[0].cause == f"{CODES['GAP001'].title}."
-    assert found.findings[0].mend == CODES["GAP001"].mend
+    assert found.findings[0].cause == f"{title_of('GAP001')}."
+    assert found.findings[0].mend == mend_of("GAP001")
     assert found.timeline.end_us == session.timeline.end_us
     assert {lane.name for lane in found.timeline.lanes} == {
         "main thread",

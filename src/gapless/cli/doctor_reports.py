@@ -175,11 +175,11 @@ def _is_coloured(stream: TextIO | None) -> bool:
 
 def _for_review(findings: Sequence[Finding], form: str, unread: Sequence[str] = ()) -> str:
     """Return findings as SARIF, with what could not be read, or as annotations of GitHub."""
-    from gapless.doctor.advice.explanations import CODES
+    from gapless.doctor.advice.explanations import explanations, title_of
     from gapless.report.annotations import annotations_text
     from gapless.report.sarif import sarif_json
 
-    titles = {code: its.title for code, its in CODES.items()}
+    titles = {code: title_of(code) for code in explanations()}
     if form == "github":
         return annotations_text(findings, titles=titles)
     return sarif_json(findings, titles=titles, unread=unread)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gapless.cli.output import print_result, print_wrapped
 from gapless.cli.parser import UsageError
-from gapless.doctor.advice.explanations import CODES, find_code
+from gapless.doctor.advice.explanations import explanations, find_code, title_of
 
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ def add_options(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     """Print what a code means, or one line for each."""
     if options.code is None:
-        print_result("\n".join(f"{code}  {its.title}" for code, its in CODES.items()))
+        print_result("\n".join(f"{code}  {title_of(code)}" for code in explanations()))
         return 0
     code = find_code(options.code)
     if code is None:
-        first, *_, last = CODES
+        first, *_, last = explanations()
         raise UsageError(
             f"unknown code {options.code!r}; the codes are {first} to {last}, and `gapless explain` "
             "lists them"
@@ -43,10 +43,10 @@ def run(options: Namespace) -> int:
 
 
 def _print_code(code: str) -> None:
-    its = CODES[code]
-    print_result(f"{code}  {its.title}")
-    print_wrapped(f"\n{its.meaning}", indent=0)
-    print_wrapped(f"\nWhy it costs time: {its.why}", indent=0)
-    print_wrapped(f"\nWhat to write instead: {its.mend}", indent=0)
-    for title, edit in zip(("An example:", "With gapless:"), its.edits(), strict=False):
-        print_result(f"\n{title}\n\n{edit}")
+    first, *others = explanations()[code]
+    print_wrapped(f"{code}  {first}", indent=0)
+    for one in others:
+        if one.startswith("```"):
+            print_result("\n" + "\n".join(one.splitlines()[1:-1]))
+        else:
+            print_wrapped("\n" + one.replace("**", ""), indent=0)

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gapless.doctor.advice.explanations import CODES
+from gapless.doctor.advice.explanations import explanations, mend_of, title_of
 from gapless.records.finding import Site
 from gapless.records.timeline import Span
 
@@ -132,16 +132,15 @@ def _without_repeats(words: Iterator[str]) -> Iterator[str]:
 
 def _finding(finding: Finding, names: _Names) -> Finding:
     """Return a finding that says what its code says in general."""
-    code = finding.code if finding.code in CODES else "GAP021"
-    its = CODES[code]
+    code = finding.code if finding.code in explanations() else "GAP021"
     return replace(
         finding,
         code=code,
         site=names.site(finding.site),
         thread=names.thread(finding.thread),
         call=_call(finding.call),
-        cause=f"{its.title}.",
-        mend=its.mend,
+        cause=f"{title_of(code)}.",
+        mend=mend_of(code),
         forward=names.site(finding.forward),
     )
 
