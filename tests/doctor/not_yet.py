@@ -15,7 +15,6 @@ NOT_YET = {
     "host: checkpoint": "GAP001 maybe at `print(name, value.item())`",
     "host: prepared": "GAP004 maybe at `loss = model(batch.to(accelerator.device)).mean()`",
     "host: prepared_in_a_class": "GAP004 maybe at `batch = next(self.loader).to(device)`",
-    "average: moved_later": "nothing at `average.update_parameters(model)`",
 }
 
 

@@ -21,7 +21,7 @@ from gapless.doctor.static.values import (
 
 
 if TYPE_CHECKING:
-    from gapless.doctor.static.walker import Walker
+    from gapless.doctor.static.flow import Flow
 
 
 _PAIRS = frozenset(
@@ -29,7 +29,7 @@ _PAIRS = frozenset(
 )
 
 
-def bind(flow: Walker, target: ast.expr, value: Value) -> None:
+def bind(flow: Flow, target: ast.expr, value: Value) -> None:
     """Bind a target to a value."""
     if isinstance(target, ast.Name):
         flow.frame.names[target.id] = value
@@ -49,7 +49,7 @@ def bind(flow: Walker, target: ast.expr, value: Value) -> None:
         bind(flow, target.value, list_of(value))
 
 
-def _bind_attribute(flow: Walker, target: ast.Attribute, value: Value) -> None:
+def _bind_attribute(flow: Flow, target: ast.Attribute, value: Value) -> None:
     base = flow.value(target.value)
     if isinstance(target.value, ast.Name):
         flow.frame.names[f"{target.value.id}.{target.attr}"] = value
@@ -60,7 +60,7 @@ def _bind_attribute(flow: Walker, target: ast.Attribute, value: Value) -> None:
         known[target.attr] = join(known[target.attr], value) if target.attr in known else value
 
 
-def _bind_place(flow: Walker, target: ast.Subscript, value: Value) -> None:
+def _bind_place(flow: Flow, target: ast.Subscript, value: Value) -> None:
     base, index = flow.value(target.value), parts_of_index(flow, target.slice)
     if base.kind in ON_DEVICE and any(is_mask(one) for one in index):
         if value.kind in TENSORS:
@@ -78,12 +78,12 @@ def _bind_place(flow: Walker, target: ast.Subscript, value: Value) -> None:
         names[target.value.id] = list_of(join(base.of, value) if base.of else value)
 
 
-def parts_of_index(flow: Walker, node: ast.expr) -> list[Value]:
+def parts_of_index(flow: Flow, node: ast.expr) -> list[Value]:
     """Return what the parts of an index are."""
     return [flow.value(one) for one in (node.elts if isinstance(node, ast.Tuple) else [node])]
 
 
-def bind_each(flow: Walker, target: ast.expr, source: ast.expr, value: Value) -> None:
+def bind_each(flow: Flow, target: ast.expr, source: ast.expr, value: Value) -> None:
     """Bind the targets of a loop to the elements of what it goes over, which has this value."""
     if isinstance(source, ast.Call):
         name = getattr(source.func, "attr", getattr(source.func, "id", ""))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gapless.doctor.static import torch_names
 from gapless.doctor.static.hints import made_by, meant_by
-from gapless.doctor.static.methods import call_hook, call_method, call_module, log
+from gapless.doctor.static.methods import call_method, call_module, log
 from gapless.doctor.static.scope import NEVER, Class, Function
 from gapless.doctor.static.torch_calls import call_torch, note_size
 from gapless.doctor.static.values import (
@@ -24,16 +24,54 @@ from gapless.doctor.static.values import (
     list_of,
     strongest,
 )
-from gapless.doctor.static.walker import Call
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gapless.doctor.static.walker import Walker
+    from gapless.doctor.static.flow import Flow
 
 
-def call(flow: Walker, node: ast.Call) -> Value:
+class Call:
+    """A call with its arguments gone through."""
+
+    __slots__ = ("keywords", "name", "node", "values")
+
+    def __init__(self, flow: Flow, node: ast.Call) -> None:
+        self.node = node
+        function = node.func
+        self.name = (
+            function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        )
+        self.values = [flow.value(one) for one in node.args]
+        self.keywords = {
+            one.arg or "**": flow.value(one.value)
+            for one in node.keywords
+            if one.arg != "map_location"  # is called while a file is read
+        }
+
+    @property
+    def line(self) -> int:
+        """Of the function's name: a chain of calls may stand on several lines."""
+        return self.node.func.end_lineno or self.node.lineno
+
+    def has(self, place: int, name: str) -> bool:
+        """Whether an argument is given, by place or by name."""
+        return len(self.values) > place or name in self.keywords
+
+    def flag(self, name: str) -> bool:
+        """Whether a keyword is given that is not plainly false."""
+        for one in self.node.keywords:
+            if one.arg == name:
+                return not isinstance(one.value, ast.Constant) or bool(one.value.value)
+        return False
+
+    def everything(self) -> list[Value]:
+        """All arguments."""
+        return [*self.values, *self.keywords.values()]
+
+
+def call(flow: Flow, node: ast.Call) -> Value:
     """Go through a call; return what it returns."""
     function = node.func
     if isinstance(function, ast.Attribute):
@@ -64,16 +102,7 @@ def call(flow: Walker, node: ast.Call) -> Value:
     return _called(flow, Call(flow, node), value)
 
 
-def decorate(flow: Walker, decorator: ast.expr, function: Function) -> None:
-    """Note a decorator that makes a function a hook."""
-    target = decorator.func if isinstance(decorator, ast.Call) else decorator
-    if isinstance(target, ast.Attribute) and torch_names.HOOKS.search(target.attr):
-        call_hook(flow, target.attr, Value("function", what=function))
-    else:
-        flow.value(decorator)
-
-
-def note_spin(flow: Walker, node: ast.Call) -> None:
+def note_spin(flow: Flow, node: ast.Call) -> None:
     """Note a loop that asks `query()` until it is true."""
     if isinstance(node.func, ast.Attribute) and node.func.attr == "query" and not node.args:
         base = flow.value(node.func.value)
@@ -81,7 +110,7 @@ def note_spin(flow: Walker, node: ast.Call) -> None:
             flow.report(node.lineno, "query", "Event.query", sure=True)
 
 
-def _called(flow: Walker, done: Call, value: Value) -> Value:
+def _called(flow: Flow, done: Call, value: Value) -> Value:
     """Call what a name or an expression holds."""
     kind = value.kind
     if kind == "named":
@@ -101,7 +130,7 @@ def _called(flow: Walker, done: Call, value: Value) -> Value:
     return UNKNOWN
 
 
-def _construct(flow: Walker, done: Call, cls: Class) -> Value:
+def _construct(flow: Flow, done: Call, cls: Class) -> Value:
     constructor = cls.methods.get("__init__")
     # A module is made once; another object, such as a batch, as often as the code runs that makes it.
     level = NEVER if cls.is_module or cls.is_on_host else None
@@ -119,7 +148,7 @@ def _construct(flow: Walker, done: Call, cls: Class) -> Value:
     return Value("instance", what=cls)
 
 
-def _named(flow: Walker, done: Call, path: str) -> Value:
+def _named(flow: Flow, done: Call, path: str) -> Value:
     """Call what is imported."""
     root = path.partition(".")[0]
     if root == "torch":
@@ -137,37 +166,37 @@ def _named(flow: Walker, done: Call, path: str) -> Value:
     return _called(flow, done, hint)
 
 
-def _first(flow: Walker, done: Call, path: str) -> Value:
+def _first(flow: Flow, done: Call, path: str) -> Value:
     return done.values[0] if done.values else UNKNOWN
 
 
-def _some_of_first(flow: Walker, done: Call, path: str) -> Value:
+def _some_of_first(flow: Flow, done: Call, path: str) -> Value:
     return list_of(element_of(done.values[0])) if done.values else UNKNOWN
 
 
-def _one_of_first(flow: Walker, done: Call, path: str) -> Value:
+def _one_of_first(flow: Flow, done: Call, path: str) -> Value:
     return element_of(done.values[0]) if done.values else UNKNOWN
 
 
-def _math(flow: Walker, done: Call, path: str) -> Value:
+def _math(flow: Flow, done: Call, path: str) -> Value:
     for value in done.values[:1]:
         flow.read(done.line, "float", path, value)
     return HOST
 
 
-def _counted(flow: Walker, done: Call, path: str) -> Value:
+def _counted(flow: Flow, done: Call, path: str) -> Value:
     """Call what returns as many places as the device has counted."""
     flow.report(done.line, "shape", path, sure=False)
     return TENSOR
 
 
-def _collect_garbage(flow: Walker, done: Call, path: str) -> Value:
+def _collect_garbage(flow: Flow, done: Call, path: str) -> Value:
     if flow.frame.is_in_loop:
         flow.report(done.line, "gc", path, sure=False)
     return HOST
 
 
-_NAMED: dict[str, Callable[[Walker, Call, str], Value]] = {
+_NAMED: dict[str, Callable[[Flow, Call, str], Value]] = {
     "math": _math,
     "gc.collect": _collect_garbage,
     "logging": lambda flow, done, path: log(flow, done),
@@ -181,20 +210,20 @@ _NAMED: dict[str, Callable[[Walker, Call, str], Value]] = {
 }
 
 
-def _builtin(flow: Walker, done: Call) -> Value | None:
+def _builtin(flow: Flow, done: Call) -> Value | None:
     """Call a function that Python has built in; None where it has none of that name."""
     handler = _BUILTINS.get(done.name)
     return handler(flow, done) if handler is not None else None
 
 
-def _make_number(flow: Walker, done: Call) -> Value:
+def _make_number(flow: Flow, done: Call) -> Value:
     for value in done.values[:1]:
         cause = "float" if done.name == "complex" else done.name
         flow.read(done.line, cause, f"Tensor.__{done.name}__", value)
     return HOST
 
 
-def _make_text(flow: Walker, done: Call) -> Value:
+def _make_text(flow: Flow, done: Call) -> Value:
     for value in done.values:
         held = value.of if value.kind == "list" and value.of is not None else value
         if done.name == "format":
@@ -204,41 +233,41 @@ def _make_text(flow: Walker, done: Call) -> Value:
     return HOST
 
 
-def _any_or_all(flow: Walker, done: Call) -> Value:
+def _any_or_all(flow: Flow, done: Call) -> Value:
     for value in done.values:
         flow.read(done.line, "bool", "Tensor.__bool__", element_of(value))
     return HOST
 
 
-def _range(flow: Walker, done: Call) -> Value:
+def _range(flow: Flow, done: Call) -> Value:
     for node, value in zip(done.node.args, done.values, strict=False):
         note_size(flow, done.line, "Tensor.__index__", node, value)
     return HOST
 
 
-def _host(flow: Walker, done: Call) -> Value:
+def _host(flow: Flow, done: Call) -> Value:
     return HOST
 
 
-def _container(flow: Walker, done: Call) -> Value:
+def _container(flow: Flow, done: Call) -> Value:
     if not done.values:
         return EMPTY
     return Value("list", "tuple" if done.name == "tuple" else "", element_of(done.values[0]))
 
 
-def _element(flow: Walker, done: Call) -> Value:
+def _element(flow: Flow, done: Call) -> Value:
     return element_of(done.values[0]) if done.values else UNKNOWN
 
 
-def _dict(flow: Walker, done: Call) -> Value:
+def _dict(flow: Flow, done: Call) -> Value:
     return dict_of([*done.values[:1], *map(list_of, done.keywords.values())])
 
 
-def _abs(flow: Walker, done: Call) -> Value:
+def _abs(flow: Flow, done: Call) -> Value:
     return strongest(done.values)
 
 
-def _comparing(flow: Walker, done: Call) -> Value:
+def _comparing(flow: Flow, done: Call) -> Value:
     values = done.values
     if len(values) == 1:
         of = element_of(values[0])
@@ -251,7 +280,7 @@ def _comparing(flow: Walker, done: Call) -> Value:
     return place
 
 
-_BUILTINS: dict[str, Callable[[Walker, Call], Value]] = {
+_BUILTINS: dict[str, Callable[[Flow, Call], Value]] = {
     **dict.fromkeys(["float", "int", "bool", "complex"], _make_number),
     **dict.fromkeys(["print", "str", "repr", "format"], _make_text),
     **dict.fromkeys(["min", "max", "sorted"], _comparing),

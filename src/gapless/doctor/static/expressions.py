@@ -42,8 +42,8 @@ from gapless.doctor.static.values import (
 
 
 if TYPE_CHECKING:
+    from gapless.doctor.static.flow import Flow
     from gapless.doctor.static.frame import Frame
-    from gapless.doctor.static.walker import Walker
 
 
 _ON_THE_GPU = ("cuda", "mps", "xpu", "gpu")
@@ -56,7 +56,7 @@ class Expressions(ast.NodeVisitor):
         flow: the walk through the file.
     """
 
-    def __init__(self, flow: Walker) -> None:
+    def __init__(self, flow: Flow) -> None:
         self._flow = flow
 
     if TYPE_CHECKING:
@@ -359,10 +359,6 @@ class Expressions(ast.NodeVisitor):
     def visit_Starred(self, node: ast.Starred) -> Value:
         """One of its elements."""
         return element_of(self.visit(node.value))
-
-    def visit_Await(self, node: ast.Await) -> Value:
-        """What is awaited."""
-        return self.visit(node.value)
 
     def visit_Yield(self, node: ast.Yield) -> Value:
         """What is yielded is an element of what the function returns."""

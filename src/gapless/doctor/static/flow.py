@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import ast
+from typing import TYPE_CHECKING
 
 from gapless.doctor.static.expressions import Expressions
 from gapless.doctor.static.frame import Frame, keep
 from gapless.doctor.static.scope import NEVER, ONCE, PERHAPS, Function, Wait
 from gapless.doctor.static.statements import Statements
-from gapless.doctor.static.values import DEVICE, UNKNOWN, Value
+from gapless.doctor.static.values import UNKNOWN, Value
+
+
+if TYPE_CHECKING:
+    import ast
 
 
 _MOST_TIMES = 3  # that a function is gone through, for calls with other values
@@ -18,8 +22,7 @@ _DEEPEST = 25  # calls within calls
 class Flow:
     """Goes through a file once; a loop whose values change, and a function called anew, again.
 
-    It is the `Walker` of the other files here: `Statements` and `Expressions` go through the code of one
-    function, `Flow` from function to function.
+    `Statements` and `Expressions` go through the code of one function, `Flow` from function to function.
 
     Args:
         makes_on_host: whether tensors are made on the host where no device is named.
@@ -40,7 +43,6 @@ class Flow:
         self.discarded: ast.expr | None = None
         self.functions: list[Function] = []
         self._depth = 0
-        self._same: dict[str, str] = {}
         self._expressions = Expressions(self)
         self._statements = Statements(self, self._expressions)
 
@@ -84,15 +86,6 @@ class Flow:
             if value.form in ("hint", "weak") and cause in ("format", "print"):
                 return  # a number is more often written than a tensor
             self.report(line, cause, call, sure=False)
-
-    def note_same(self, one: ast.expr, other: ast.expr) -> None:
-        """Note that two expressions are one and the same tensor."""
-        self._same[ast.unparse(one)] = ast.unparse(other)
-
-    def are_the_same(self, one: ast.expr, other: ast.expr) -> bool:
-        """Return whether two expressions were seen to be one and the same tensor."""
-        first, second = ast.unparse(one), ast.unparse(other)
-        return self._same.get(first, first) == self._same.get(second, second)
 
     # --- from function to function
 
@@ -139,14 +132,7 @@ class Flow:
         level = function.level_by_itself()
         if not function.is_passed_on and (function.times or not is_method):
             level = min(level, PERHAPS)  # no loop is seen to call it, nor anything to keep it
-        given: dict[str, Value] = {}
-        if (
-            function.cls is not None
-            and function.cls.is_function
-            and function.node.name == "backward"
-        ):
-            given = {one.arg: DEVICE for one in function.node.args.args[1:]}
-        if function.note_call(given, level):
+        if function.note_call({}, level):
             self._go_through(function)
 
     def _go_through(self, function: Function) -> None:

@@ -27,7 +27,6 @@ class Frame:
         is_seldom: whether it runs in few of these times, as below `if step % 1000 == 0`.
         loop_names: that the loops around it bind.
         num_loops: around it.
-        num_tries: of blocks around it in which something may be raised.
         returned: the values of its `return`s.
         yielded: the values of its `yield`s.
     """
@@ -40,7 +39,6 @@ class Frame:
     is_seldom: bool = False
     loop_names: frozenset[str] = frozenset()
     num_loops: int = 0
-    num_tries: int = 0
     returned: list[Value] = field(default_factory=list)
     yielded: list[Value] = field(default_factory=list)
 

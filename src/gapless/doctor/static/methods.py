@@ -34,16 +34,17 @@ from gapless.doctor.static.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gapless.doctor.static.walker import Call, Walker
+    from gapless.doctor.static.calls import Call
+    from gapless.doctor.static.flow import Flow
 
-    _Handler = Callable[[Walker, Call, Value], Value]
+    _Handler = Callable[[Flow, Call, Value], Value]
 
 
-def call_method(flow: Walker, done: Call, base: Value, *, is_discarded: bool = False) -> Value:
+def call_method(flow: Flow, done: Call, base: Value, *, is_discarded: bool = False) -> Value:
     """Call a method; `is_discarded`: nobody takes what it returns."""
     name, kind = done.name, base.kind
     if torch_names.HOOKS.search(name) and done.node.args:
-        return _note_hook(flow, done, base)
+        return _note_hook(flow, done)
     if name == "format" and isinstance(done.node.func, ast.Attribute) and kind == "host":
         for value in done.everything():
             flow.read(done.line, "format", "Tensor.__format__", value)
@@ -63,17 +64,14 @@ def call_method(flow: Walker, done: Call, base: Value, *, is_discarded: bool = F
     return _METHODS_OF.get(kind, _of_unknown)(flow, done, base)
 
 
-def _of_class(flow: Walker, done: Call, cls: Class) -> Value:
+def _of_class(flow: Flow, done: Call, cls: Class) -> Value:
     method = cls.methods.get(done.name)
     if method is not None:
         return flow.call_function(method, done.values, done.keywords)
-    if done.name == "apply" and cls.is_function:
-        place = strongest(done.values) if done.values else UNKNOWN
-        return place if place.kind in TENSORS else UNKNOWN
     return UNKNOWN
 
 
-def _of_tensor(flow: Walker, done: Call, base: Value) -> Value:
+def _of_tensor(flow: Flow, done: Call, base: Value) -> Value:
     name = done.name
     if name in torch_names.READS:
         sure = DEVICE if base.kind == "output" else base
@@ -98,7 +96,7 @@ def _of_tensor(flow: Walker, done: Call, base: Value) -> Value:
     return operation(flow, done, f"Tensor.{name}", [base, *others])
 
 
-def _as_other(flow: Walker, done: Call, base: Value) -> Value:
+def _as_other(flow: Flow, done: Call, base: Value) -> Value:
     """Go through `x.type_as(y)`, which goes to where `y` is."""
     other = done.values[0]
     if base.kind in ("host tensor", "pinned") and other.kind in (*ON_DEVICE, "tensor", "unknown"):
@@ -110,19 +108,19 @@ def _as_other(flow: Walker, done: Call, base: Value) -> Value:
     return Value(other.kind if other.kind in TENSORS else "tensor")
 
 
-def _pin_memory(flow: Walker, done: Call, base: Value) -> Value:
+def _pin_memory(flow: Flow, done: Call, base: Value) -> Value:
     if base.kind == "host tensor" and (flow.frame.is_in_loop or flow.frame.level == OFTEN):
         flow.report(done.line, "host allocation", "Tensor.pin_memory", sure=False)
     return PINNED
 
 
-def _new_tensor(flow: Walker, done: Call, base: Value) -> Value:
+def _new_tensor(flow: Flow, done: Call, base: Value) -> Value:
     if done.values and done.values[0].kind in ("host", "list"):
         flow.read(done.line, "new tensor", "Tensor.new_tensor", base)
     return Value(base.kind)
 
 
-def _backward(flow: Walker, done: Call, base: Value) -> Value:
+def _backward(flow: Flow, done: Call, base: Value) -> Value:
     """What goes backward is a tensor, whatever the model may return: `x.backward()`, or an argument."""
     function = done.node.func
     loss = function.value if isinstance(function, ast.Attribute) else function
@@ -135,7 +133,7 @@ def _backward(flow: Walker, done: Call, base: Value) -> Value:
     return HOST
 
 
-def _copy_into(flow: Walker, done: Call, base: Value) -> Value:
+def _copy_into(flow: Flow, done: Call, base: Value) -> Value:
     source = done.values[0] if done.values else UNKNOWN
     if not done.flag("non_blocking") and len(done.values) < 2:
         if base.kind in ON_DEVICE and source.kind in ("host tensor", "pinned"):
@@ -145,7 +143,7 @@ def _copy_into(flow: Walker, done: Call, base: Value) -> Value:
     return base
 
 
-def _of_unknown(flow: Walker, done: Call, base: Value) -> Value:
+def _of_unknown(flow: Flow, done: Call, base: Value) -> Value:
     """Call a method of what may be anything: its name says what it is most likely."""
     name = done.name
     function = done.node.func
@@ -163,29 +161,29 @@ def _of_unknown(flow: Walker, done: Call, base: Value) -> Value:
     return HOST if name in torch_names.HOST_METHODS else made_by(name)
 
 
-def _read_unknown(flow: Walker, done: Call, base: Value) -> Value:
+def _read_unknown(flow: Flow, done: Call, base: Value) -> Value:
     cause = torch_names.READS[done.name]
     flow.read(done.line, cause, f"Tensor.{done.name}", base, or_unknown=True)
     return HOST
 
 
-def _shape_of_unknown(flow: Walker, done: Call, base: Value) -> Value:
+def _shape_of_unknown(flow: Flow, done: Call, base: Value) -> Value:
     flow.read(done.line, "shape", f"Tensor.{done.name}", base, or_unknown=True)
     return TENSOR
 
 
-def _synchronize_unknown(flow: Walker, done: Call, base: Value) -> Value:
+def _synchronize_unknown(flow: Flow, done: Call, base: Value) -> Value:
     if not done.values:
         flow.report(done.line, "stream", "synchronize", sure=False)
     return HOST
 
 
-def _get_scale(flow: Walker, done: Call, base: Value) -> Value:
+def _get_scale(flow: Flow, done: Call, base: Value) -> Value:
     flow.report(done.line, "item", "GradScaler.get_scale", sure=False)
     return HOST
 
 
-def _log_prob(flow: Walker, done: Call, base: Value) -> Value:
+def _log_prob(flow: Flow, done: Call, base: Value) -> Value:
     """Ask a distribution that was made elsewhere; a model has such a method as well."""
     owner = getattr(done.node.func, "value", None)
     name = getattr(owner, "id", getattr(owner, "attr", ""))
@@ -194,13 +192,13 @@ def _log_prob(flow: Walker, done: Call, base: Value) -> Value:
     return TENSOR
 
 
-def _add_to_summary(flow: Walker, done: Call, base: Value) -> Value:
+def _add_to_summary(flow: Flow, done: Call, base: Value) -> Value:
     if any((value.of or value).kind in (*ON_DEVICE, "tensor") for value in done.values):
         flow.report(done.line, "cpu", f"SummaryWriter.{done.name}", sure=False)
     return HOST
 
 
-def _of_module(flow: Walker, done: Call, module: Value) -> Value:
+def _of_module(flow: Flow, done: Call, module: Value) -> Value:
     name = done.name
     if name in torch_names.SAME_MODULE:
         return module
@@ -218,7 +216,7 @@ def _of_module(flow: Walker, done: Call, module: Value) -> Value:
     return _of_unknown(flow, done, UNKNOWN)
 
 
-def call_module(flow: Walker, done: Call, module: Value) -> Value:
+def call_module(flow: Flow, done: Call, module: Value) -> Value:
     """Return what a module returns: on the device, if it was moved there or its input is."""
     given = strongest(done.everything()) if done.everything() else UNKNOWN
     if isinstance(module.what, Class) and (forward := module.what.methods.get("forward")):
@@ -233,7 +231,7 @@ def call_module(flow: Walker, done: Call, module: Value) -> Value:
     return UNKNOWN
 
 
-def _of_list(flow: Walker, done: Call, base: Value) -> Value:
+def _of_list(flow: Flow, done: Call, base: Value) -> Value:
     function = done.node.func
     if (
         done.name in torch_names.ADD_TO_LISTS
@@ -252,7 +250,7 @@ def _of_list(flow: Walker, done: Call, base: Value) -> Value:
     return element_of(base) if done.name in torch_names.OF_LISTS else HOST
 
 
-def _of_object(flow: Walker, done: Call, base: Value) -> Value:
+def _of_object(flow: Flow, done: Call, base: Value) -> Value:
     name, what = done.name, base.what
     if what in ("Event", "Stream"):
         if name == "synchronize":
@@ -270,29 +268,24 @@ def _of_object(flow: Walker, done: Call, base: Value) -> Value:
         elif given.kind in ON_DEVICE:
             flow.read(done.line, "optimizer", called, given)
         return TENSOR
-    if str(what).endswith("AveragedModel"):
-        return _of_average(flow, done, base)
-    if str(what).endswith("SummaryWriter"):
-        return _add_to_summary(flow, done, base)
-    return HOST if str(what).startswith("torch.") else _of_unknown(flow, done, UNKNOWN)
+    return _of_unknown(flow, done, UNKNOWN)
 
 
-def _of_average(flow: Walker, done: Call, base: Value) -> Value:
-    if done.name == "update_parameters":
+def _update_average(flow: Flow, done: Call, base: Value) -> Value:
+    """Update a model that averages another; an agent's method of this name is given more."""
+    if len(done.values) == 1:
         flow.report(done.line, "validation", "AveragedModel.update_parameters", sure=False)
-    return base if done.name in torch_names.SAME_MODULE else HOST
+    return HOST
 
 
-def _of_scaler(flow: Walker, done: Call) -> Value:
+def _of_scaler(flow: Flow, done: Call) -> Value:
     first = done.values[0] if done.values else UNKNOWN
     if done.name == "step" and first.form != "fused":
         flow.report(done.line, "scaler", "GradScaler.step", sure=False)
-    if done.name == "get_scale":
-        flow.report(done.line, "item", "GradScaler.get_scale", sure=False)
-    return first if done.name == "scale" else HOST
+    return first if done.name == "scale" else _of_unknown(flow, done, UNKNOWN)
 
 
-def _of_distribution(flow: Walker, done: Call, base: Value) -> Value:
+def _of_distribution(flow: Flow, done: Call, base: Value) -> Value:
     place = base.of or UNKNOWN
     kinds = {place.kind, *(one.kind for one in done.values)}
     if (
@@ -304,7 +297,7 @@ def _of_distribution(flow: Walker, done: Call, base: Value) -> Value:
     return HOST_TENSOR if place.kind == "host" else place
 
 
-def _of_host(flow: Walker, done: Call, base: Value) -> Value:
+def _of_host(flow: Flow, done: Call, base: Value) -> Value:
     keeps = base == ARRAY and done.name in (
         "copy",
         "astype",
@@ -316,27 +309,16 @@ def _of_host(flow: Walker, done: Call, base: Value) -> Value:
     return ARRAY if keeps else HOST
 
 
-def _note_hook(flow: Walker, done: Call, base: Value) -> Value:
-    argument = done.node.args[0]
-    if isinstance(argument, ast.Lambda):
-        given = (
-            {one.arg: DEVICE for one in argument.args.args} if done.name == "register_hook" else {}
-        )
-        flow.call_lambda(argument, given, OFTEN)
-    else:
-        call_hook(flow, done.name, done.values[0])
+def _note_hook(flow: Flow, done: Call) -> Value:
+    """Go through a function that runs in each step."""
+    function = done.values[0].what
+    if isinstance(function, Function):
+        given = [DEVICE] if done.name == "register_hook" else []
+        flow.call_function(function, given, {}, OFTEN)
     return HOST
 
 
-def call_hook(flow: Walker, name: str, value: Value) -> None:
-    """Go through a function that runs in each step, with tensors of the device."""
-    if value.kind == "function" and isinstance(value.what, Function):
-        parameters = value.what.parameters()
-        given = {parameters[0].arg: DEVICE} if name == "register_hook" and parameters else {}
-        flow.call_function(value.what, [], given, OFTEN)
-
-
-def log(flow: Walker, done: Call) -> Value:
+def log(flow: Flow, done: Call) -> Value:
     """Call a method of a logger; one whose level is off formats nothing."""
     if getattr(logging, done.name.upper(), logging.CRITICAL) < flow.log_level:
         return HOST
@@ -371,6 +353,7 @@ _OF_UNKNOWNS: dict[str, _Handler] = {
     "tolist": _read_unknown,
     "synchronize": _synchronize_unknown,
     "get_scale": _get_scale,
+    "update_parameters": _update_average,
     **dict.fromkeys(torch_names.TENSOR_SHAPES, _shape_of_unknown),
     "bool": lambda flow, done, base: Value("tensor", "mask"),
     "log_prob": _log_prob,

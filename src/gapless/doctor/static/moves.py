@@ -20,10 +20,11 @@ from gapless.doctor.static.values import (
 
 
 if TYPE_CHECKING:
-    from gapless.doctor.static.walker import Call, Walker
+    from gapless.doctor.static.calls import Call
+    from gapless.doctor.static.flow import Flow
 
 
-def move(flow: Walker, done: Call, base: Value, *, is_discarded: bool) -> Value:
+def move(flow: Flow, done: Call, base: Value, *, is_discarded: bool) -> Value:
     """Go through `to`, `cuda` or `cpu`."""
     place: str | None = "device" if done.name == "cuda" else "cpu"
     if done.name == "to":
@@ -55,12 +56,10 @@ def _moved_module(module: Value, place: str | None) -> Value:
         of = DEVICE if module.form == "torch" else OUTPUT
     else:
         of = TENSOR if place == "cpu" else module.of or TENSOR
-    if str(module.what).endswith("AveragedModel"):
-        return module
     return Value("module", module.form, of, module.what if module.kind == "module" else None)
 
 
-def moved(flow: Walker, done: Call, base: Value, place: str | None, name: str) -> Value:
+def moved(flow: Flow, done: Call, base: Value, place: str | None, name: str) -> Value:
     """Copy a tensor to a place, if it is not there."""
     kind, is_late = base.kind, _is_non_blocking(done)
     if place is None or kind in ("host", "none"):

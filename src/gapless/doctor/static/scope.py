@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass, field
 
 from gapless.doctor.static.hints import HOST_CLASS, MODULE_CLASS
-from gapless.doctor.static.torch_names import FUNCTION_CLASS
 from gapless.doctor.static.values import (
     ANY_DEVICE_NAME,
     DEVICE_NAME,
@@ -97,11 +96,6 @@ class Class:
     def is_module(self) -> bool:
         """Whether its objects are modules of torch, as far as one can see."""
         return "forward" in self.methods or any(MODULE_CLASS.search(base) for base in self.bases)
-
-    @property
-    def is_function(self) -> bool:
-        """Whether it is a custom function of autograd."""
-        return FUNCTION_CLASS in self.bases
 
     @property
     def is_on_host(self) -> bool:
@@ -206,9 +200,7 @@ class Function:
         if arguments.kwarg:
             names[arguments.kwarg.arg] = self.others_given()
         if self.cls is not None and places:
-            names[places[0].arg] = (
-                UNKNOWN if self.cls.is_function else Value("instance", what=self.cls)
-            )
+            names[places[0].arg] = Value("instance", what=self.cls)
         return names
 
     def others_given(self) -> Value:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gapless.doctor.static.expressions import Expressions
+    from gapless.doctor.static.flow import Flow
     from gapless.doctor.static.frame import Frame
-    from gapless.doctor.static.walker import Walker
 
 
 _SELDOM = 100  # once in so many steps
@@ -44,7 +44,7 @@ class Statements(ast.NodeVisitor):
         expressions: of it.
     """
 
-    def __init__(self, flow: Walker, expressions: Expressions) -> None:
+    def __init__(self, flow: Flow, expressions: Expressions) -> None:
         self._flow = flow
         self._expressions = expressions
 
@@ -88,8 +88,6 @@ class Statements(ast.NodeVisitor):
         value = self._flow.value(source)
         for target in node.targets:
             bind(self._flow, target, value)
-            if isinstance(target, ast.Attribute) and isinstance(source, ast.Attribute):
-                self._flow.note_same(target, source)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         """An annotation alone binds nothing."""
@@ -108,13 +106,11 @@ class Statements(ast.NodeVisitor):
         """Goes over the elements of a value."""
         names = frozenset(one.id for one in ast.walk(node.target) if isinstance(one, ast.Name))
         source = self._flow.value(node.iter)  # once, whatever the loop does
-        self._loop(
-            node, lambda: bind_each(self._flow, node.target, node.iter, source), names, source
-        )
+        self._loop(node, lambda: bind_each(self._flow, node.target, node.iter, source), names)
 
     def visit_While(self, node: ast.While) -> None:
         """May ask an event until it is done."""
-        self._loop(node, lambda: self._spin(node.test), frozenset(), HOST)
+        self._loop(node, lambda: self._spin(node.test), frozenset())
 
     def _spin(self, test: ast.expr) -> None:
         self._expressions.truth(test)
@@ -127,15 +123,12 @@ class Statements(ast.NodeVisitor):
         node: ast.For | ast.AsyncFor | ast.While,
         begin: Callable[[], None],
         names: frozenset[str],
-        source: Value,
     ) -> None:
         frame = self._frame
         level, waits, loop_names = frame.level, frame.waits, frame.loop_names
         seldom = frame.is_seldom
         if level != NEVER:
             frame.level = OFTEN
-        if source.kind == "loader" and source.form == "slow":
-            self._flow.report(node.lineno, "loader", "DataLoader.__next__", sure=False)
         frame.loop_names = loop_names | names
         frame.num_loops += 1
         after = frame.names
@@ -193,9 +186,7 @@ class Statements(ast.NodeVisitor):
         """Handlers run seldom, with names as they were at the beginning."""
         frame = self._frame
         entry = dict(frame.names)
-        frame.num_tries += 1
         leaves = self.block(node.body) or self.block(node.orelse)
-        frame.num_tries -= 1
         after, seldom = frame.names, frame.is_seldom
         for handler in node.handlers:
             frame.names, frame.is_seldom = dict(entry), True
@@ -206,22 +197,10 @@ class Statements(ast.NodeVisitor):
         return self.block(node.finalbody) or leaves
 
     def visit_Match(self, node: ast.Match) -> None:
-        """Names of a pattern may be anything."""
-        frame = self._frame
+        """One case after the other: few scripts have any."""
         self._flow.value(node.subject)
-        entry = after = frame.names
         for case in node.cases:
-            frame.names = dict(entry)
-            for name in [
-                one.name for one in ast.walk(case.pattern) if isinstance(one, ast.MatchAs)
-            ]:
-                if name is not None:
-                    frame.names[name] = UNKNOWN
-            if case.guard is not None:
-                self._expressions.truth(case.guard)
-            if not self.block(case.body):
-                after = joined_names(after, frame.names)
-        frame.names = after
+            self.block(case.body)
 
     def visit_Return(self, node: ast.Return) -> bool:
         """The flow leaves."""
@@ -230,13 +209,6 @@ class Statements(ast.NodeVisitor):
 
     def visit_Raise(self, node: ast.Raise) -> bool:
         """The flow leaves; a message is made once, if at all."""
-        frame = self._frame
-        if node.exc is not None and not frame.num_tries:
-            self._flow.quietly(node.exc)  # it is said once, if at all
-        elif node.exc is not None:
-            seldom, frame.is_seldom = frame.is_seldom, True
-            self._flow.value(node.exc)
-            frame.is_seldom = seldom
         return True
 
     def visit_Assert(self, node: ast.Assert) -> None:
@@ -255,10 +227,6 @@ class Statements(ast.NodeVisitor):
                     function.defaults[one.arg] = value
         self._flow.functions.append(function)
         frame.names[node.name] = Value("function", what=function)
-        for decorator in node.decorator_list:
-            self._flow.discarded = None
-            if isinstance(decorator, ast.Attribute | ast.Call):
-                calls.decorate(self._flow, decorator, function)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         """Keeps the methods; the constructor comes first."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from gapless.doctor.static import torch_names
 from gapless.doctor.static.moves import device_of, moved
-from gapless.doctor.static.scope import Class
 from gapless.doctor.static.values import (
     DEVICE,
     DEVICE_NAME,
@@ -28,12 +27,13 @@ from gapless.doctor.static.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gapless.doctor.static.walker import Call, Walker
+    from gapless.doctor.static.calls import Call
+    from gapless.doctor.static.flow import Flow
 
-    _Handler = Callable[[Walker, Call, str], Value]
+    _Handler = Callable[[Flow, Call, str], Value]
 
 
-def call_torch(flow: Walker, done: Call, path: str) -> Value:
+def call_torch(flow: Flow, done: Call, path: str) -> Value:
     """Call a function or class of torch by its whole name."""
     if path in torch_names.SYNCHRONIZE:
         cause = torch_names.SYNCHRONIZE[path]
@@ -45,7 +45,7 @@ def call_torch(flow: Walker, done: Call, path: str) -> Value:
     return handler(flow, done, path) if handler is not None else UNKNOWN
 
 
-def _of_the_root(flow: Walker, done: Call, path: str) -> Value:
+def _of_the_root(flow: Flow, done: Call, path: str) -> Value:
     """Call a function of torch itself: it makes a tensor, or computes with some."""
     last = path.rpartition(".")[2]
     if last in torch_names.FACTORIES:
@@ -55,42 +55,38 @@ def _of_the_root(flow: Walker, done: Call, path: str) -> Value:
     return operation(flow, done, path, done.values) if path.count(".") == 1 else UNKNOWN
 
 
-def _compute(flow: Walker, done: Call, path: str) -> Value:
+def _compute(flow: Flow, done: Call, path: str) -> Value:
     return operation(flow, done, path, done.values)
 
 
-def _compute_with_all(flow: Walker, done: Call, path: str) -> Value:
+def _compute_with_all(flow: Flow, done: Call, path: str) -> Value:
     return operation(flow, done, path, done.everything())
 
 
-def _on_host(flow: Walker, done: Call, path: str) -> Value:
+def _on_host(flow: Flow, done: Call, path: str) -> Value:
     return HOST
 
 
-def _object(flow: Walker, done: Call, path: str) -> Value:
+def _object(flow: Flow, done: Call, path: str) -> Value:
     """Make a stream, an event or a scaler."""
     last = path.rpartition(".")[2]
     return Value("object", what="Stream" if last in torch_names.STREAMS else last)
 
 
-def _device(flow: Walker, done: Call, path: str) -> Value:
+def _device(flow: Flow, done: Call, path: str) -> Value:
     first = done.values[0] if done.values else HOST
     return first if first.kind in ("cpu name", "any device name") else DEVICE_NAME
 
 
-def _same(flow: Walker, done: Call, path: str) -> Value:
+def _same(flow: Flow, done: Call, path: str) -> Value:
     return done.values[0] if done.values else UNKNOWN
 
 
-def _of_cuda(flow: Walker, done: Call, path: str) -> Value:
-    if not path.endswith("Tensor"):
-        return HOST
-    if done.values and done.values[0].kind == "list":
-        flow.report(done.line, "new tensor", path, sure=False)
-    return DEVICE
+def _of_cuda(flow: Flow, done: Call, path: str) -> Value:
+    return DEVICE if path.endswith("Tensor") else HOST
 
 
-def _of_nn(flow: Walker, done: Call, path: str) -> Value:
+def _of_nn(flow: Flow, done: Call, path: str) -> Value:
     last = path.rpartition(".")[2]
     first = done.values[0] if done.values else UNKNOWN
     if path.startswith("torch.nn.init."):
@@ -107,7 +103,7 @@ def _of_nn(flow: Walker, done: Call, path: str) -> Value:
     return UNKNOWN
 
 
-def _of_nn_utils(flow: Walker, done: Call, path: str) -> Value:
+def _of_nn_utils(flow: Flow, done: Call, path: str) -> Value:
     last = path.rpartition(".")[2]
     first = done.values[0] if done.values else UNKNOWN
     if last == "clip_grad_norm_":
@@ -116,20 +112,14 @@ def _of_nn_utils(flow: Walker, done: Call, path: str) -> Value:
         return (
             DEVICE if first.kind == "list" and first.of and first.of.kind == "device" else TENSOR
         )
-    if last == "clip_grad_norm":
-        return TENSOR
-    if last in ("pad_sequence", "parameters_to_vector"):
-        return strongest([first])
-    if last == "pack_padded_sequence":
-        return strongest([first])
-    return first if first.kind == "module" else UNKNOWN
+    return first if first.kind == "module" else strongest([first])
 
 
-def _of_optim(flow: Walker, done: Call, path: str) -> Value:
+def _of_optim(flow: Flow, done: Call, path: str) -> Value:
     return Value("object", "fused" if done.flag("fused") else "", what=path)
 
 
-def _of_distributions(flow: Walker, done: Call, path: str) -> Value:
+def _of_distributions(flow: Flow, done: Call, path: str) -> Value:
     if path.rpartition(".")[2] in ("kl_divergence", "register_kl"):
         return strongest(done.values) if done.values else UNKNOWN
     is_checked = not any(
@@ -142,31 +132,13 @@ def _of_distributions(flow: Walker, done: Call, path: str) -> Value:
     return Value("object", "checked" if is_checked else "", place, what="torch.distributions")
 
 
-def _of_data(flow: Walker, done: Call, path: str) -> Value:
+def _of_data(flow: Flow, done: Call, path: str) -> Value:
     if not path.endswith("DataLoader"):
         return UNKNOWN
-    first = done.values[0] if done.values else UNKNOWN
-    is_slow = first.kind == "instance" and not done.has(99, "num_workers") and _works(first.what)
-    of = PINNED if done.flag("pin_memory") else HOST_TENSOR
-    return Value("loader", "slow" if is_slow else "", of)
+    return Value("loader", of=PINNED if done.flag("pin_memory") else HOST_TENSOR)
 
 
-def _works(cls: object) -> bool:
-    """Return whether a data set computes something for each item."""
-    method = cls.methods.get("__getitem__") if isinstance(cls, Class) else None
-    return method is not None and any(
-        isinstance(one, ast.For | ast.While) for one in method.node.body
-    )
-
-
-def _of_checkpoint(flow: Walker, done: Call, path: str) -> Value:
-    if done.values and done.values[0].kind == "module":
-        done.values.pop(0)
-    place = strongest(done.values) if done.values else UNKNOWN
-    return OUTPUT if place.kind in ON_DEVICE else UNKNOWN
-
-
-def _factory(flow: Walker, done: Call, path: str) -> Value:
+def _factory(flow: Flow, done: Call, path: str) -> Value:
     """Make a tensor where `device=` says, or else on the host."""
     last = path.rpartition(".")[2]
     place = device_of(done)
@@ -193,7 +165,7 @@ def _factory(flow: Walker, done: Call, path: str) -> Value:
     return Value("device", form) if place == "device" else TENSOR
 
 
-def note_size(flow: Walker, line: int, path: str, node: ast.expr, value: Value) -> None:
+def note_size(flow: Flow, line: int, path: str, node: ast.expr, value: Value) -> None:
     """Note a size or a bound that is a value of the device, or the largest of who knows what."""
     if value.kind == "device":
         flow.report(line, "index", path, sure=True)
@@ -210,7 +182,7 @@ def note_size(flow: Walker, line: int, path: str, node: ast.expr, value: Value) 
         flow.report(line, "index", path, sure=False)
 
 
-def _note_values(flow: Walker, done: Call, path: str, place: str | None) -> None:
+def _note_values(flow: Flow, done: Call, path: str, place: str | None) -> None:
     """Note a tensor that is made of Python values; what is given may be a tensor already."""
     first = done.values[0]
     if first.kind == "list" and first.of is not None and first.of.kind == "device":
@@ -220,7 +192,7 @@ def _note_values(flow: Walker, done: Call, path: str, place: str | None) -> None
         flow.report(done.line, "new tensor", path, sure=is_value and place == "device")
 
 
-def _save(flow: Walker, done: Call, path: str) -> Value:
+def _save(flow: Flow, done: Call, path: str) -> Value:
     for value in done.values[:1]:
         of = value.of if value.kind in ("list", "module") and value.of else value
         may_be = of.kind == "tensor" or "state_dict" in ast.unparse(done.node.args[0])
@@ -229,7 +201,7 @@ def _save(flow: Walker, done: Call, path: str) -> Value:
     return HOST
 
 
-def operation(flow: Walker, done: Call, path: str, operands: list[Value]) -> Value:
+def operation(flow: Flow, done: Call, path: str, operands: list[Value]) -> Value:
     """Go through an operation; its result is where its operands are."""
     last = path.rpartition(".")[2]
     place = strongest(operands) if operands else UNKNOWN
@@ -256,7 +228,7 @@ def operation(flow: Walker, done: Call, path: str, operands: list[Value]) -> Val
 
 
 def _note_operation(
-    flow: Walker, done: Call, path: str, last: str, place: Value, operands: list[Value]
+    flow: Flow, done: Call, path: str, last: str, place: Value, operands: list[Value]
 ) -> None:
     name = path if path.startswith("torch.") else f"Tensor.{last}"
     is_function = name is path
@@ -270,13 +242,7 @@ def _note_operation(
     elif last == "one_hot" and not done.has(1, "num_classes"):
         flow.read(done.line, "shape", name, place)
     elif last in torch_names.EQUALS:
-        nodes = done.node.args
-        if isinstance(done.node.func, ast.Attribute) and not is_function:
-            nodes = [done.node.func.value, *nodes]
-        if len(nodes) >= 2 and ast.unparse(nodes[0]) == ast.unparse(nodes[1]):
-            return
-        is_same = len(nodes) >= 2 and flow.are_the_same(nodes[0], nodes[1])
-        flow.read(done.line, "equal", name, TENSOR if is_same else place)
+        flow.read(done.line, "equal", name, place)
     elif last in torch_names.LINALG and (path.startswith("torch.linalg.") or last != "solve"):
         flow.read(
             done.line,
@@ -312,7 +278,6 @@ _NAMESPACES: list[tuple[str, _Handler]] = [
     ("torch.optim.", _of_optim),
     ("torch.distributions.", _of_distributions),
     ("torch.utils.data.", _of_data),
-    ("torch.utils.checkpoint.", _of_checkpoint),
     ("torch.cuda.", _of_cuda),
     *((f"{room}.", _on_host) for room in torch_names.HOST_NAMESPACES),
     ("torch.linalg.", _compute),

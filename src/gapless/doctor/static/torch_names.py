@@ -185,4 +185,3 @@ HOOKS = re.compile(
     r"register_(hook|(full_)?backward_(pre_)?hook|forward_(pre_)?hook|post_accumulate_grad_hook"
     r"|multi_grad_hook)$"
 )
-FUNCTION_CLASS = "torch.autograd.Function"
