@@ -15,6 +15,7 @@ import gapless
 from gapless.doctor.advice.causes import Cause
 from gapless.doctor.advice.explanations import explanations
 from gapless.doctor.advice.finding_texts import _OF_CALLS, cause_text, mend_text
+from gapless.doctor.advice.own_mends import Places
 
 
 every_cause = pytest.mark.parametrize("cause", get_args(Cause))
@@ -121,11 +122,16 @@ def test_a_mask_is_chosen_from_with_where():
     assert "torch.where" in mend_text("shape", "Tensor.__getitem__", "a mask of 64 x 8")
 
 
+def place_of(code):
+    """Return the place of the first line of a piece of code; an empty block is filled."""
+    return Places(ast.parse(code + " pass" if code.endswith(":") else code)).at(1)
+
+
 NAN_CHECKS = [
     "if torch.isnan(loss):",
     "if not torch.isfinite(loss): sys.exit(1)",
     "assert not torch.isnan(loss).any()",
-    "elif math.isnan(loss.item()):",
+    "if math.isnan(loss.item()):",
 ]
 
 
@@ -133,18 +139,18 @@ NAN_CHECKS = [
 def test_a_check_for_nan_is_not_told_to_hide_it(line):
     """A loss that is set to 0.0 trains on with weights that are NaN, and nobody is told."""
     for cause in ("bool", "float", "item"):
-        mend = mend_text(cause, "call", lines=line)
+        mend = mend_text(cause, "call", place=place_of(line))
 
         assert "first_nonfinite" in mend
         assert "torch.where" not in mend
 
 
 @pytest.mark.parametrize(
-    "line", ["if approx_kl > target_kl: break", "bad += not loss.isfinite()", "if done:", ""]
+    "line", ["if approx_kl > target_kl: break", "bad += not loss.isfinite()", "if done:"]
 )
 def test_a_condition_of_another_kind_gets_no_mend_for_nan(line):
     """An early stop is the loop's own: to skip batches or to look for NaN does not help it."""
-    mend = mend_text("bool", "Tensor.__bool__", lines=line)
+    mend = mend_text("bool", "Tensor.__bool__", place=place_of(line))
 
     assert "nonfinite" not in mend
     assert "isfinite" not in mend
@@ -168,7 +174,7 @@ def skip_loop(code):
 def test_a_skipped_batch_leaves_weights_and_optimizer_as_they_are():
     """As a check and `continue` did, bit for bit, also with decay and momentum."""
     lines = "if torch.isnan(loss):\n    optimizer.zero_grad()\n    continue"
-    code = mend_text("bool", "call", lines=lines).partition("\n")[2]
+    code = mend_text("bool", "call", place=place_of(lines)).partition("\n")[2]
     asks = code.replace(
         "    scaler.scale(loss)", "    if loss.isnan():\n        continue\n    loss"
     )

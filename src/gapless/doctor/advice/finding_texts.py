@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from gapless.doctor.advice.own_mends import own_mend
@@ -28,34 +27,21 @@ def cause_text(cause: Cause, call: str, detail: str = "") -> str:
     return f"{sentence.removesuffix('.')} ({detail})." if detail else sentence
 
 
-def mend_text(
-    cause: Cause, call: str, detail: str = "", lines: str = "", place: Place | None = None
-) -> str:
+def mend_text(cause: Cause, call: str, detail: str = "", place: Place | None = None) -> str:
     """Return what to write instead: a sentence or two; from the second line on code, if any.
 
     Args:
         cause: why it waits.
         call: that waits; some have a mend of their own.
         detail: what was found in this very call; it may choose the mend as well.
-        lines: of the script: the one that waits, and those of its block where they are known. A check
-            for NaN has a mend of its own.
         place: where that is in its file; None where nobody knows.
     """
     said = f"{call} {detail}"
     own = [mend for word, mend in _OF_CALLS.get(cause, {}).items() if word in said]
-    if cause in _READ_BY_CHECKS and _CHECKS_FOR_NAN.match(lines):
-        own = [_SKIP if _SKIPS.search(lines) else _STOP]
-    elif not own and place is not None and (case := own_mend(cause, place)) is not None:
+    if not own and place is not None and (case := own_mend(cause, place)) is not None:
         own = [case]
     sentence, code = own[0] if own else _MENDS[cause]
     return f"{sentence}\n{code}" if code else sentence
-
-
-_READ_BY_CHECKS = ("bool", "float", "item")
-_CHECKS_FOR_NAN = re.compile(
-    r"(if|elif|assert)\b(.*(isnan|isinf|isfinite|isneginf|isposinf)|\s+(\w+) != \4\b)"
-)
-_SKIPS = re.compile(r"\bcontinue\b")
 
 
 # What people write where Python calls a method of two underscores.
@@ -154,40 +140,6 @@ _DECIDE = (
     "1. Where the loop itself depends on it, as to stop early, the host must know: ask every few steps, "
     "or once an epoch.",
     "scale = torch.where(norm > limit, limit / norm, 1.0)  # instead of `if norm > limit: ...`",
-)
-
-# To put 0.0 in the place of a loss that is NaN would not do: the gradient of torch.where is 0 * NaN, so
-# the weights are NaN from then on, and the loss says that all is well.
-_STOP = (
-    "Read the loss late: a run that diverged stops some steps later, so go back to a checkpoint, not to "
-    "its last weights. To skip such a batch and go on, let GradScaler and a fused optimizer leave weights "
-    "and state as they are.",
-    """\
-losses = gapless.DeferredLoss(device, warn_nonfinite=False)
-for x, y in loader:
-    loss = train_step(x, y)  # without the check
-    losses.add(loss)
-    losses.latest()  # takes in what has arrived, without a wait
-    if losses.first_nonfinite is not None:
-        break
-losses.drain()
-if losses.first_nonfinite is not None:
-    raise RuntimeError(f"diverged: {losses.first_nonfinite}")""",
-)
-
-_SKIP = (
-    "Let GradScaler and a fused optimizer skip the batch on the device: they leave weights and state as "
-    "they are where a gradient is not finite. With another optimizer, or for a skip by other rules, the "
-    "host must ask.",
-    """\
-optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-scaler = torch.amp.GradScaler(device.type)
-for x, y in loader:
-    loss = F.mse_loss(model(x), y)
-    optimizer.zero_grad()
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()""",
 )
 
 _EVENTS = (

@@ -32,7 +32,7 @@ _TAKES_A_SIZE = frozenset(
 _LOGGERS = re.compile(r"^_?(log|logger|logging)$", re.IGNORECASE)
 _LOGS = frozenset({"debug", "info", "warning", "error"})
 _READING = frozenset({"item", "tolist", "cpu", "numpy", "detach", "float", "int", "bool"})
-_NAN = re.compile(r"isnan|isinf|isfinite")
+_ASKS_FOR_NAN = frozenset({"isnan", "isinf", "isfinite", "isneginf", "isposinf"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +89,11 @@ class Places:
             has_loader=self._has_loader,
         )
 
+    def lines_around(self, line: int) -> set[int]:
+        """Return the lines of the statement that a line is in; of a block those of its header."""
+        statement = self._found[line][0] if line in self._found else None
+        return {one for one, (its, _, _) in self._found.items() if its is statement}
+
     def _go_through(self, body: list[ast.stmt], loop: ast.For | None) -> None:
         for number, one in enumerate(body):
             blocks = [getattr(one, name, None) for name in ("body", "orelse", "finalbody")]
@@ -97,7 +102,8 @@ class Places:
             if inner:
                 last = max(one.lineno, inner[0][0].lineno - 1)
             for line in range(one.lineno, last + 1):
-                self._found[line] = (one, tuple(body[number + 1 :]), loop)
+                # Of `if loss.isnan(): break` the condition comes first.
+                self._found.setdefault(line, (one, tuple(body[number + 1 :]), loop))
             of_loop = one if isinstance(one, ast.For) else loop
             for block in inner:
                 self._go_through(block, of_loop)
@@ -110,10 +116,11 @@ def own_mend(cause: Cause, place: Place) -> tuple[str, str] | None:
     header = _header(place.statement)
     if cause in _COPIES:
         return _mend_copy(place, header)
-    if cause not in _READS or _NAN.search(ast.unparse(header)):
+    if cause not in _READS:
         return None
     return (
-        _mend_log(header)
+        _mend_nan_check(place.statement, header)
+        or _mend_log(header)
         or _mend_environment(place, header)
         or _mend_bound(place, header)
         or _mend_early_stop(place)
@@ -170,6 +177,55 @@ def _names(node: ast.AST) -> set[str]:
 
 def _reads(node: ast.AST) -> bool:
     return any(name in _READING for name, _, _ in _calls(node))
+
+
+# --- checks for NaN ---
+
+# To put 0.0 in the place of a loss that is NaN would not do: the gradient of torch.where is 0 * NaN, so
+# the weights are NaN from then on, and the loss says that all is well.
+_STOP = (
+    "Read the loss late: a run that diverged stops some steps later, so go back to a checkpoint, not to "
+    "its last weights. To skip such a batch and go on, let GradScaler and a fused optimizer leave weights "
+    "and state as they are.",
+    """\
+losses = gapless.DeferredLoss(device, warn_nonfinite=False)
+for x, y in loader:
+    loss = train_step(x, y)  # without the check
+    losses.add(loss)
+    losses.latest()  # takes in what has arrived, without a wait
+    if losses.first_nonfinite is not None:
+        break
+losses.drain()
+if losses.first_nonfinite is not None:
+    raise RuntimeError(f"diverged: {losses.first_nonfinite}")""",
+)
+
+_SKIP = (
+    "Let GradScaler and a fused optimizer skip the batch on the device: they leave weights and state as "
+    "they are where a gradient is not finite. With another optimizer, or for a skip by other rules, the "
+    "host must ask.",
+    """\
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+scaler = torch.amp.GradScaler(device.type)
+for x, y in loader:
+    loss = F.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()""",
+)
+
+
+def _mend_nan_check(statement: ast.stmt, header: ast.AST) -> tuple[str, str] | None:
+    if not isinstance(statement, ast.If | ast.Assert):
+        return None
+    asks = any(name in _ASKS_FOR_NAN for name, _, _ in _calls(header))
+    test = statement.test
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.NotEq):  # `loss != loss`
+        asks |= ast.dump(test.left) == ast.dump(test.comparators[0])
+    if not asks:
+        return None
+    return _SKIP if any(isinstance(one, ast.Continue) for one in ast.walk(statement)) else _STOP
 
 
 # --- values that the host needs ---

@@ -83,7 +83,6 @@ def _finding(key: Key, group: Group, step_ms: float | None, watched: WatchedRun)
             key.cause,
             key.call,
             group.detail,
-            "" if site is None else site.source,
             None if site is None or around is None else around.at(site.line),
         ),
         part="step" if site is None else watched.parts.get((site.path, site.line), "step"),

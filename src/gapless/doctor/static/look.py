@@ -14,7 +14,6 @@ import tokenize
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -184,8 +183,8 @@ def findings_of(source: str, path: str, *, names_a_device: bool | None = None) -
         return []
     # Lines as Python counts them: a form feed, or a separator of Unicode, ends none.
     lines = source.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    allowed = _allowed_lines(source, tree)
     places = Places(tree)
+    allowed = _allowed_lines(source, places)
     findings = []
     for wait in waits:
         if wait.line in allowed or (wait.cause == "gc" and _COLLECTS_ITSELF.search(source)):
@@ -200,12 +199,7 @@ def findings_of(source: str, path: str, *, names_a_device: bool | None = None) -
                 per_step=None,
                 certainty="surely" if wait.sure else "maybe",
                 cause=cause_text(cause, wait.call),
-                mend=mend_text(
-                    cause,
-                    wait.call,
-                    lines=_block(lines, wait.line),
-                    place=places.at(wait.line),
-                ),
+                mend=mend_text(cause, wait.call, place=places.at(wait.line)),
             )
         )
     return findings
@@ -217,15 +211,7 @@ def _log_level(source: str) -> int:
     return max((getattr(logging, name, 0) for name in names), default=0)
 
 
-def _block(lines: list[str], number: int) -> str:
-    """Return a line, without its indentation, and those below it that are indented more."""
-    first, *below = lines[number - 1 :] or [""]
-    depth = len(first) - len(first.lstrip())
-    within = takewhile(lambda line: len(line) - len(line.lstrip()) > depth, below)
-    return "\n".join([first.strip(), *within])
-
-
-def _allowed_lines(source: str, tree: ast.Module) -> set[int]:
+def _allowed_lines(source: str, places: Places) -> set[int]:
     """Return the lines at which waits are allowed.
 
     A comment at the end of a line allows the statement that the line is in; alone on its line, the
@@ -233,32 +219,13 @@ def _allowed_lines(source: str, tree: ast.Module) -> set[int]:
     """
     if "gapless:" not in source:
         return set()
-    spans = _spans(tree)
     allowed: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and _ALLOWANCE.search(token.string):
             line = token.start[0]
             is_alone = not token.line[: token.start[1]].strip()
-            allowed.update(_span(spans, line + 1 if is_alone else line))
+            allowed.update(places.lines_around(line + 1 if is_alone else line))
     return allowed
-
-
-def _spans(tree: ast.Module) -> list[range]:
-    """Return the lines of each statement; of a block, those of its header."""
-    spans = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.stmt):
-            last = node.end_lineno or node.lineno
-            body = getattr(node, "body", None)
-            if body:
-                last = max(node.lineno, body[0].lineno - 1)
-            spans.append(range(node.lineno, last + 1))
-    return spans
-
-
-def _span(spans: list[range], line: int) -> range:
-    """Return the shortest span around a line."""
-    return min((span for span in spans if line in span), key=len, default=range(line, line + 1))
 
 
 def _look_at_file(path: Path) -> _FileLook:
