@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from gapless.doctor.static.moves import note_copy
 from gapless.doctor.static.scope import Class
 from gapless.doctor.static.values import (
     HOST,
@@ -65,15 +66,11 @@ def _bind_place(flow: Flow, target: ast.Subscript, value: Value) -> None:
     if base.kind in ON_DEVICE and any(is_mask(one) for one in index):
         if value.kind in TENSORS:
             flow.report(target.lineno, "shape", "Tensor.__setitem__", sure=False)
-    elif base.kind in ON_DEVICE and value.kind in ("host tensor", "pinned"):
-        flow.report(target.lineno, "copy", "Tensor.__setitem__", sure=base.kind == "device")
-    elif base.kind in (*ON_DEVICE, "tensor") and any(map(is_host_index, index)):
-        if base.form not in ("hint", "weak"):
-            is_sure = base.kind == "device"
-            flow.report(target.lineno, "cpu index", "Tensor.__setitem__", sure=is_sure)
-    elif base.kind == "host tensor" and value.kind == "device":
-        flow.report(target.lineno, "cpu", "Tensor.__setitem__", sure=True)
-    elif base.kind == "list" and isinstance(target.value, ast.Name):
+    elif base.kind == "device" and any(map(is_host_index, index)):
+        flow.report(target.lineno, "cpu index", "Tensor.__setitem__", sure=True)
+    else:
+        note_copy(flow, target.lineno, "Tensor.__setitem__", value, base)
+    if base.kind == "list" and isinstance(target.value, ast.Name):
         names = flow.frame.names
         names[target.value.id] = list_of(join(base.of, value) if base.of else value)
 

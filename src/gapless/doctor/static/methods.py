@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gapless.doctor.static import torch_names
 from gapless.doctor.static.hints import LOG_METHODS, LOGGERS, made_by, meant_by
-from gapless.doctor.static.moves import move
+from gapless.doctor.static.moves import move, note_copy
 from gapless.doctor.static.scope import OFTEN, Class, Function
 from gapless.doctor.static.torch_calls import operation
 from gapless.doctor.static.values import (
@@ -42,33 +42,14 @@ if TYPE_CHECKING:
 
 def call_method(flow: Flow, done: Call, base: Value, *, is_discarded: bool = False) -> Value:
     """Call a method; `is_discarded`: nobody takes what it returns."""
-    name, kind = done.name, base.kind
-    if torch_names.HOOKS.search(name) and done.node.args:
+    name, cls = done.name, base.what
+    if torch_names.HOOKS.search(name) and done.values:
         return _note_hook(flow, done)
-    if name == "format" and isinstance(done.node.func, ast.Attribute) and kind == "host":
-        for value in done.everything():
-            flow.read(done.line, "format", "Tensor.__format__", value)
-        return HOST
-    if kind == "instance" and isinstance(base.what, Class):
-        method = base.what.methods.get(name)
-        if method is not None:
-            return flow.call_function(method, done.values, done.keywords)
-        first = done.node.args[0] if done.node.args else None
-        if name == "register_buffer" and isinstance(first, ast.Constant):
-            base.what.attributes[str(first.value)] = TENSOR
-            return HOST
+    if isinstance(cls, Class) and (method := cls.methods.get(name)) is not None:
+        return flow.call_function(method, done.values, done.keywords)
     if name in ("to", "cuda", "cpu"):
         return move(flow, done, base, is_discarded=is_discarded)
-    if kind == "class" and isinstance(base.what, Class):
-        return _of_class(flow, done, base.what)
-    return _METHODS_OF.get(kind, _of_unknown)(flow, done, base)
-
-
-def _of_class(flow: Flow, done: Call, cls: Class) -> Value:
-    method = cls.methods.get(done.name)
-    if method is not None:
-        return flow.call_function(method, done.values, done.keywords)
-    return UNKNOWN
+    return _METHODS_OF.get(base.kind, _of_unknown)(flow, done, base)
 
 
 def _of_tensor(flow: Flow, done: Call, base: Value) -> Value:
@@ -86,25 +67,16 @@ def _of_tensor(flow: Flow, done: Call, base: Value) -> Value:
     special = _OF_TENSORS.get(name)
     if special is not None:
         return special(flow, done, base)
-    if name in ("type_as", "new_tensor") and done.values:
-        return _as_other(flow, done, base)
     if base.kind in ("host tensor", "pinned"):
         return operation(flow, done, f"Tensor.{name}", [HOST_TENSOR])
-    if base.form == "weak":
-        base = TENSOR  # which has such a method
     others = [one for one in done.values if one.kind in TENSORS]
     return operation(flow, done, f"Tensor.{name}", [base, *others])
 
 
 def _as_other(flow: Flow, done: Call, base: Value) -> Value:
     """Go through `x.type_as(y)`, which goes to where `y` is."""
-    other = done.values[0]
-    if base.kind in ("host tensor", "pinned") and other.kind in (*ON_DEVICE, "tensor", "unknown"):
-        flow.report(done.line, "copy", "Tensor.type_as", sure=other.kind == "device")
-        return DEVICE if other.kind == "device" else TENSOR
-    if base.kind == "device" and other.kind in ("host tensor", "pinned"):
-        flow.report(done.line, "cpu", "Tensor.type_as", sure=True)
-        return HOST_TENSOR
+    other = done.values[0] if done.values else UNKNOWN
+    note_copy(flow, done.line, "Tensor.type_as", base, other, or_unknown=True)
     return Value(other.kind if other.kind in TENSORS else "tensor")
 
 
@@ -126,20 +98,14 @@ def _backward(flow: Flow, done: Call, base: Value) -> Value:
     loss = function.value if isinstance(function, ast.Attribute) else function
     if base.kind not in TENSORS and done.node.args:
         loss, base = done.node.args[0], done.values[0]
-    if isinstance(loss, ast.Call) and len(loss.args) == 1:
-        (loss,) = loss.args  # of `scaler.scale(loss).backward()`
     if isinstance(loss, ast.Name) and base.kind not in ("module", "object", "instance"):
         flow.frame.names[loss.id] = DEVICE if base.kind in ON_DEVICE else TENSOR
     return HOST
 
 
 def _copy_into(flow: Flow, done: Call, base: Value) -> Value:
-    source = done.values[0] if done.values else UNKNOWN
-    if not done.flag("non_blocking") and len(done.values) < 2:
-        if base.kind in ON_DEVICE and source.kind in ("host tensor", "pinned"):
-            flow.report(done.line, "copy", "Tensor.copy_", sure=True)
-        elif base.kind in ("host tensor", "pinned") and source.kind in ON_DEVICE:
-            flow.report(done.line, "cpu", "Tensor.copy_", sure=True)
+    if done.values and not done.flag("non_blocking") and len(done.values) < 2:
+        note_copy(flow, done.line, "Tensor.copy_", done.values[0], base)
     return base
 
 
@@ -178,6 +144,13 @@ def _synchronize_unknown(flow: Flow, done: Call, base: Value) -> Value:
     return HOST
 
 
+def _register_buffer(flow: Flow, done: Call, base: Value) -> Value:
+    first = done.node.args[0] if done.node.args else None
+    if isinstance(base.what, Class) and isinstance(first, ast.Constant):
+        base.what.attributes[str(first.value)] = TENSOR
+    return HOST
+
+
 def _get_scale(flow: Flow, done: Call, base: Value) -> Value:
     flow.report(done.line, "item", "GradScaler.get_scale", sure=False)
     return HOST
@@ -207,11 +180,9 @@ def _of_module(flow: Flow, done: Call, module: Value) -> Value:
         return list_of(DEVICE if is_moved else TENSOR)
     if name == "state_dict":
         return Value("list", "dict", DEVICE if is_moved else TENSOR)
-    if isinstance(module.what, Class) and (method := module.what.methods.get(name)):
-        return flow.call_function(method, done.values, done.keywords)
     if name in torch_names.MODULE_CALLS:
         return call_module(flow, done, module)
-    if name in ("children", "modules", "named_modules", "named_children", "items", "values"):
+    if name in ("children", "modules", "items", "values"):
         return list_of(module)
     return _of_unknown(flow, done, UNKNOWN)
 
@@ -298,15 +269,11 @@ def _of_distribution(flow: Flow, done: Call, base: Value) -> Value:
 
 
 def _of_host(flow: Flow, done: Call, base: Value) -> Value:
-    keeps = base == ARRAY and done.name in (
-        "copy",
-        "astype",
-        "reshape",
-        "argsort",
-        "flatten",
-        "nonzero",
-    )
-    return ARRAY if keeps else HOST
+    if done.name == "format":
+        for value in done.everything():
+            flow.read(done.line, "format", "Tensor.__format__", value)
+    keeps = ("copy", "astype", "reshape", "argsort", "flatten", "nonzero")
+    return ARRAY if base == ARRAY and done.name in keeps else HOST
 
 
 def _note_hook(flow: Flow, done: Call) -> Value:
@@ -342,6 +309,7 @@ _OF_TENSORS: dict[str, _Handler] = {
     "pin_memory": _pin_memory,
     "copy_": _copy_into,
     "new_tensor": _new_tensor,
+    "type_as": _as_other,
     "as_subclass": lambda flow, done, base: UNKNOWN,
     "items": lambda flow, done, base: base,
     "values": lambda flow, done, base: base,
@@ -349,6 +317,7 @@ _OF_TENSORS: dict[str, _Handler] = {
 }
 _OF_UNKNOWNS: dict[str, _Handler] = {
     "backward": _backward,
+    "register_buffer": _register_buffer,
     "item": _read_unknown,
     "tolist": _read_unknown,
     "synchronize": _synchronize_unknown,

@@ -85,6 +85,17 @@ def moved(flow: Flow, done: Call, base: Value, place: str | None, name: str) -> 
     return OUTPUT if kind == "unknown" else on_device  # it may be a structure that has a `to`
 
 
+def note_copy(
+    flow: Flow, line: int, name: str, source: Value, target: Value, *, or_unknown: bool = False
+) -> None:
+    """Note a tensor that is copied into another, or to where that is, or may be."""
+    if source.kind in ("host tensor", "pinned"):
+        if target.kind in ON_DEVICE or (or_unknown and target.kind in ("tensor", "unknown")):
+            flow.report(line, "copy", name, sure=target.kind == "device")
+    elif source.kind == "device" and target.kind in ("host tensor", "pinned"):
+        flow.report(line, "cpu", name, sure=True)
+
+
 def device_of(done: Call) -> str | None:
     """Return what `device=` names: "device", "cpu", "any" device; None where it is not given."""
     for one in done.node.keywords:
