@@ -10,7 +10,6 @@ from gapless.doctor.static.scope import Class
 from gapless.doctor.static.values import (
     HOST,
     ON_DEVICE,
-    TENSOR,
     TENSORS,
     Value,
     element_of,
@@ -56,8 +55,6 @@ def _bind_attribute(flow: Flow, target: ast.Attribute, value: Value) -> None:
         flow.frame.names[f"{target.value.id}.{target.attr}"] = value
     if base.kind == "instance" and isinstance(base.what, Class):
         known = base.what.attributes
-        if value.form == "parameter":  # where it is when the module has been moved, nobody knows
-            value = TENSOR
         known[target.attr] = join(known[target.attr], value) if target.attr in known else value
 
 

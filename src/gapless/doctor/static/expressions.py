@@ -208,8 +208,6 @@ class Expressions(ast.NodeVisitor):
         elif base.kind == "device":
             if isinstance(node.slice, ast.List) or any(map(is_host_index, index)):
                 self._flow.report(node.lineno, "cpu index", "Tensor.__getitem__", sure=True)
-            elif any(one.form == "scalar" for one in index):
-                self._flow.report(node.lineno, "index", "Tensor.__getitem__", sure=False)
         elif UNKNOWN_MASK in index and self._frame.computes_with_torch:
             self._flow.report(node.lineno, "shape", "Tensor.__getitem__", sure=False)
         elif base.form not in ("hint", "weak") and any(map(is_host_index, index)):
@@ -381,10 +379,6 @@ def result_of(operator: ast.operator, left: Value, right: Value) -> Value:
         return Value(value.kind, "mask")
     if value.kind == "host" and ARRAY in (left, right):
         return ARRAY
-    if value.kind == "device" and {left.form, right.form} <= {"scalar", ""}:
-        both = (left, right)
-        if all(one.form == "scalar" or one.kind == "host" for one in both):
-            return Value("device", "scalar")
     return value
 
 
@@ -395,6 +389,7 @@ def _may_be_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Name | ast.Attribute)
 
 
+_ASKS_FOR_TYPE = re.compile(r".*(?:device|\.type)[\w.]* (==|!=) '(cuda|cpu)'")
 _GPU_WORDS = re.compile(r"cuda|gpu|device|mps|xpu|accelerator|available", re.IGNORECASE)
 
 
@@ -410,24 +405,13 @@ def runs_on_gpu(test: ast.expr) -> bool | None:
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         inner = runs_on_gpu(test.operand)
         return None if inner is None else not inner
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-        found = [runs_on_gpu(one) for one in test.values]
-        return False if False in found else None
-    if isinstance(test, ast.Call):
-        return True if ast.unparse(test.func).endswith("cuda.is_available") else None
-    if isinstance(test, ast.Attribute):
-        return True if test.attr == "is_cuda" else None
-    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+    if not isinstance(test, ast.Call | ast.Attribute | ast.Compare):
         return None
-    name, other = ast.unparse(test.left), test.comparators[0]
-    if not re.search(r"device|\.type$", name) or not isinstance(other, ast.Constant):
-        return None
-    if other.value not in ("cuda", "cpu"):
-        return None
-    is_equal = isinstance(test.ops[0], ast.Eq)
-    if not is_equal and not isinstance(test.ops[0], ast.NotEq):
-        return None
-    return is_equal == (other.value == "cuda")
+    text = ast.unparse(test)
+    if text.endswith(("cuda.is_available()", ".is_cuda")):
+        return True
+    found = _ASKS_FOR_TYPE.fullmatch(text)
+    return None if found is None else (found[1] == "==") == (found[2] == "cuda")
 
 
 def _attribute_called(name: str) -> Value:

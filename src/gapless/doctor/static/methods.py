@@ -19,7 +19,6 @@ from gapless.doctor.static.values import (
     ON_DEVICE,
     OUTPUT,
     PINNED,
-    SCALAR,
     TENSOR,
     TENSORS,
     UNKNOWN,
@@ -60,7 +59,7 @@ def _of_tensor(flow: Flow, done: Call, base: Value) -> Value:
         return HOST
     if name in torch_names.HOST_METHODS:
         return HOST
-    if name in torch_names.TAKE_SIZES and SCALAR in done.values:
+    if name in torch_names.TAKE_SIZES and any(one.kind == "device" for one in done.values):
         flow.report(done.line, "index", f"Tensor.{name}", sure=True)
     if name in torch_names.KEEP_MASK:
         return base

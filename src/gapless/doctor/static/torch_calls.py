@@ -15,7 +15,6 @@ from gapless.doctor.static.values import (
     ON_DEVICE,
     OUTPUT,
     PINNED,
-    SCALAR,
     TENSOR,
     TENSORS,
     UNKNOWN,
@@ -50,8 +49,6 @@ def _of_the_root(flow: Flow, done: Call, path: str) -> Value:
     last = path.rpartition(".")[2]
     if last in torch_names.FACTORIES:
         return _factory(flow, done, path)
-    if last in torch_names.HOST_FUNCTIONS:
-        return HOST
     return operation(flow, done, path, done.values) if path.count(".") == 1 else UNKNOWN
 
 
@@ -89,11 +86,8 @@ def _of_cuda(flow: Flow, done: Call, path: str) -> Value:
 def _of_nn(flow: Flow, done: Call, path: str) -> Value:
     last = path.rpartition(".")[2]
     first = done.values[0] if done.values else UNKNOWN
-    if path.startswith("torch.nn.init."):
-        return HOST if last.startswith("_") else first
     if last == "Parameter":
-        kind = first.kind if first.kind in TENSORS else "host tensor"
-        return Value(kind, "parameter")
+        return TENSOR
     if last in ("DataParallel", "DistributedDataParallel"):
         return Value("module", of=OUTPUT, what=first.what if first.kind == "module" else None)
     if last[:1].isupper():
@@ -149,19 +143,15 @@ def _factory(flow: Flow, done: Call, path: str) -> Value:
         first = done.values[0]
         if first.kind in TENSORS:
             return first if place is None else moved(flow, done, first, place, path)
-        if isinstance(done.node.args[0], ast.List) and not done.node.args[0].elts:
-            return TENSOR  # nothing is copied
         _note_values(flow, done, path, place)
-    form = "vector" if last in torch_names.VECTORS else ""
-    if any(
+    is_mask = any(
         one.arg == "dtype" and ast.unparse(one.value) == "torch.bool" for one in done.node.keywords
-    ):
-        form = "mask"
+    )
+    form = "mask" if is_mask else ""
     if place is None and not flow.makes_on_host:
         return TENSOR
     if place is None or place == "cpu":
-        made = PINNED if done.flag("pin_memory") else HOST_TENSOR
-        return Value(made.kind, "mask") if form == "mask" else made
+        return Value("pinned" if done.flag("pin_memory") else "host tensor", form)
     return Value("device", form) if place == "device" else TENSOR
 
 
@@ -218,12 +208,6 @@ def operation(flow: Flow, done: Call, path: str, operands: list[Value]) -> Value
     held = [one.of or one if one.kind == "list" else one for one in operands]
     if last in torch_names.JOIN_MASKS and held and all(one.form == "mask" for one in held):
         return Value(place.kind, "mask") if place.kind in TENSORS else place
-    if place.kind != "device":
-        return place
-    if last in torch_names.REDUCTIONS and len(done.values) + len(done.keywords) <= path.startswith(
-        "torch."
-    ):
-        return SCALAR
     return place
 
 

@@ -59,8 +59,6 @@ KEEP_MASK = _words(
 )
 # Of masks these make a mask.
 JOIN_MASKS = _words("cat concat stack hstack vstack repeat_interleave roll flip")
-# Without arguments these leave one value.
-REDUCTIONS = _words("sum mean max min prod norm std var median argmax argmin amax amin")
 
 # One value, or all, are brought to the host: the cause by the name of the method.
 READS = {name: cause for name, cause in READING_METHODS.items() if not name.startswith("__")}
@@ -91,7 +89,6 @@ FACTORIES = _words(
     cartesian_prod
     """
 )
-VECTORS = _words("arange linspace logspace randperm")
 # Factories that take Python values, which are copied to the device.
 FROM_VALUES = _words("tensor as_tensor asarray")
 # Factories whose first arguments are sizes or bounds: a tensor there is read.

@@ -11,8 +11,7 @@ class Value:
 
     Attributes:
         kind: one of the names below.
-        form: of a tensor: "mask" where it is of booleans, "scalar" where it has no dimension, "vector"
-            where its elements have none; "hint" or "weak" where only its name says that it is one. Of a module:
+        form: of a tensor: "mask" where it is of booleans; "hint" or "weak" where only its name says that it is one. Of a module:
             "torch" where it is of torch's own. Of a list: "dict", "tuple". Of the host: "array". Of
             what is unknown: "mask" where it was compared.
         of: of a list or loader: what its elements are; of a module: what it returns.
@@ -42,7 +41,6 @@ PINNED = Value("pinned")
 DEVICE = Value("device")
 OUTPUT = Value("output")  # of a model on the device: tensors there, or a structure that holds some
 MASK = Value("device", "mask")
-SCALAR = Value("device", "scalar")
 
 DEVICE_NAME = Value("device name")  # may name the GPU
 CPU_NAME = Value("cpu name")
@@ -96,7 +94,7 @@ def element_of(value: Value) -> Value:
     if value.kind in ("list", "loader"):
         return value.of or UNKNOWN
     if value.kind in TENSORS:
-        return replace(value, form={"mask": "mask", "vector": "scalar"}.get(value.form, ""))
+        return replace(value, form="mask" if value.form == "mask" else "")
     if value.kind == "host":
         return HOST
     return value if value.kind == "module" else UNKNOWN
