@@ -11,7 +11,7 @@ from gapless.doctor.static import calls
 from gapless.doctor.static.bindings import bind, bind_each, parts_of_index
 from gapless.doctor.static.hints import SETTINGS, meant_by
 from gapless.doctor.static.scope import NEVER, OFTEN, Class, Function
-from gapless.doctor.static.torch_names import HOST_ATTRIBUTES, TENSOR_ATTRIBUTES, WEIGHTS
+from gapless.doctor.static.torch_names import HOST_ATTRIBUTES, TENSOR_ATTRIBUTES
 from gapless.doctor.static.values import (
     ANY_DEVICE_NAME,
     ARRAY,
@@ -27,7 +27,6 @@ from gapless.doctor.static.values import (
     TENSORS,
     UNKNOWN,
     UNKNOWN_MASK,
-    WEAK_HINT,
     Value,
     dict_of,
     element_of,
@@ -176,7 +175,7 @@ class Expressions(ast.NodeVisitor):
         first = index[0] if index else HOST
         if kind in ("list", "host") and base.form != "dict" and first.kind in ("device", "tensor"):
             sure = first.kind == "device" and kind == "list"
-            if first.form not in ("hint", "weak"):
+            if first.form != "hint":
                 self._flow.report(node.lineno, "index", "Tensor.__index__", sure=sure)
         if kind == "unknown" and self._chooses(index):
             self._flow.report(node.lineno, "shape", "Tensor.__getitem__", sure=False)
@@ -210,7 +209,7 @@ class Expressions(ast.NodeVisitor):
                 self._flow.report(node.lineno, "cpu index", "Tensor.__getitem__", sure=True)
         elif UNKNOWN_MASK in index and self._frame.computes_with_torch:
             self._flow.report(node.lineno, "shape", "Tensor.__getitem__", sure=False)
-        elif base.form not in ("hint", "weak") and any(map(is_host_index, index)):
+        elif base.form != "hint" and any(map(is_host_index, index)):
             self._flow.report(node.lineno, "cpu index", "Tensor.__getitem__", sure=False)
 
     def visit_Slice(self, node: ast.Slice) -> Value:
@@ -416,7 +415,7 @@ def runs_on_gpu(test: ast.expr) -> bool | None:
 
 def _attribute_called(name: str) -> Value:
     if name in TENSOR_ATTRIBUTES:
-        return WEAK_HINT if name in WEIGHTS else HINT
+        return HINT
     return meant_by(name)
 
 

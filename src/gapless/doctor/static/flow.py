@@ -83,7 +83,7 @@ class Flow:
         if kind == "device":
             self.report(line, cause, call, sure=True)
         elif kind in ("output", "tensor") or (or_unknown and kind == "unknown"):
-            if value.form in ("hint", "weak") and cause in ("format", "print"):
+            if value.form == "hint" and cause in ("format", "print"):
                 return  # a number is more often written than a tensor
             self.report(line, cause, call, sure=False)
 

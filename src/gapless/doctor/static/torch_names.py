@@ -29,8 +29,6 @@ HOST_METHODS = _words(
 )
 # Attributes that are tensors, whatever they belong to.
 TENSOR_ATTRIBUTES = _words("grad weight bias logits loss in_proj_weight")
-# Of these, names of other things as well.
-WEIGHTS = _words("weight bias in_proj_weight")
 
 # Methods that nothing but a tensor has: not numpy's arrays, and no module.
 TENSOR_METHODS = _words(

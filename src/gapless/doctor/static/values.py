@@ -11,7 +11,7 @@ class Value:
 
     Attributes:
         kind: one of the names below.
-        form: of a tensor: "mask" where it is of booleans; "hint" or "weak" where only its name says that it is one. Of a module:
+        form: of a tensor: "mask" where it is of booleans; "hint" where only its name says that it is one. Of a module:
             "torch" where it is of torch's own. Of a list: "dict", "tuple". Of the host: "array". Of
             what is unknown: "mask" where it was compared.
         of: of a list or loader: what its elements are; of a module: what it returns.
@@ -35,7 +35,6 @@ UNKNOWN_MASK = Value("unknown", "mask")  # a comparison of who knows what
 
 TENSOR = Value("tensor")  # a tensor, or most likely one; who knows where
 HINT = Value("tensor", "hint")  # only its name says so
-WEAK_HINT = Value("tensor", "weak")  # likewise, but other things are called so as well
 HOST_TENSOR = Value("host tensor")
 PINNED = Value("pinned")
 DEVICE = Value("device")
@@ -143,7 +142,7 @@ def _join_alike(one: Value, other: Value) -> Value:
 def strongest(values: list[Value]) -> Value:
     """Return where an operation on all these is computed: a tensor on the device decides."""
     held = [value.of if value.kind == "list" and value.of else value for value in values]
-    kinds = {"unknown" if value.form == "weak" else value.kind for value in held}
+    kinds = {value.kind for value in held}
     if "device" in kinds:
         return DEVICE
     if "output" in kinds:
