@@ -51,8 +51,6 @@ def bind(flow: Flow, target: ast.expr, value: Value) -> None:
 
 def _bind_attribute(flow: Flow, target: ast.Attribute, value: Value) -> None:
     base = flow.value(target.value)
-    if isinstance(target.value, ast.Name):
-        flow.frame.names[f"{target.value.id}.{target.attr}"] = value
     if base.kind == "instance" and isinstance(base.what, Class):
         known = base.what.attributes
         known[target.attr] = join(known[target.attr], value) if target.attr in known else value

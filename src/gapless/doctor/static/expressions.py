@@ -14,7 +14,6 @@ from gapless.doctor.static.scope import NEVER, OFTEN, Class, Function
 from gapless.doctor.static.torch_names import HOST_ATTRIBUTES, TENSOR_ATTRIBUTES
 from gapless.doctor.static.values import (
     ANY_DEVICE_NAME,
-    ARRAY,
     CPU_NAME,
     DEVICE,
     DEVICE_NAME,
@@ -81,9 +80,6 @@ class Expressions(ast.NodeVisitor):
                     frame.is_seldom = True  # what follows is asked only where it is something
             frame.is_seldom = seldom
             return HOST
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            self.truth(node.operand)
-            return HOST
         value = self.visit(node)
         # A name that may hold a tensor is more often asked whether it is None.
         if value.kind == "device" or isinstance(node, ast.Compare | ast.Call):
@@ -116,12 +112,8 @@ class Expressions(ast.NodeVisitor):
         return value
 
     def visit_Attribute(self, node: ast.Attribute) -> Value:
-        """What is assigned to `a.b` counts before what `a` is."""
+        """What an object is says what its attribute is; else the name does."""
         name = node.attr
-        if isinstance(node.value, ast.Name):
-            assigned = self._frame.look_up(f"{node.value.id}.{name}")
-            if assigned is not None and assigned.kind != "unknown":
-                return assigned
         base = self.visit(node.value)
         kind = base.kind
         if kind == "named":
@@ -141,8 +133,6 @@ class Expressions(ast.NodeVisitor):
     @staticmethod
     def _attribute_of_instance(cls: Class, name: str) -> Value:
         known = cls.attributes.get(name, UNKNOWN)
-        if name in cls.methods:
-            cls.methods[name].is_passed_on = True
         if known.kind != "unknown":
             return known
         return _attribute_called(name)
@@ -150,8 +140,6 @@ class Expressions(ast.NodeVisitor):
     def _attribute_of_module(self, base: Value, name: str) -> Value:
         if name == "module":
             return base
-        if isinstance(base.what, Class) and name in base.what.attributes:
-            return base.what.attributes[name]
         if name in TENSOR_ATTRIBUTES:
             return DEVICE if base.of is not None and base.of.kind in ON_DEVICE else TENSOR
         return meant_by(name)
@@ -160,8 +148,6 @@ class Expressions(ast.NodeVisitor):
     def _place_of(owner: ast.expr, value: Value) -> Value:
         if value.kind in ON_DEVICE:
             return DEVICE_NAME
-        if value.kind in ("host tensor", "pinned"):
-            return CPU_NAME
         settles = getattr(owner, "id", getattr(owner, "attr", "")) in SETTINGS
         return DEVICE_NAME if settles else ANY_DEVICE_NAME
 
@@ -181,10 +167,6 @@ class Expressions(ast.NodeVisitor):
             self._flow.report(node.lineno, "shape", "Tensor.__getitem__", sure=False)
         if isinstance(node.slice, ast.Slice) and kind in ("host", "list"):
             return replace(base, parts=())
-        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, int):
-            place = node.slice.value
-            if -len(base.parts) <= place < len(base.parts):
-                return base.parts[place]
         element = element_of(base)
         if element.kind == "unknown" and isinstance(node.slice, ast.Constant):
             meant = meant_by(str(node.slice.value))
@@ -261,16 +243,11 @@ class Expressions(ast.NodeVisitor):
         if isinstance(operator, ast.Is | ast.IsNot):
             return HOST
         if isinstance(operator, ast.In | ast.NotIn):
-            if operands[1].kind == "device":
-                self._flow.report(node.lineno, "bool", "Tensor.__contains__", sure=True)
-            elif operands[0].kind == "device" and operands[1].kind == "list":
-                self._flow.report(node.lineno, "bool", "Tensor.__eq__", sure=False)
+            self._flow.read(node.lineno, "bool", "Tensor.__contains__", operands[1])
             return HOST
         if any(_is_text_or_none(one) for one in (node.left, *node.comparators)):
             return HOST
         value = strongest(operands)
-        if len(operands) > 2:
-            self._flow.read(node.lineno, "bool", "Tensor.__bool__", value)
         if value.kind == "unknown":
             return UNKNOWN_MASK
         return Value(value.kind, "mask") if value.kind in TENSORS else value
@@ -370,14 +347,10 @@ class Expressions(ast.NodeVisitor):
 
 def result_of(operator: ast.operator, left: Value, right: Value) -> Value:
     """Return what an operator makes of two values."""
-    if left.kind == "list":
-        return join(left, right) if right.kind == "list" else left
     value = strongest([left, right])
     is_mask = isinstance(operator, ast.BitAnd | ast.BitOr | ast.BitXor)
     if is_mask and "mask" in (left.form, right.form):
         return Value(value.kind, "mask")
-    if value.kind == "host" and ARRAY in (left, right):
-        return ARRAY
     return value
 
 

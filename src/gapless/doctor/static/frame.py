@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gapless.doctor.static.scope import OFTEN, ONCE, Wait
-from gapless.doctor.static.values import CPU_NAME, DEVICE_NAME, NONE, join, list_of
+from gapless.doctor.static.values import NONE, join, list_of
 
 
 if TYPE_CHECKING:
@@ -93,7 +93,4 @@ def joined_names(one: dict[str, Value], other: dict[str, Value]) -> dict[str, Va
     for name, value in other.items():
         former = one.get(name)
         joined[name] = value if former is None or former is value else join(former, value)
-    for name in one.keys() ^ other.keys():
-        if joined[name] is CPU_NAME and "." in name:  # `args.device`, where there is no GPU
-            joined[name] = DEVICE_NAME
     return joined
