@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from gapless.doctor.static.moves import note_copy
 from gapless.doctor.static.scope import Class
 from gapless.doctor.static.values import (
     HOST,
@@ -53,7 +52,10 @@ def _bind_attribute(flow: Flow, target: ast.Attribute, value: Value) -> None:
     base = flow.value(target.value)
     if base.kind == "instance" and isinstance(base.what, Class):
         known = base.what.attributes
-        known[target.attr] = join(known[target.attr], value) if target.attr in known else value
+        former = known.get(target.attr)
+        # A module that is moved is the one that it was.
+        is_new = former is None or value.kind == former.kind == "module"
+        known[target.attr] = value if former is None or is_new else join(former, value)
 
 
 def _bind_place(flow: Flow, target: ast.Subscript, value: Value) -> None:
@@ -68,6 +70,17 @@ def _bind_place(flow: Flow, target: ast.Subscript, value: Value) -> None:
     if base.kind == "list" and isinstance(target.value, ast.Name):
         names = flow.frame.names
         names[target.value.id] = list_of(join(base.of, value) if base.of else value)
+
+
+def note_copy(
+    flow: Flow, line: int, name: str, source: Value, target: Value, *, or_unknown: bool = False
+) -> None:
+    """Note a tensor that is copied into another, or to where that is, or may be."""
+    if source.kind in ("host tensor", "pinned"):
+        if target.kind in ON_DEVICE or (or_unknown and target.kind in ("tensor", "unknown")):
+            flow.report(line, "copy", name, sure=target.kind == "device")
+    elif source.kind == "device" and target.kind in ("host tensor", "pinned"):
+        flow.report(line, "cpu", name, sure=True)
 
 
 def parts_of_index(flow: Flow, node: ast.expr) -> list[Value]:

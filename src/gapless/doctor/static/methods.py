@@ -7,8 +7,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from gapless.doctor.static import torch_names
+from gapless.doctor.static.bindings import note_copy
 from gapless.doctor.static.hints import LOG_METHODS, LOGGERS, made_by, meant_by
-from gapless.doctor.static.moves import move, note_copy
+from gapless.doctor.static.moves import move
 from gapless.doctor.static.scope import OFTEN, Class, Function
 from gapless.doctor.static.torch_calls import operation
 from gapless.doctor.static.values import (

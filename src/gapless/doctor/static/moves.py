@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from gapless.doctor.static.bindings import bind
 from gapless.doctor.static.hints import DEVICE_WORD
 from gapless.doctor.static.values import (
     DEVICE,
@@ -35,7 +36,7 @@ def move(flow: Flow, done: Call, base: Value, *, is_discarded: bool) -> Value:
         base = Value("module", of=TENSOR)  # a tensor is not moved in place, a module is
         module = _moved_module(base, place)
         if isinstance(function, ast.Attribute):
-            flow.frame.names[ast.unparse(_owner(function.value))] = module
+            bind(flow, _owner(function.value), module)
         return module
     if base.kind in ("module", "object"):
         return _moved_module(base, place)
@@ -83,17 +84,6 @@ def moved(flow: Flow, done: Call, base: Value, place: str | None, name: str) -> 
         flow.report(done.line, "copy", name, sure=kind == "pinned")
     on_device = MASK if base.form == "mask" else DEVICE
     return OUTPUT if kind == "unknown" else on_device  # it may be a structure that has a `to`
-
-
-def note_copy(
-    flow: Flow, line: int, name: str, source: Value, target: Value, *, or_unknown: bool = False
-) -> None:
-    """Note a tensor that is copied into another, or to where that is, or may be."""
-    if source.kind in ("host tensor", "pinned"):
-        if target.kind in ON_DEVICE or (or_unknown and target.kind in ("tensor", "unknown")):
-            flow.report(line, "copy", name, sure=target.kind == "device")
-    elif source.kind == "device" and target.kind in ("host tensor", "pinned"):
-        flow.report(line, "cpu", name, sure=True)
 
 
 def device_of(done: Call) -> str | None:
