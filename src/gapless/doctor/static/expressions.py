@@ -73,12 +73,12 @@ class Expressions(ast.NodeVisitor):
     def truth(self, node: ast.expr) -> Value:
         """Go through an expression that Python makes a bool of; return what it is."""
         if isinstance(node, ast.BoolOp):
-            frame, seldom = self._frame, self._frame.is_seldom
+            frame, former = self._frame, self._frame.may_be_none
             for one in node.values:
                 self.truth(one)
                 if isinstance(node.op, ast.And) and _may_be_none(one):
-                    frame.is_seldom = True  # what follows is asked only where it is something
-            frame.is_seldom = seldom
+                    frame.may_be_none = True
+            frame.may_be_none = former
             return HOST
         value = self.visit(node)
         # A name that may hold a tensor is more often asked whether it is None.
@@ -175,9 +175,7 @@ class Expressions(ast.NodeVisitor):
 
     def _chooses(self, index: list[Value]) -> bool:
         """Whether an index of what may be a tensor or an array of numpy is a mask of torch."""
-        if any(is_mask(one) for one in index):
-            return True
-        return UNKNOWN_MASK in index and self._frame.computes_with_torch
+        return UNKNOWN_MASK in index or any(is_mask(one) for one in index)
 
     def _note_index(self, node: ast.Subscript, base: Value, index: list[Value]) -> None:
         masks = [one for one in index if is_mask(one)]
@@ -189,7 +187,7 @@ class Expressions(ast.NodeVisitor):
         elif base.kind == "device":
             if isinstance(node.slice, ast.List) or any(map(is_host_index, index)):
                 self._flow.report(node.lineno, "cpu index", "Tensor.__getitem__", sure=True)
-        elif UNKNOWN_MASK in index and self._frame.computes_with_torch:
+        elif UNKNOWN_MASK in index:
             self._flow.report(node.lineno, "shape", "Tensor.__getitem__", sure=False)
         elif base.form != "hint" and any(map(is_host_index, index)):
             self._flow.report(node.lineno, "cpu index", "Tensor.__getitem__", sure=False)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gapless.doctor.static.expressions import Expressions
 from gapless.doctor.static.frame import Frame, keep
-from gapless.doctor.static.scope import NEVER, ONCE, PERHAPS, Function, Wait
+from gapless.doctor.static.scope import NEVER, ONCE, Function, Wait
 from gapless.doctor.static.statements import Statements
 from gapless.doctor.static.values import UNKNOWN, Value
 
@@ -125,14 +125,9 @@ class Flow:
         return UNKNOWN
 
     def _look_at_uncalled(self, function: Function) -> None:
-        is_method = function.cls is not None
-        is_public = not function.node.name.startswith("_") or function.node.name.startswith("__")
-        if function.times and not function.is_passed_on and not (is_method and is_public):
+        if function.times and not function.is_passed_on:
             return
-        level = function.level_by_itself()
-        if not function.is_passed_on and (function.times or not is_method):
-            level = min(level, PERHAPS)  # no loop is seen to call it, nor anything to keep it
-        if function.note_call({}, level):
+        if function.note_call({}, function.level_by_itself()):
             self._go_through(function)
 
     def _go_through(self, function: Function) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gapless.doctor.static.scope import OFTEN, ONCE, Wait
+from gapless.doctor.static.scope import ONCE, Wait
 from gapless.doctor.static.values import NONE, join, list_of
 
 
@@ -24,8 +24,7 @@ class Frame:
         names: what its own names hold.
         waits: that were found, by line.
         level: how often the code at hand runs.
-        is_seldom: whether it runs in few of these times, as below `if step % 1000 == 0`.
-        loop_names: that the loops around it bind.
+        may_be_none: whether the values at hand are asked only where they are something.
         num_loops: around it.
         returned: the values of its `return`s.
         yielded: the values of its `yield`s.
@@ -36,16 +35,10 @@ class Frame:
     names: dict[str, Value] = field(default_factory=dict)
     waits: dict[int, Wait] = field(default_factory=dict)
     level: int = ONCE
-    is_seldom: bool = False
-    loop_names: frozenset[str] = frozenset()
+    may_be_none: bool = False
     num_loops: int = 0
     returned: list[Value] = field(default_factory=list)
     yielded: list[Value] = field(default_factory=list)
-
-    @property
-    def computes_with_torch(self) -> bool:
-        """Whether the function at hand uses torch and no numpy: what it compares are tensors."""
-        return self.function is not None and self.function.computes_with_torch()
 
     @property
     def is_in_loop(self) -> bool:
@@ -65,7 +58,7 @@ class Frame:
     def report(self, line: int, cause: str, call: str, *, sure: bool) -> None:
         """Note that a line waits."""
         if self.level > ONCE:
-            sure = sure and self.level == OFTEN and not self.is_seldom
+            sure = sure and not self.may_be_none
             name = self.function.name if self.function else "<module>"
             keep(self.waits, Wait(line, cause, call, sure, name))
 

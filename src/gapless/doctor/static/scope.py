@@ -22,35 +22,13 @@ from gapless.doctor.static.values import (
 )
 
 
-# How often code runs. What runs once is not reported; of what may run once nothing is said for sure.
+# How often code runs. What runs once is not reported.
 NEVER = 0  # constructors, and what runs in workers of a loader: their loops do not count either
 ONCE = 1
-PERHAPS = 2  # beside the loop of a function that nobody is seen to call
-OFTEN = 3
+OFTEN = 2
 
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
-_QUIET_METHODS = frozenset(
-    [
-        "__init__",
-        "__post_init__",
-        "__new__",
-        "extra_repr",
-        "__setstate__",
-        "reset_parameters",
-        "init_weights",
-        "_init_weights",
-        "setup",
-        "prepare_data",
-        "add_arguments",
-        "configure_optimizers",
-    ]
-)
-# What such functions do is done before a training, or after it.
-_PREPARES = re.compile(
-    r"_?(load|save|build|create|init|setup|set_up|make|convert|export|resume|pre|post|before|after"
-    r"|finish|finalize|teardown|close|merge|unmerge|on_(train|fit|run|training)_(start|begin|end)"
-    r"|to$|cuda$|to_cuda$)(_|$)"
-)
+_QUIET_METHODS = ("__init__", "__post_init__", "__new__", "setup", "configure_optimizers")
 # What such functions do is done for each batch, or a few.
 _TAKES_A_STEP = re.compile(r"(^|_)(step|update|learn|optimi[sz]e)(_|$)")
 _ANNOTATED = {
@@ -118,7 +96,6 @@ class Function:
     times: int = 0
     is_busy: bool = False
     is_passed_on: bool = False
-    _uses: set[str] | None = None
 
     @property
     def name(self) -> str:
@@ -131,17 +108,7 @@ class Function:
             return NEVER
         if self.node.name.startswith("main"):
             return ONCE
-        prepares = _PREPARES.match(self.node.name) or self._is_cached()
-        return PERHAPS if prepares or _has_loop(self.node.body) else OFTEN
-
-    def _is_cached(self) -> bool:
-        return any("cache" in ast.unparse(one) for one in self.node.decorator_list)
-
-    def computes_with_torch(self) -> bool:
-        """Whether it uses torch and no numpy."""
-        if self._uses is None:
-            self._uses = {one.id for one in ast.walk(self.node) if isinstance(one, ast.Name)}
-        return bool(self._uses & {"torch", "F", "nn"}) and not self._uses & {"np", "numpy"}
+        return OFTEN
 
     def trains(self) -> bool:
         """Whether a loop of its own goes backward, and nobody calls it for a few batches at a time."""

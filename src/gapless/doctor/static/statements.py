@@ -11,11 +11,7 @@ from gapless.doctor.static.expressions import result_of, runs_on_gpu
 from gapless.doctor.static.frame import joined_names, keep
 from gapless.doctor.static.scope import NEVER, OFTEN, Class, Function
 from gapless.doctor.static.values import (
-    EMPTY,
-    HOST,
     NONE,
-    TENSOR,
-    UNKNOWN,
     Value,
     element_of,
     join,
@@ -32,7 +28,6 @@ if TYPE_CHECKING:
     from gapless.doctor.static.frame import Frame
 
 
-_SELDOM = 100  # once in so many steps
 _DEEPEST_LOOP = 3  # that is gone through twice where its values change
 
 
@@ -54,16 +49,7 @@ class Statements(ast.NodeVisitor):
 
     def block(self, body: list[ast.stmt]) -> bool:
         """Go through statements in their order, until the flow leaves; return whether it does."""
-        frame = self._frame
-        level = frame.level
-        for node in body:
-            if self.visit(node):
-                frame.level = level
-                return True
-            if isinstance(node, ast.If) and runs_on_gpu(node.test) and _leaves(node.body):
-                frame.level = NEVER  # what follows is for the host alone
-        frame.level = level
-        return False
+        return any(self.visit(node) for node in body)
 
     def generic_visit(self, node: ast.AST) -> None:
         """Pass over a statement that neither binds nor computes anything that is followed."""
@@ -104,13 +90,12 @@ class Statements(ast.NodeVisitor):
 
     def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
         """Goes over the elements of a value."""
-        names = frozenset(one.id for one in ast.walk(node.target) if isinstance(one, ast.Name))
         source = self._flow.value(node.iter)  # once, whatever the loop does
-        self._loop(node, lambda: bind_each(self._flow, node.target, node.iter, source), names)
+        self._loop(node, lambda: bind_each(self._flow, node.target, node.iter, source))
 
     def visit_While(self, node: ast.While) -> None:
         """May ask an event until it is done."""
-        self._loop(node, lambda: self._spin(node.test), frozenset())
+        self._loop(node, lambda: self._spin(node.test))
 
     def _spin(self, test: ast.expr) -> None:
         self._expressions.truth(test)
@@ -122,14 +107,11 @@ class Statements(ast.NodeVisitor):
         self,
         node: ast.For | ast.AsyncFor | ast.While,
         begin: Callable[[], None],
-        names: frozenset[str],
     ) -> None:
         frame = self._frame
-        level, waits, loop_names = frame.level, frame.waits, frame.loop_names
-        seldom = frame.is_seldom
+        level, waits = frame.level, frame.waits
         if level != NEVER:
             frame.level = OFTEN
-        frame.loop_names = loop_names | names
         frame.num_loops += 1
         after = frame.names
         for attempt in range(2):
@@ -144,7 +126,7 @@ class Statements(ast.NodeVisitor):
         for wait in frame.waits.values():
             keep(waits, wait)
         frame.names, frame.waits = after, waits
-        frame.level, frame.loop_names, frame.is_seldom = level, loop_names, seldom
+        frame.level = level
         frame.num_loops -= 1
         self.block(node.orelse)
 
@@ -152,15 +134,13 @@ class Statements(ast.NodeVisitor):
         """The paths come together behind it, unless one leaves."""
         frame = self._frame
         self._expressions.truth(node.test)
-        entry, seldom = frame.names, frame.is_seldom
+        entry = frame.names
         frame.names = dict(entry)
-        frame.is_seldom = seldom or _is_seldom(node.test, frame.loop_names)
-        _narrow(frame, node.test)
         on_gpu, level = runs_on_gpu(node.test), frame.level
         frame.level = NEVER if on_gpu is False else level
         leaves = self.block(node.body)
         then = frame.names
-        frame.names, frame.is_seldom = dict(entry), seldom
+        frame.names = dict(entry)
         frame.level = NEVER if on_gpu else level
         leaves_too = self.block(node.orelse)
         frame.level = level
@@ -187,13 +167,13 @@ class Statements(ast.NodeVisitor):
         frame = self._frame
         entry = dict(frame.names)
         leaves = self.block(node.body) or self.block(node.orelse)
-        after, seldom = frame.names, frame.is_seldom
+        after = frame.names
         for handler in node.handlers:
-            frame.names, frame.is_seldom = dict(entry), True
+            frame.names = dict(entry)
             if not self.block(handler.body):
                 after = frame.names if leaves else joined_names(after, frame.names)
                 leaves = False
-        frame.names, frame.is_seldom = after, seldom
+        frame.names = after
         return self.block(node.finalbody) or leaves
 
     def visit_Match(self, node: ast.Match) -> None:
@@ -279,58 +259,3 @@ class Statements(ast.NodeVisitor):
     def visit_Break(self, node: ast.Break) -> bool:
         """The flow leaves."""
         return True
-
-
-def _leaves(body: list[ast.stmt]) -> bool:
-    return isinstance(body[-1], ast.Return | ast.Continue | ast.Break | ast.Raise)
-
-
-def _is_seldom(test: ast.expr, loop_names: frozenset[str]) -> bool:
-    """Return whether a condition holds in few steps, such as `step % 1000 == 0`."""
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-        return any(_is_seldom(one, loop_names) for one in test.values)
-    if _is_first_time(test):
-        return True
-    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
-        return False
-    left = test.left
-    if isinstance(left, ast.Name):
-        return left.id in loop_names
-    if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod):
-        every = left.right
-        number = every.value if isinstance(every, ast.Constant) else 0
-        return isinstance(number, int) and number >= _SELDOM
-    return False
-
-
-def _narrow(frame: Frame, test: ast.expr) -> None:
-    """Use what `isinstance` and `is_tensor` say of a name."""
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-        for one in test.values:
-            _narrow(frame, one)
-    if not isinstance(test, ast.Call) or not test.args or not isinstance(test.args[0], ast.Name):
-        return
-    name = test.args[0].id
-    known = frame.names.get(name, UNKNOWN)
-    called = getattr(test.func, "id", getattr(test.func, "attr", ""))
-    kinds = ast.unparse(test.args[1]) if called == "isinstance" and len(test.args) == 2 else ""
-    if called == "is_tensor" or "Tensor" in kinds:
-        if known.kind == "unknown":
-            frame.names[name] = TENSOR
-    elif kinds and known.kind in ("unknown", "tensor"):
-        frame.names[name] = EMPTY if kinds in ("list", "tuple", "dict", "(list, tuple)") else HOST
-
-
-def _is_first_time(test: ast.expr) -> bool:
-    """Return whether a condition holds until something is made: `self.x is None`, `not hasattr(...)`."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return (
-            isinstance(test.operand, ast.Call)
-            and getattr(test.operand.func, "id", "") == "hasattr"
-        )
-    return (
-        isinstance(test, ast.Compare)
-        and isinstance(test.ops[0], ast.Is)
-        and isinstance(test.left, ast.Attribute)
-        and isinstance(test.comparators[0], ast.Constant)
-    )
