@@ -37,8 +37,7 @@ class Flow:
     """
 
     def __init__(self, *, makes_on_host: bool = True, log_level: int = 0) -> None:
-        self.makes_on_host = makes_on_host
-        self.log_level = log_level
+        self.makes_on_host, self.log_level = makes_on_host, log_level
         self.frame = Frame()
         self.discarded: ast.expr | None = None
         self.functions: list[Function] = []

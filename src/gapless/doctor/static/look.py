@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 # A file in which none of these stands holds no tensor, unless a module beside it makes them.
 _WORDS = re.compile(r"torch|lightning|transformers|accelerate|\.item\(\)|\.cpu\(\)")
 _NAMES_A_DEVICE = re.compile(r"cuda|device|gpu|accelerat|fabric|lightning|\.to\(", re.IGNORECASE)
+_MAKES_ON_DEVICE = re.compile(r"\bset_default_(device|tensor_type)\(")
 _IMPORTED = re.compile(r"^\s*(?:from|import)\s+\.*(\w+)", re.MULTILINE)
 _ALLOWANCE = re.compile(r"#\s*gapless:\s*allow\(\s*[^)\s][^)]*\)")
 _SAVING = ("torch.save", "Module.state_dict", "pickle.dump")
@@ -176,9 +177,8 @@ def findings_of(source: str, path: str, *, names_a_device: bool | None = None) -
     tree = _parsed(source)
     if not names_a_device and ".backward()" in source:
         return []  # a script that trains on the host
-    waits = Flow(makes_on_host="set_default_" not in source, log_level=_log_level(source)).waits(
-        tree
-    )
+    makes_on_host = not _MAKES_ON_DEVICE.search(source)
+    waits = Flow(makes_on_host=makes_on_host, log_level=_log_level(source)).waits(tree)
     if not waits:
         return []
     # Lines as Python counts them: a form feed, or a separator of Unicode, ends none.

@@ -92,17 +92,6 @@ def _new_tensor(flow: Flow, done: Call, base: Value) -> Value:
     return Value(base.kind)
 
 
-def _backward(flow: Flow, done: Call, base: Value) -> Value:
-    """What goes backward is a tensor, whatever the model may return: `x.backward()`, or an argument."""
-    function = done.node.func
-    loss = function.value if isinstance(function, ast.Attribute) else function
-    if base.kind not in TENSORS and done.node.args:
-        loss, base = done.node.args[0], done.values[0]
-    if isinstance(loss, ast.Name) and base.kind not in ("module", "object", "instance"):
-        flow.frame.names[loss.id] = DEVICE if base.kind in ON_DEVICE else TENSOR
-    return HOST
-
-
 def _copy_into(flow: Flow, done: Call, base: Value) -> Value:
     if done.values and not done.flag("non_blocking") and len(done.values) < 2:
         note_copy(flow, done.line, "Tensor.copy_", done.values[0], base)
@@ -120,8 +109,10 @@ def _of_unknown(flow: Flow, done: Call, base: Value) -> Value:
     special = _OF_UNKNOWNS.get(name)
     if special is not None:
         return special(flow, done, base)
+    if name in torch_names.MASK_METHODS:
+        return Value("tensor", "mask")
     if name in torch_names.TENSOR_METHODS:
-        return Value("tensor", "mask" if name in torch_names.MASK_METHODS else "")
+        return TENSOR
     if name in ("max", "min", "sum") and not done.node.args:
         return Value("unknown", "largest")
     return HOST if name in torch_names.HOST_METHODS else made_by(name)
@@ -305,7 +296,6 @@ _METHODS_OF: dict[str, _Handler] = {
     "none": _of_host,
 }
 _OF_TENSORS: dict[str, _Handler] = {
-    "backward": _backward,
     "pin_memory": _pin_memory,
     "copy_": _copy_into,
     "new_tensor": _new_tensor,
@@ -316,7 +306,6 @@ _OF_TENSORS: dict[str, _Handler] = {
     "keys": lambda flow, done, base: HOST,
 }
 _OF_UNKNOWNS: dict[str, _Handler] = {
-    "backward": _backward,
     "register_buffer": _register_buffer,
     "item": _read_unknown,
     "tolist": _read_unknown,

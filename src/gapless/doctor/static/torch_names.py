@@ -33,13 +33,8 @@ TENSOR_ATTRIBUTES = _words("grad weight bias logits loss in_proj_weight")
 # Methods that nothing but a tensor has: not numpy's arrays, and no module.
 TENSOR_METHODS = _words(
     """
-    detach unsqueeze softmax log_softmax contiguous permute logsumexp masked_fill masked_fill_
-    topk argmax_ amax amin sigmoid tanh relu exp log sqrt rsqrt abs norm eq ne lt gt le ge
-    isnan isinf isfinite gather scatter scatter_ scatter_add_ index_select index_add_ expand
-    expand_as view view_as chunk unbind unfold logical_and logical_or logical_not logical_xor
-    new_zeros new_ones new_full new_empty detach_ mul_ add_ sub_ div_ zero_ fill_ clamp_
-    clamp_min clamp_max pow bmm matmul mm type_as lerp_ square long half bfloat16
-    requires_grad_ unsqueeze_ squeeze_ logsigmoid cross
+    detach unsqueeze softmax log_softmax contiguous masked_fill topk sigmoid abs norm square
+    scatter_add_ index_select view bmm matmul type_as
     """
 )
 MASK_METHODS = _words(
