@@ -76,7 +76,6 @@ STILL: dict[str, int] = {
 TEXTS = {
     "cli/main.py": "_command",  # end of a module's name
     "device/nondeterministic.py": r"_\w+_backward",  # operators
-    "doctor/static/scope.py": "_init_weights",  # a method of users' classes
     "doctor/static/torch_names.py": r"torch\._dynamo",  # a module, as scripts name it
     "doctor/trace/chrome_trace.py": "_ptds|_ptsz",  # ends of names of CUDA
     "doctor/lines/wait_cause.py": r"_nll_loss|_tensor(_str)?\.py",  # what tracebacks name

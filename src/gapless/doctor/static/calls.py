@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from gapless.doctor.static import torch_names
+from gapless.doctor.static.flow import Call
 from gapless.doctor.static.hints import made_by, meant_by
 from gapless.doctor.static.methods import call_method, call_module, log
 from gapless.doctor.static.scope import NEVER, Class, Function
@@ -30,45 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gapless.doctor.static.flow import Flow
-
-
-class Call:
-    """A call with its arguments gone through."""
-
-    __slots__ = ("keywords", "name", "node", "values")
-
-    def __init__(self, flow: Flow, node: ast.Call) -> None:
-        self.node = node
-        function = node.func
-        self.name = (
-            function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-        )
-        self.values = [flow.value(one) for one in node.args]
-        self.keywords = {
-            one.arg or "**": flow.value(one.value)
-            for one in node.keywords
-            if one.arg != "map_location"  # is called while a file is read
-        }
-
-    @property
-    def line(self) -> int:
-        """Of the function's name: a chain of calls may stand on several lines."""
-        return self.node.func.end_lineno or self.node.lineno
-
-    def has(self, place: int, name: str) -> bool:
-        """Whether an argument is given, by place or by name."""
-        return len(self.values) > place or name in self.keywords
-
-    def flag(self, name: str) -> bool:
-        """Whether a keyword is given that is not plainly false."""
-        for one in self.node.keywords:
-            if one.arg == name:
-                return not isinstance(one.value, ast.Constant) or bool(one.value.value)
-        return False
-
-    def everything(self) -> list[Value]:
-        """All arguments."""
-        return [*self.values, *self.keywords.values()]
 
 
 def call(flow: Flow, node: ast.Call) -> Value:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
-from gapless.doctor.static.expressions import Expressions
 from gapless.doctor.static.frame import Frame, keep
 from gapless.doctor.static.scope import NEVER, ONCE, Function, Wait
-from gapless.doctor.static.statements import Statements
 from gapless.doctor.static.values import UNKNOWN, Value
 
 
 if TYPE_CHECKING:
-    import ast
+    from collections.abc import Callable
 
 
 _MOST_TIMES = 3  # that a function is gone through, for calls with other values
@@ -34,6 +33,8 @@ class Flow:
         frame: the function at hand, or the code of the file itself.
         discarded: the expression whose value nobody takes.
         functions: of the file, as far as they are known.
+        value: goes through an expression; returns what it is.
+        block: goes through statements; returns whether the flow leaves.
     """
 
     def __init__(self, *, makes_on_host: bool = True, log_level: int = 0) -> None:
@@ -42,12 +43,12 @@ class Flow:
         self.discarded: ast.expr | None = None
         self.functions: list[Function] = []
         self._depth = 0
-        self._expressions = Expressions(self)
-        self._statements = Statements(self, self._expressions)
+        self.value: Callable[[ast.expr], Value]
+        self.block: Callable[[list[ast.stmt]], bool]
 
     def waits(self, tree: ast.Module) -> list[Wait]:
         """Return the waits of a file, one a line, in order."""
-        self._statements.block(tree.body)
+        self.block(tree.body)
         for function in self.functions:  # grows: functions within functions follow
             self._look_at_uncalled(function)
         found = dict(self.frame.waits)
@@ -57,10 +58,6 @@ class Flow:
         return [found[line] for line in sorted(found)]
 
     # --- what the other files ask of the walk
-
-    def value(self, node: ast.expr) -> Value:
-        """Go through an expression; return what it is."""
-        return self._expressions.visit(node)
 
     def quietly(self, node: ast.expr) -> Value:
         """Go through an expression again, whose waits are known; return what it is."""
@@ -143,8 +140,47 @@ class Flow:
         function.is_busy = True
         function.times += 1
         self._depth += 1
-        self._statements.block(function.node.body)
+        self.block(function.node.body)
         function.returned = self.frame.result()
         function.is_busy = False
         self._depth -= 1
         self.frame = caller
+
+
+class Call:
+    """A call with its arguments gone through."""
+
+    __slots__ = ("keywords", "name", "node", "values")
+
+    def __init__(self, flow: Flow, node: ast.Call) -> None:
+        self.node = node
+        function = node.func
+        self.name = (
+            function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        )
+        self.values = [flow.value(one) for one in node.args]
+        self.keywords = {
+            one.arg or "**": flow.value(one.value)
+            for one in node.keywords
+            if one.arg != "map_location"  # is called while a file is read
+        }
+
+    @property
+    def line(self) -> int:
+        """Of the function's name: a chain of calls may stand on several lines."""
+        return self.node.func.end_lineno or self.node.lineno
+
+    def has(self, place: int, name: str) -> bool:
+        """Whether an argument is given, by place or by name."""
+        return len(self.values) > place or name in self.keywords
+
+    def flag(self, name: str) -> bool:
+        """Whether a keyword is given that is not plainly false."""
+        for one in self.node.keywords:
+            if one.arg == name:
+                return not isinstance(one.value, ast.Constant) or bool(one.value.value)
+        return False
+
+    def everything(self) -> list[Value]:
+        """All arguments."""
+        return [*self.values, *self.keywords.values()]

@@ -21,8 +21,8 @@ from gapless.device.instruments.processor import num_cores
 from gapless.doctor.advice.causes import CODE_OF
 from gapless.doctor.advice.finding_texts import cause_text, mend_text
 from gapless.doctor.advice.own_mends import Places
-from gapless.doctor.static.flow import Flow
 from gapless.doctor.static.parts import outlines_of, parts_of
+from gapless.doctor.static.statements import waits_of
 from gapless.records.finding import Finding, Site, by_part
 from gapless.unnoticed import FilterInFront, no_line_warns_anew
 
@@ -178,7 +178,7 @@ def findings_of(source: str, path: str, *, names_a_device: bool | None = None) -
     if not names_a_device and ".backward()" in source:
         return []  # a script that trains on the host
     makes_on_host = not _MAKES_ON_DEVICE.search(source)
-    waits = Flow(makes_on_host=makes_on_host, log_level=_log_level(source)).waits(tree)
+    waits = waits_of(tree, makes_on_host=makes_on_host, log_level=_log_level(source))
     if not waits:
         return []
     # Lines as Python counts them: a form feed, or a separator of Unicode, ends none.

@@ -34,8 +34,7 @@ from gapless.doctor.static.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gapless.doctor.static.calls import Call
-    from gapless.doctor.static.flow import Flow
+    from gapless.doctor.static.flow import Call, Flow
 
     _Handler = Callable[[Flow, Call, Value], Value]
 

@@ -21,8 +21,7 @@ from gapless.doctor.static.values import (
 
 
 if TYPE_CHECKING:
-    from gapless.doctor.static.calls import Call
-    from gapless.doctor.static.flow import Flow
+    from gapless.doctor.static.flow import Call, Flow
 
 
 def move(flow: Flow, done: Call, base: Value, *, is_discarded: bool) -> Value:

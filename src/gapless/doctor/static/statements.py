@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from gapless.doctor.static import calls
 from gapless.doctor.static.bindings import bind, bind_each
-from gapless.doctor.static.expressions import result_of, runs_on_gpu
+from gapless.doctor.static.expressions import Expressions, result_of, runs_on_gpu
+from gapless.doctor.static.flow import Flow
 from gapless.doctor.static.frame import joined_names, keep
 from gapless.doctor.static.scope import NEVER, OFTEN, Class, Function
 from gapless.doctor.static.values import (
@@ -23,12 +24,25 @@ from gapless.doctor.static.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gapless.doctor.static.expressions import Expressions
-    from gapless.doctor.static.flow import Flow
     from gapless.doctor.static.frame import Frame
+    from gapless.doctor.static.scope import Wait
 
 
 _DEEPEST_LOOP = 3  # that is gone through twice where its values change
+
+
+def waits_of(tree: ast.Module, *, makes_on_host: bool = True, log_level: int = 0) -> list[Wait]:
+    """Return the waits of a file, one a line, in order.
+
+    Args:
+        tree: of the file.
+        makes_on_host: whether tensors are made on the host where no device is named.
+        log_level: below which nothing is logged.
+    """
+    flow = Flow(makes_on_host=makes_on_host, log_level=log_level)
+    expressions = Expressions(flow)
+    flow.value, flow.block = expressions.visit, Statements(flow, expressions).block
+    return flow.waits(tree)
 
 
 class Statements(ast.NodeVisitor):
