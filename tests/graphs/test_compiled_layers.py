@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -597,3 +599,66 @@ def test_layers_of_classes_of_torch_are_compiled(compiler):
     step(torch.ones(2, 3, 8, requires_grad=True))
 
     assert len(compiler) == step.report.num_compiled == 1
+
+
+# --- gradients that are differentiated, and graphs that are retained ---
+
+
+def slopes(model, x):
+    """Return what a network of physics is trained for: that its slope is its value."""
+    x = x.detach().requires_grad_()
+    out = model(x)
+    (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    return (slope.sum(1, keepdim=True) - out).square().mean()
+
+
+@pytest.mark.parametrize("form", ["in place", "step"])
+def test_layers_whose_gradients_are_differentiated_run_uncompiled(device, compiler, form):
+    """Torch's compiled code would raise in the loop; one line says it."""
+
+    def train_it(form):
+        torch.manual_seed(0)
+        model = Flat().to(device.torch_device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x):
+            optimizer.zero_grad()
+            slopes(model, x).backward()
+            optimizer.step()
+
+        if form == "in place":
+            gapless.capture(model, device=device, compile=True)
+        elif form == "step":
+            step = gapless.capture(step, device=device, compile=True)
+        for _ in range(8):
+            step(torch.linspace(-1, 1, 24).reshape(6, 4).to(device.torch_device))
+        weights = [one.tolist() for one in model.parameters()]
+        report = {"in place": lambda: gapless.capture_report(model), "step": lambda: step.report}
+        return weights, report.get(form, lambda: None)()
+
+    expected, _ = train_it("written")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", CaptureWarning)
+        weights, report = train_it(form)
+
+    assert weights == expected
+    assert ["create_graph" in str(one.message) for one in told] == [True] * len(told) != []
+    assert compiler == []
+    assert [one.count("not differentiated twice") for one in report.not_compiled] == [1]
+    assert report.num_replays > 0 or form == "in place"
+
+
+def test_a_backward_pass_may_retain_the_graph_of_compiled_layers(device, compiler):
+    """Code that gives what it has saved away in its backward pass would raise in the loop."""
+    model = Flat().to(device.torch_device)
+    gapless.capture(model, device=device, compile=True)
+    out = model(torch.linspace(-1, 1, 24).reshape(6, 4).to(device.torch_device))
+
+    out.mean().backward(retain_graph=True)
+    first = [one.grad.clone() for one in model.parameters()]
+    out.mean().backward()
+
+    assert len(compiler) > 0
+    assert [one.grad.tolist() for one in model.parameters()] == [
+        (2 * one).tolist() for one in first
+    ]

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import gapless
-from gapless.graphs.in_place.create_graph import CreateGraphSearch
+from gapless.graphs.modules.create_graph import CreateGraphSearch
 from gapless.testing import SimulatedDevice
 
 

@@ -4,7 +4,7 @@ Layers that repeat are compiled one by one, as torch's recipe for regional compi
 share the code. A module in which nothing repeats is compiled as a whole. Shapes are part of the code, or all
 of them vary; what torch does by itself, first the one and then the other, would change bits with what came
 before. Each piece of code is tried before it is used: both passes run on copies, and one that raises runs
-uncompiled, as what the compiler fails at does.
+uncompiled, as what the compiler fails at does, and layers whose gradients the loop may differentiate.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from gapless.device.torch_private import (
     is_compiled_in_place,
 )
 from gapless.graphs.capture_settings import warn
+from gapless.graphs.modules.create_graph import where_it_may_be
 from gapless.graphs.proof.device_state import RandomStates
 from gapless.graphs.replay.alignment import copy_of, with_strides
+from gapless.python_private import getframe
 from gapless.unnoticed import Patches
 
 
@@ -50,6 +52,8 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 # Of others nobody knows what a copy is.
 _TRIED = frozenset([torch.Tensor, nn.Parameter, nn.Buffer])
 
+_TWICE = "{} may run a backward pass with create_graph=True, and compiled code is not differentiated twice"
+
 _NO_ROOM = torch.OutOfMemoryError
 
 
@@ -66,6 +70,7 @@ class LayerCompiler:
     device: Device
     is_dynamic: bool
     report: CaptureReport
+    _asked_of: list[nn.Module] = field(default_factory=list)
     _compiled: list[nn.Module] = field(default_factory=list)
     _was_called: bool = False
 
@@ -82,6 +87,7 @@ class LayerCompiler:
         Sync: Does not block the host. The first call of a layer does, for seconds.
         """
         allow_recompiles(_MAX_VARIANTS)
+        self._asked_of.append(module)
         for layer in layers_of(module):
             if not (is_compiled_in_place(layer) or isinstance(layer, torch.jit.ScriptModule)):
                 compile_in_place(layer, **self._options())
@@ -99,6 +105,7 @@ class LayerCompiler:
             return forward
         for part in parts_of(module):
             self.compile(part)
+        self._asked_of.append(module)
         return compiled_or_eager(forward, **self._options())
 
     def undo(self) -> None:
@@ -137,9 +144,14 @@ class LayerCompiler:
 
     def _backend(self, graph: Any, inputs: list[Any]) -> Any:
         """Compile as torch does by default; what cannot be compiled, or raises when it is tried, runs eagerly."""
-        started, reason = perf_counter(), ""
         # The compiler may change the graph.
         plain = graph.forward
+        sites = (where_it_may_be(module, getframe(1))[0] for module in self._asked_of)
+        site = next(filter(None, sites), "")
+        if site:
+            self._note(_TWICE.format(site))
+            return plain
+        started, reason = perf_counter(), ""
         try:
             found, reason = compile_by_inductor(graph, inputs)
         finally:
@@ -189,7 +201,10 @@ class LayerCompiler:
                 outs = [one for one in outs if one.requires_grad]
                 if outs and leaves:
                     given = list(map(torch.zeros_like, outs))
-                    torch.autograd.grad(outs, leaves, given, allow_unused=True)
+                    # Code that gives away what it saved raises where a loop retains the graph. For all shapes
+                    # it is made before this pass, else in it.
+                    grads, retains = torch.autograd.grad, not self.is_dynamic
+                    grads(outs, leaves, given, retain_graph=retains, allow_unused=True)
         except Exception as error:
             return first_line(error)
         finally:

@@ -17,10 +17,10 @@ from gapless.device.torch_private import next_sequence_number
 from gapless.graphs.account import account_of
 from gapless.graphs.call_windows import CallWindows
 from gapless.graphs.capture_report import CaptureReport
-from gapless.graphs.in_place.create_graph import SecondOrder
 from gapless.graphs.in_place.first_calls import FIRST_CALLS
 from gapless.graphs.in_place.parts_to_capture import part_to_capture
 from gapless.graphs.in_place.shared_casts import AutocastBlocks
+from gapless.graphs.modules.create_graph import SecondOrder
 from gapless.graphs.modules.forward_runs import Runs
 from gapless.graphs.modules.module_refusals import COMPILED_AROUND
 from gapless.graphs.modules.module_trial import ModuleTrial

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.device.user_line import UserCode, module_that_runs
-from gapless.graphs.in_place.modules_between import ModulesBetween
 from gapless.graphs.modules.module_refusals import may_differentiate
+from gapless.graphs.modules.modules_between import ModulesBetween
 from gapless.graphs.reads.code_kinds import site_of
 from gapless.graphs.reads.failed_look import Look
 from gapless.graphs.reads.static_values import UNKNOWN, StaticValues, arguments_of, truth
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
     from gapless.graphs.capture_report import CaptureReport
+    from gapless.graphs.reads.failed_look import FailedLook
     from gapless.graphs.refusal import Refusal
 
 
@@ -80,12 +81,11 @@ class SecondOrder:
     def is_due(self) -> bool:
         """Return whether a call has to run as written, for that reason."""
         if self._num_calls < _MANY_DIFFERENTIATED:
-            site, before = "", self._refusal
-            with Look(self._module.forward) as look:
-                site = _SEARCH.site(getframe(1), self._module)
+            before = self._refusal
+            site, failure = where_it_may_be(self._module, getframe(1))
             self._refusal = may_differentiate(site) if site else None
-            if look.failure is not None:
-                self._refusal = unreadable(look.failure)
+            if failure is not None:
+                self._refusal = unreadable(failure)
             self.is_asked = self._refusal is not None
             if before is not None and before != self._refusal:
                 self._report.withdraw(before)
@@ -131,6 +131,21 @@ class CreateGraphSearch:
 
 
 _SEARCH = CreateGraphSearch()
+
+
+def where_it_may_be(
+    module: torch.nn.Module, frame: FrameType | None
+) -> tuple[str, FailedLook | None]:
+    """Return file:line of a backward pass that may differentiate gradients of a module, and what failed in the search.
+
+    Args:
+        module: that is called.
+        frame: of the code that calls it.
+    """
+    site = ""
+    with Look(module.forward) as look:
+        site = _SEARCH.site(frame, module)
+    return site, look.failure
 
 
 @dataclass(frozen=True)
