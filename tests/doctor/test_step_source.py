@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
+from collections import OrderedDict
 
 import pytest
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from gapless.doctor.watching.step_hooks import StepHooks
 from gapless.doctor.watching.step_source import Caller, StepSource
@@ -152,3 +154,30 @@ def test_a_function_that_cannot_be_counted_harms_no_script(monkeypatch, asked):
 
     assert weight.grad == 2
     assert slots.step is print
+
+
+def test_replays_are_seen_by_a_hook_of_torch_where_it_has_one(monkeypatch):
+    """Since torch 2.14, whoever has made the graph; then its class is as it was, and at the end nothing is left."""
+    found, replay = OrderedDict(), torch.cuda.CUDAGraph.replay
+
+    def register(hook):
+        handle = RemovableHandle(found)
+        found[handle.id] = hook
+        return handle
+
+    monkeypatch.setattr(
+        torch.cuda.graphs, "register_graph_replay_end_hook", register, raising=False
+    )
+    source = StepSource()
+    hooks = StepHooks(source, on_step=lambda: None)
+    hooks.install()
+    try:
+        for hook in list(found.values()) * 12:
+            hook(None)
+        is_as_it_was = torch.cuda.CUDAGraph.replay is replay
+    finally:
+        hooks.remove()
+
+    assert source.chosen == REPLAY
+    assert is_as_it_was
+    assert not found

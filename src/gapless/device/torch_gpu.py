@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import grad
@@ -19,6 +19,8 @@ from gapless.device.torch_private import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch.utils.hooks import RemovableHandle
 
 
 # Weak references to those of CUDA lead to freed memory once they are gone (torch 2.10 to 2.12).
@@ -62,6 +64,15 @@ def synchronize() -> None:
 def graph_class() -> type | None:
     """Return the class whose `replay` a program calls; None where torch has no support for a GPU."""
     return torch.cuda.CUDAGraph if torch.backends.cuda.is_built() else None
+
+
+def call_after_replays(function: Callable[[], None]) -> RemovableHandle | None:
+    """Call a function after each replay of a graph, whoever has made it; None before torch 2.14.
+
+    Torch drops what the function raises, but for what is no `Exception`.
+    """
+    register: Any = getattr(torch.cuda.graphs, "register_graph_replay_end_hook", None)
+    return None if register is None else register(lambda _: function())
 
 
 def has_made_graphs() -> bool:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from gapless.device.torch_gpu import graph_class
+from gapless.device.torch_gpu import call_after_replays, graph_class
 from gapless.device.torch_private import RUN_BACKWARD, LoaderIterator, current_node, dataset_of
-from gapless.doctor.watching.step_source import Caller, Kind, StepSource
+from gapless.doctor.watching.step_source import Caller, StepSource
 from gapless.python_private import getframe
 from gapless.unnoticed import Patches, is_of_signal_handler, unseen
 
@@ -43,6 +43,7 @@ class StepHooks:
         self._is_in = False
         self._patches = Patches()
         self._optimizer_hook: RemovableHandle | None = None
+        self._replay_hook: RemovableHandle | None = None
         self._is_in_optimizer_hook = False
 
     def install(self) -> None:
@@ -62,10 +63,11 @@ class StepHooks:
         if RUN_BACKWARD.is_there:
             tell = partial(self._called, Caller("backward", "backward"))
             self._patches.put(*RUN_BACKWARD, telling_backward(RUN_BACKWARD.value, tell))
+        caller = Caller("replay", "CUDAGraph.replay")
+        self._replay_hook = call_after_replays(partial(self._called, caller))
         graphs = graph_class()
-        if graphs is not None:
-            counted = self._counted("replay", "CUDAGraph.replay")
-            self._patches.put_method(graphs, "replay", counted)
+        if graphs is not None and self._replay_hook is None:
+            self._patches.put_method(graphs, "replay", self._counted(caller))
 
     def remove(self) -> None:
         """Take the hooks out; nothing happens if they are out.
@@ -77,6 +79,9 @@ class StepHooks:
         if self._optimizer_hook is not None and not self._is_in_optimizer_hook:
             self._optimizer_hook.remove()
             self._optimizer_hook = None
+        if self._replay_hook is not None:
+            self._replay_hook.remove()
+            self._replay_hook = None
         self._patches.take_out()
 
     def step(self) -> None:
@@ -116,13 +121,13 @@ class StepHooks:
 
         return next_batch
 
-    def _counted(self, kind: Kind, name: str) -> Callable[[Callable[..., Any]], Any]:
+    def _counted(self, caller: Caller) -> Callable[[Callable[..., Any]], Any]:
         def counted(original: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(original)
             def call(*args: Any, **kwargs: Any) -> Any:
                 with unseen:
                     result = original(*args, **kwargs)
-                    self._called(Caller(kind, name))
+                    self._called(caller)
                     return result
 
             return call
@@ -145,7 +150,7 @@ class StepHooks:
                 raise
 
     def _count(self, owner: Any, name: str, function: Any) -> None:
-        counted: Any = self._counted("function", self._source.asked)(function)
+        counted: Any = self._counted(Caller("function", self._source.asked))(function)
         counted.is_counted_by_the_doctor = True
         is_static = isinstance(getattr_static(owner, name, None), staticmethod)
         self._patches.put(owner, name, staticmethod(counted) if is_static else counted)
