@@ -552,6 +552,20 @@ def test_the_parts_of_a_step_and_the_timeline_belong_together():
     assert len(timeline.step_starts_us) == 10
 
 
+def test_kernels_in_which_nccl_waits_for_other_processes_have_a_time_of_their_own():
+    """They are busy time of this device as well, whatever the others do meanwhile."""
+
+    def program(machine):
+        machine.launch(3_000.0)
+        machine.launch(6_000.0, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)")
+        machine.item()
+
+    steps = diagnose(watched(program)).steps
+
+    assert steps.collective_ms == pytest.approx(6.0, rel=0.05)
+    assert steps.busy_ms == pytest.approx(9.0, rel=0.05)
+
+
 def test_the_timeline_of_two_hundred_steps_stays_small():
     """Kernels that a page could not show apart are drawn as one; waits stay."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from gapless.doctor.lines.step_parts import StepPartsPass
 from gapless.doctor.session.rank_sessions import together
 from gapless.records.comparison import Spread
 from gapless.records.finding import PartTimes, Session, StepTimes
+from gapless.report.session_text import session_text
 
 
 PAUSE = 0.01
@@ -205,6 +207,23 @@ def test_the_slowest_of_several_processes_is_named():
     assert found.verdict.startswith("STRAGGLER: rank 1 takes 10.0 ms longer")
     assert "its batches" in found.verdict
     assert [(one.rank, one.data_ms) for one in found.ranks] == [(0, 0.0), (1, 10.0)]
+
+
+def on_nccl(collective_ms):
+    session = rank_session()
+    return replace(session, steps=replace(session.steps, collective_ms=collective_ms))
+
+
+def test_the_slowest_device_is_the_one_on_which_nccl_waits_least():
+    """Nothing of it is seen on the host: the others wait for it within a kernel."""
+    found = together({rank: on_nccl(0.5 if rank == 2 else 3.5) for rank in range(4)})
+
+    assert found.verdict.startswith(
+        "STRAGGLER: rank 2 takes 3.0 ms longer than the others, on its"
+    )
+    assert "rank 2: a step takes 3.00 ms" in session_text(found)
+    assert "0.50 in kernels of NCCL\n" in session_text(found, columns=200)
+    assert together({rank: on_nccl(3.5) for rank in range(4)}).verdict == "first"
 
 
 def test_processes_that_are_as_quick_have_no_straggler():

@@ -127,6 +127,7 @@ class StepTimes:
         launch_ms: the host queued work.
         busy_ms: the device had work, copies included.
         compute_ms: the device had work other than copies to and from the host.
+        collective_ms: of that, kernels of NCCL, in which it also waits for other processes.
         idle_ms: the device had none.
         num_launches: kernels, copies and graphs that the host queued.
         parts_ms: what the host did; None where that was not measured.
@@ -140,6 +141,7 @@ class StepTimes:
     launch_ms: float | None = None
     busy_ms: float | None = None
     compute_ms: float | None = None
+    collective_ms: float | None = None
     idle_ms: float | None = None
     num_launches: float | None = None
     parts_ms: PartTimes | None = None
@@ -172,12 +174,14 @@ class RankTimes:
         step_ms: from one step to the next.
         data_ms: as in `StepTimes`.
         own_ms: without its backward pass, in which it waits for the others.
+        collective_ms: as in `StepTimes`.
     """
 
     rank: int
     step_ms: float
     data_ms: float
     own_ms: float
+    collective_ms: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,8 +50,10 @@ def session_text(
     for one in session.ranks:
         data, own = milliseconds(one.data_ms), milliseconds(one.own_ms)
         step = f"a step takes {milliseconds(one.step_ms)} ms"
+        of_nccl = known(one.collective_ms, lambda ms: f", {milliseconds(ms)} in kernels of NCCL")
         page.say(
-            f"rank {one.rank}: {step}, {data} of them batches, {own} without the backward pass",
+            f"rank {one.rank}: {step}, {data} of them batches, {own} without the backward pass"
+            f"{'' if of_nccl == MISSING else of_nccl}",
             indent=2,
         )
     _say_findings(page, session, limit)
@@ -128,6 +130,7 @@ def _say_steps(page: Page, steps: StepTimes) -> None:
         ("the host does something else", _other_ms(steps, wall), wall),
         ("the device has work", steps.busy_ms, whole),
         ("  other than copies", steps.compute_ms, whole),
+        ("  in kernels of NCCL", steps.collective_ms or None, whole),
         ("the device is idle", steps.idle_ms, whole),
     ]
     rows = [

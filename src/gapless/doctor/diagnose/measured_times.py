@@ -23,12 +23,12 @@ from gapless.records.finding import StepTimes
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gapless.doctor.diagnose.finding_groups import Group, Groups, KnownWaits
     from gapless.doctor.replay.player import Played
     from gapless.doctor.replay.recording import Recording
-    from gapless.doctor.trace.chrome_trace import Trace
+    from gapless.doctor.trace.chrome_trace import Trace, Work
 
 # At most so many findings are replayed without their wait; the others cost little.
 _MAX_PLAYED = 24
@@ -283,7 +283,8 @@ def step_times_of(known: KnownWaits, groups: Groups, times: MeasuredTimes) -> St
         wait_ms=min(wait_ms, step),
         launch_ms=max(0.0, min(launch_ms, step - wait_ms - data_ms)),
         busy_ms=min(busy, step),
-        compute_ms=min(busy, _compute_ms(trace, recording)),
+        compute_ms=min(busy, _works_ms(trace, recording, lambda work: not work.crosses)),
+        collective_ms=_works_ms(trace, recording, lambda work: work.name.startswith("nccl")),
         idle_ms=max(0.0, step - busy),
         num_launches=times.num_launches,
         parts_ms=parts_ms,
@@ -295,9 +296,10 @@ def _inside(recording: Recording, start: float, end: float) -> tuple[float, floa
     return max(start, recording.begin_us), min(end, recording.end_us)
 
 
-def _compute_ms(trace: Trace, recording: Recording) -> float:
+def _works_ms(trace: Trace, recording: Recording, counts: Callable[[Work], bool]) -> float:
+    """Return the time a step in which the device did work of a kind."""
     spans = [
-        _inside(recording, work.start_us, work.end_us) for work in trace.works if not work.crosses
+        _inside(recording, work.start_us, work.end_us) for work in trace.works if counts(work)
     ]
     return busy_us(spans) / recording.num_steps / 1000.0
 

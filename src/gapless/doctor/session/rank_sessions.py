@@ -205,6 +205,7 @@ def _times_of_ranks(sessions: Mapping[int, Session]) -> tuple[RankTimes, ...]:
             step_ms=steps.mean_ms,
             data_ms=steps.parts_ms.data,
             own_ms=sum(vars(steps.parts_ms).values()) - steps.parts_ms.backward,
+            collective_ms=steps.collective_ms,
         )
         for rank, session in sorted(sessions.items())
         if (steps := session.steps) is not None and steps.parts_ms
@@ -212,29 +213,51 @@ def _times_of_ranks(sessions: Mapping[int, Session]) -> tuple[RankTimes, ...]:
 
 
 def _straggler(ranks: Sequence[RankTimes], sessions: Mapping[int, Session]) -> str:
-    """Return a verdict if one process keeps the others waiting in each step, or nothing."""
+    """Return a verdict if one process keeps the others waiting in each step, or nothing.
+
+    It does more on its host than they; or NCCL, which waits within kernels, waits less on its device.
+    """
     if len(ranks) < 2:
         return ""
-    slowest = max(ranks, key=lambda one: one.own_ms)
-    late_ms = slowest.own_ms - median(one.own_ms for one in ranks if one is not slowest)
-    if late_ms < _LEAST_LATE_SHARE * slowest.step_ms:
-        return ""
+    slowest, late_ms = _latest({one: one.own_ms for one in ranks})
+    if late_ms >= _LEAST_LATE_SHARE * slowest.step_ms:
+        why = (
+            f"most of it for {_PART_NAMES[_latest_part(slowest.rank, sessions)]}; they wait for it"
+        )
+    else:
+        waits = {one: one.collective_ms for one in ranks if one.collective_ms is not None}
+        if len(waits) < len(ranks):
+            return ""
+        slowest, late_ms = _latest({one: -ms for one, ms in waits.items()})
+        if late_ms < _LEAST_LATE_SHARE * slowest.step_ms:
+            return ""
+        why = "on its device; they wait for it in kernels of NCCL"
+    return (
+        f"STRAGGLER: rank {slowest.rank} takes {late_ms:.1f} ms longer than the others, {why} in each step of "
+        f"{slowest.step_ms:.1f} ms."
+    )
+
+
+def _latest(late: Mapping[RankTimes, float]) -> tuple[RankTimes, float]:
+    """Return who is the latest, and by how much more than the others."""
+    slowest = max(late, key=lambda one: late[one])
+    return slowest, late[slowest] - median(ms for one, ms in late.items() if one is not slowest)
+
+
+def _latest_part(rank: int, sessions: Mapping[int, Session]) -> str:
+    """Return the part of a step for which a process takes longest, beside the others."""
     parts = {
         rank: vars(one.steps.parts_ms)
         for rank, one in sessions.items()
         if one.steps is not None and one.steps.parts_ms is not None
     }
-    mine = parts.pop(slowest.rank)
+    mine = parts.pop(rank)
     of = {
         part: ms - median(its.get(part, 0.0) for its in parts.values())
         for part, ms in mine.items()
+        if part != "backward"
     }
-    del of["backward"]
-    return (
-        f"STRAGGLER: rank {slowest.rank} takes {late_ms:.1f} ms longer than the others, most of it for "
-        f"{_PART_NAMES[max(of, key=lambda part: of[part])]}; they wait for it in each step of "
-        f"{slowest.step_ms:.1f} ms."
-    )
+    return max(of, key=lambda part: of[part])
 
 
 def _of_all(found: Mapping[int, Finding], num_ranks: int) -> Finding:
