@@ -104,20 +104,6 @@ def _overhead(entry: Entry) -> tuple[str, ...]:
     )
 
 
-def _published(entry: Entry) -> tuple[str, ...]:
-    finding = entry["finding"] or {}
-    named = f"{finding.get('code', 'none')} {finding.get('call', '')}".strip()
-    return (
-        entry["name"],
-        _ms(entry["step_ms"]),
-        _percent(entry["busy_share"]),
-        f"{named}, {entry['at']}" if entry.get("at") else named,
-        _times(entry["predicted"]),
-        entry["mended"] or "",
-        _times(entry["gain"]),
-    )
-
-
 def _said(entry: Entry) -> tuple[str, ...]:
     return (entry["name"], entry["lines"][0])
 
@@ -184,23 +170,6 @@ PARTS = {
             "right",
         ),
         cells=_overhead,
-    ),
-    "scripts": Part(
-        module="published",
-        title="Published scripts",
-        about="The first finding on each of `benchmarks/launch_bound`, how many times as fast it says the step gets, and "
-        "how many times as fast a whole epoch got with the variant that mends it. No variant: none of those "
-        "at hand mends this finding.",
-        head=(
-            "script",
-            "ms a step",
-            "device busy",
-            "first finding",
-            "predicted",
-            "mended by",
-            "measured",
-        ),
-        cells=_published,
     ),
     "said": Part(
         module="first_lines",
