@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -88,6 +89,27 @@ def test_values_come_to_the_host_in_few_places():
         for path in rooms
         for name, line in calls(path)
         if name in READING and str(path.relative_to(SRC)) not in MAY_READ
+    }
+
+    assert set() == found
+
+
+MAKING = re.compile(
+    "torch[.](tensor|zeros|ones|empty|full|arange|as_tensor|scalar_tensor|asarray|eye|empty_strided|rand|randn|"
+    "randint|randperm|linspace)"
+)
+
+
+def test_tensors_of_gapless_are_where_it_says():
+    """In a user's process `torch.set_default_device` may have put them elsewhere."""
+    rooms = [path for path in FILES if path.relative_to(SRC).parts[0] not in ("nmt", "testing")]
+    found = {
+        f"{path.relative_to(SRC)}:{node.lineno} {ast.unparse(node)}"
+        for path in rooms
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and MAKING.fullmatch(ast.unparse(node.func))
+        and "device" not in [keyword.arg for keyword in node.keywords]
     }
 
     assert set() == found

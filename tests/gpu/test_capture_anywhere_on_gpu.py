@@ -158,3 +158,41 @@ def test_a_memory_budget_stops_captures_and_nothing_else():
     assert losses == found
     assert loop.capture_report.num_graphs == 0
     assert "which is over its budget of 1" in loop.capture_report.refusal.text
+
+
+@pytest.mark.parametrize("form", ["step", "in place"])
+def test_the_gpu_may_be_the_default_device(form):
+    """What gapless makes for itself stays where it belongs; torch 2.11 has Adam count on the GPU then."""
+
+    def trained(form):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        if form == "step":
+            step = gapless.capture(step, audit_every=10)
+        elif form == "in place":
+            gapless.capture(model, optimizer, audit_every=10)
+        for number in range(60):
+            step(torch.linspace(0, 1, 32).view(8, 4) + number)
+            torch.cuda.synchronize()
+        report = {"step": lambda: step.report, "in place": lambda: gapless.capture_report(model)}
+        weights = [one.tolist() for one in model.parameters()]
+        return weights, report[form]() if form in report else None
+
+    torch.set_default_device("cuda")
+    try:
+        expected, _ = trained("written")
+        weights, report = trained(form)
+    finally:
+        torch.set_default_device(None)
+
+    assert weights == expected
+    assert report.num_replays > 30

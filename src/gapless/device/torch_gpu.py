@@ -150,7 +150,7 @@ def numbers_of_next_nodes(device: torch.device) -> tuple[int, int] | None:
 def make_nodes(num: int) -> None:
     """Let this thread take some numbers of nodes."""
     with torch.inference_mode(mode=False), torch.enable_grad():
-        one, pair = torch.zeros((), requires_grad=True), torch.zeros(2)
+        one, pair = torch.zeros((), device="cpu", requires_grad=True), torch.zeros(2, device="cpu")
         for start in range(0, num, _NUM_AT_ONCE):
             torch.broadcast_tensors(*[one] * min(num - start, _NUM_AT_ONCE), pair)
 

@@ -78,7 +78,7 @@ class PassingKinds:
         elif self._are_passing() or (self._num_in_row == _NUM_TOLD - 1 and self._hardly_repeat()):
             # To be compared with the next; its tensors are not held.
             with suppress(BatchError):  # a container that cannot be made anew
-                self._former = tree.map(lambda _: torch.empty(0))
+                self._former = tree.map(lambda _: torch.empty(0, device="cpu"))
 
     def _tell(self, text: str) -> None:
         """Say in the report, and nowhere else, why nothing is captured yet."""

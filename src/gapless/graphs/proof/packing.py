@@ -95,9 +95,9 @@ class Chunk:
     def piece_of_row(self, device: Device) -> torch.Tensor:
         """Return the number of the piece in each row, int64 on the device."""
         if self._piece_of_row is None:
-            counts = torch.tensor([piece.num_rows for piece in self.pieces])
+            counts = torch.tensor([piece.num_rows for piece in self.pieces], device="cpu")
             pinned = device.host_buffer(self.num_rows * 8, pinned=True).view(torch.int64)
-            pinned.copy_(torch.arange(len(counts)).repeat_interleave(counts))
+            pinned.copy_(torch.arange(len(counts), device="cpu").repeat_interleave(counts))
             self._piece_of_row = device.device_buffer(self.num_rows * 8).view(torch.int64)
             device.copy(self._piece_of_row, pinned)
         return self._piece_of_row

@@ -118,7 +118,7 @@ class ProofRun:
     def forget_results(self) -> None:
         """Let go of the memory of its results; what they were stays."""
         key = self.tree.key()
-        self.tree = self.tree.map(lambda _: torch.empty(0))
+        self.tree = self.tree.map(lambda _: torch.empty(0, device="cpu"))
         self.tree.known_key, self.out, self.chunks = key, None, []
 
 
@@ -286,7 +286,9 @@ class Verdict:
         runs = _projections(first), _projections(second)
         found = _norm(runs[0] - runs[1]) > _MOST_OF_RESULT * _norm(runs[1])
         found[: self._num_state] = False
-        return found & torch.tensor([part.precision > 0 for part in self._parts], dtype=torch.bool)
+        return found & torch.tensor(
+            [part.precision > 0 for part in self._parts], dtype=torch.bool, device="cpu"
+        )
 
     def _names(self, chosen: torch.Tensor) -> list[str]:
         if not bool(chosen.any()):
@@ -362,8 +364,8 @@ def _tolerances(
     written: torch.Tensor, *, apart: torch.Tensor, before: torch.Tensor, parts: list[_Part]
 ) -> torch.Tensor:
     """Return how far it may be; see the module's text for the formula."""
-    counts = torch.tensor([part.count for part in parts], dtype=torch.float64)
-    precision = torch.tensor([part.precision for part in parts], dtype=torch.float64)
+    counts = torch.tensor([part.count for part in parts], dtype=torch.float64, device="cpu")
+    precision = torch.tensor([part.precision for part in parts], dtype=torch.float64, device="cpu")
     norm = _norm(written)
     rounded = (counts * _SHARE_ROUNDED).clamp(min=_FEWEST_ROUNDED)
     few = _MOST_TIMES * precision * norm * (rounded / counts).sqrt()

@@ -421,8 +421,8 @@ def _count_of_one_in_a_list() -> int:
 
 def _count_for_a_weight() -> int:
     """Return what `getrefcount` says more of a tensor that is the gradient of a weight."""
-    held = [torch.zeros(1)]
-    weight = torch.nn.Parameter(torch.zeros(1))
+    held = [torch.zeros(1, device="cpu")]
+    weight = torch.nn.Parameter(torch.zeros(1, device="cpu"))
     (before,) = map(getrefcount, held)
     weight.grad = held[0]
     (after,) = map(getrefcount, held)

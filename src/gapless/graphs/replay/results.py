@@ -214,7 +214,7 @@ def not_made_anew(out: Tree, others: Sequence[torch.Tensor]) -> Any:
         is_more = put_on(leaf) or isinstance(leaf, torch.nn.Parameter)
         if id(leaf) not in there and is_more:
             return leaf
-    new = [torch.empty(0) for _ in out.leaves]
+    new = [torch.empty(0, device="cpu") for _ in out.leaves]
     known = set(map(id, new))
     for container in reversed(list(containers_in(out.with_leaves(new).value))):
         if any(id(tensor) not in known for tensor in tensors_inside(container)):

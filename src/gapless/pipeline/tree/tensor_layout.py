@@ -100,7 +100,7 @@ class LayoutComparison:
 
 
 # What shows, where there are no tensors, whether the modes are those of now.
-_ALWAYS: Final = torch.empty(0)
+_ALWAYS: Final = torch.empty(0, device="cpu")
 
 # Second arguments, as many as are asked for.
 ALIGNMENTS: Final = repeat(ALIGNMENT)
