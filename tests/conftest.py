@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 # What is made until all tests are collected stays.
 gc.disable()
 
-# How long an example takes says nothing on a machine that does other things as well.
-settings.register_profile("gapless", deadline=None)
+# How long an example takes says nothing on a machine that does other things as well. Each run has others.
+settings.register_profile("gapless", deadline=None, max_examples=30)
 settings.load_profile("gapless")
 
 

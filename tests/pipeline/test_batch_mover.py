@@ -61,7 +61,7 @@ class Own:
         return iter(self.batches)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(
     seed=seeds,
     eagerness=eagerness,
@@ -105,7 +105,7 @@ def test_work_reads_its_own_batch_whenever_streams_run(
     assert all(torch.equal(data[n][-len(part) :], part) for n, part in kept.items() if len(part))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(
     seed=seeds,
     eagerness=eagerness,

@@ -83,7 +83,7 @@ def test_a_non_finite_loss_is_reported_with_its_batch(bad):
     assert repr(losses.first_nonfinite) == f"NonFinite(step=2, name='loss', value={bad})"
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.tuples(st.floats(-1e100, 1e100), st.integers(1, 9)), min_size=1, max_size=30),
     st.sets(st.integers(0, 30)),
@@ -149,7 +149,7 @@ def test_a_reset_begins_anew():
     assert losses.first_nonfinite is None
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     seed=st.integers(0, 10_000),
     eagerness=st.sampled_from([0.0, 0.3, 0.9]),

@@ -72,7 +72,7 @@ def same(a, b):
     return a == b
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.lists(batches, max_size=7), st.integers(0, 4))
 def test_batches_of_any_structure_come_out_as_they_went_in(data, depth):
     """Structure, types, values and order are kept, even when every batch is kept."""

@@ -60,7 +60,7 @@ def pairs_of(update):
     return [tuple(batch.pairs) for part in update for batch in part if len(batch.pairs)]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(texts, kinds, epochs, st.sampled_from(WORLDS))
 def test_each_pair_is_dealt_once(lengths, kind, epoch, world):
     """In every epoch, to one rank, whatever does not fill an update."""
@@ -72,7 +72,7 @@ def test_each_pair_is_dealt_once(lengths, kind, epoch, world):
     assert found == Counter(range(len(lengths)))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(texts, kinds, epochs)
 def test_worlds_make_the_same_updates(lengths, kind, epoch):
     """On 1, 2, 4 and 8 ranks, batch by batch."""
@@ -86,7 +86,7 @@ def test_worlds_make_the_same_updates(lengths, kind, epoch):
     assert all(other == single for other in others)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(texts, kinds, epochs, st.sampled_from([2, 4, 8]))
 def test_an_update_has_one_shape(lengths, kind, epoch, world):
     """Ranks have equally many batches in it, and know its tokens without asking."""
@@ -106,7 +106,7 @@ def test_an_update_has_one_shape(lengths, kind, epoch, world):
         assert is_real == sorted(is_real, reverse=True)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(texts, kinds, epochs)
 def test_padding_fills_one_update_a_shape(lengths, kind, epoch):
     """At most seven batches of padding in an epoch for each shape."""
@@ -123,7 +123,7 @@ def test_padding_fills_one_update_a_shape(lengths, kind, epoch):
     assert all(count < UPDATE for count in padding.values())
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(texts, kinds, epochs, st.integers(0, 6), st.sampled_from(WORLDS), st.sampled_from(WORLDS))
 def test_a_resume_goes_on_with_the_next_update(lengths, kind, epoch, skip, world, later):
     """Also on another world: what was done on two ranks is not done again on four."""

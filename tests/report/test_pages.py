@@ -363,7 +363,7 @@ def test_thinned_curves_keep_the_range(values):
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=2, max_size=50))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_every_point_lies_in_the_chart(values):
     """Whatever the values, no coordinate is outside of the square."""
     drawn = chart(

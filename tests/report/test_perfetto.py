@@ -78,7 +78,7 @@ class Importer:
 
 
 @given(timelines, st.lists(findings, max_size=6))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 def test_of_any_timeline_nothing_is_dropped(timeline, found):
     """All spans, gaps and steps are there; arrows lead from waits to what they exposed."""
     steps = tuple(sorted(timeline.step_starts_us))

@@ -20,7 +20,7 @@ def arrays(pairs):
     return np.array([src for src, _ in pairs]), np.array([tgt for _, tgt in pairs])
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=30)
 @given(pairs=lengths, budget=st.integers(1, 400), max_shapes=st.integers(1, 12))
 def test_every_pair_fits_into_its_shape(pairs, budget, max_shapes):
     """Shapes are few, take their pairs, and keep the budget unless they have a single row."""
@@ -35,7 +35,7 @@ def test_every_pair_fits_into_its_shape(pairs, budget, max_shapes):
         assert shape.rows == 1 or shape.rows * max(shape.src_len, shape.tgt_len) <= budget
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=30)
 @given(pairs=lengths, rows=st.integers(1, 20), seed=st.integers(0, 5))
 def test_an_epoch_has_every_pair_once(pairs, rows, seed):
     """Pairs that do not fill a batch move to a larger shape; none is lost or repeated."""

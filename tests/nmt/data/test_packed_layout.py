@@ -32,7 +32,7 @@ def packed(pairs, *, max_tokens, **options):
     return MicrobatchSampler(pairs, layout, **options), layout
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @example(sizes=[(1, 1), (1, 65), (257, 1)], budget=223, seed=0)  # the short one is left over
 @given(sizes=lengths, budget=st.integers(1, 2000), seed=st.integers(0, 5))
 def test_an_epoch_has_every_pair_once_in_batches_of_few_shapes(sizes, budget, seed):

@@ -148,7 +148,7 @@ def test_workers_do_not_change_batches_or_random_numbers():
         assert one.ends_update == other.ends_update
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(lengths, st.integers(1, 60))
 def test_rows_are_their_text_and_then_padding(sizes, budget):
     """Every row has its pair's ids with marks, and only padding after them."""

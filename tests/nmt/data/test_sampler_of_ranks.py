@@ -61,7 +61,7 @@ def in_union(updates_of_ranks):
     ]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(lengths, layouts, st.booleans(), st.booleans(), st.integers(0, 3))
 def test_every_world_makes_the_same_updates(sizes, layout, one_shape, shuffle, epoch):
     """Of 8 batches, on 1, 2, 4 or 8 ranks: the same batches in the same order of updates."""
@@ -87,7 +87,7 @@ def test_every_world_makes_the_same_updates(sizes, layout, one_shape, shuffle, e
                 assert len({m.shape for part in parts for m in part}) == 1
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(lengths, layouts, st.booleans(), st.integers(1, 4), st.integers(0, 9))
 def test_an_epoch_goes_on_in_another_world(sizes, layout, one_shape, first_world, skip):
     """After so many updates on some ranks, the rest is the same on any others."""
@@ -103,7 +103,7 @@ def test_an_epoch_goes_on_in_another_world(sizes, layout, one_shape, first_world
     assert two == whole[skip : skip + 2]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(lengths, layouts, st.integers(1, 4), st.integers(0, 3))
 def test_one_rank_cuts_shuffled_batches_in_their_order(sizes, layout, accumulate, epoch):
     """The order of batches of a run on one GPU is a promise: it was so before there were ranks."""

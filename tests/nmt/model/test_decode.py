@@ -96,7 +96,7 @@ def greedy(model, source, max_length):
 sources = st.lists(st.sampled_from([UNK, 4, 5]), max_size=4)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(st.integers(0, 10_000), sources, st.sampled_from([0.0, 0.6, 1.0, 2.0]), st.integers(0, 3))
 def test_a_wide_beam_finds_the_best_of_all_translations(seed, source, penalty, max_length):
     """With room for every prefix the search returns what an exhaustive search returns."""
@@ -115,7 +115,7 @@ def test_a_wide_beam_finds_the_best_of_all_translations(seed, source, penalty, m
     assert len(best) == len({tuple(one.ids) for one in found})
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.integers(0, 10_000), st.lists(sources, max_size=5), st.integers(0, 20), st.booleans())
 def test_a_beam_of_one_is_greedy(seed, texts, max_length, early_stopping):
     """A beam of one takes the likeliest token each time, until the end mark is the likeliest."""
@@ -128,7 +128,7 @@ def test_a_beam_of_one_is_greedy(seed, texts, max_length, early_stopping):
     assert expected == [best.ids for (best,) in found]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(
     st.integers(0, 10_000),
     st.lists(sources, min_size=1, max_size=7),
@@ -161,7 +161,7 @@ def test_batches_do_not_change_translations(seed, texts, beam, early_stopping, b
             assert math.isclose(expected, hypothesis.score, abs_tol=1e-4)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(st.integers(0, 10_000), sources, st.integers(1, 6))
 def test_the_best_translations_are_all_different(seed, source, beam):
     """The n best are n different targets, none longer than the limit."""
@@ -260,7 +260,7 @@ def test_greedy_search_of_a_transformer_equals_decoding_by_hand():
         assert target[1:] == best.ids
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(st.integers(0, 10_000), sources, st.integers(1, 5), st.integers(0, 6))
 def test_a_translation_is_cut_where_the_model_would_have_gone_on(seed, source, beam, max_length):
     """It has as many tokens as are allowed, and its end is not the likeliest next token."""

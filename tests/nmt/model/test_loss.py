@@ -91,7 +91,7 @@ def test_calling_it_gives_a_number():
     assert number == float(compute.compute_loss_tensor(out, targets, 2.0)[0])
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(
     tokens=st.integers(1, 40),
     vocab=st.integers(2, 30),

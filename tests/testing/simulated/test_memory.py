@@ -52,7 +52,7 @@ def test_spans_are_the_bytes_of_the_elements(monkeypatch, max_runs):
     """For any sizes, strides and offset, ranges or a grid hold exactly the bytes of the elements."""
     monkeypatch.setattr(allocator, "_MAX_RUNS", max_runs)
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=50, deadline=None)
     @given(strided_tensors())
     def check(tensor):
         spans = spans_of(tensor, 64)
@@ -95,7 +95,7 @@ grids = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from("ab"), st.sampled_from(["read", "write"]), ranges | grids),

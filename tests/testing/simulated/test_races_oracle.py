@@ -123,14 +123,14 @@ def first_race(taker, program):
     return next((number for number, step in enumerate(program) if taker.take(step)), None)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(steps, min_size=4, max_size=40))
 def test_the_first_race_is_found_where_no_path_leads(program):
     """The checker reports a step exactly if it is the first that no path orders."""
     assert first_race(Paths(), program) == first_race(Clocks(), program)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(steps, min_size=2, max_size=20))
 def test_programs_with_every_edge_are_clean(program):
     """A program that waits for everything before every step has no race."""
