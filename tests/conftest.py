@@ -183,8 +183,8 @@ def train_tiny(tiny_pairs, numerics):
             d_model=32,
             heads=4,
             ffn=64,
-            encoder_layers=2,
-            decoder_layers=2,
+            encoder_layers=1,
+            decoder_layers=1,
             dropout=0.3,
             share="all",
         )

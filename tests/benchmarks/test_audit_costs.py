@@ -34,15 +34,6 @@ def test_the_cost_of_an_audit_is_that_beyond_a_step():
     assert "5.00 ms =   5.00 steps" in second
 
 
-def test_memory_is_told_beside_that_without_audits():
-    names = ("allocated_mib", "reserved_mib", "peak_allocated_mib", "peak_reserved_mib")
-    off, on = dict.fromkeys(names, 100.0), dict.fromkeys(names, 130.0)
-    lines = audit_costs.lines_of(
-        [turn_of(audit_costs.OFF, 0.1, 0, **off), turn_of(32, 0.1, 3, **on)]
-    )
-    assert "peak reserved 130 (+30)" in lines[1]
-
-
 def test_a_difference_is_told():
     turn = turn_of(audit_costs.OFF, 0.1, 0, differences=["a loss"])
     assert audit_costs.lines_of([turn])[-1].strip() == "a loss"

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import random
 import sys
-from statistics import fmean
 
 import pytest
-from benchmarks.auto_workloads import summarize
 
 from benchmarks import auto_workloads
 
@@ -50,25 +47,3 @@ def test_every_turn_is_told_and_every_workload_written(monkeypatch, tmp_path, ca
         "auto": 2,
     }
     assert "data-bound  round 2  captured: " in capfd.readouterr().out
-
-
-def test_the_luck_of_a_plan_is_no_loss_of_auto():
-    """The best of many equal plans is compared where it was not chosen; a slower auto is seen."""
-    draw = random.Random(3)
-    names = [*(f"plan {number}" for number in range(9)), "auto"]
-
-    def measured(rounds):
-        return {name: [draw.uniform(0.8, 1.2) for _ in range(rounds)] for name in names}
-
-    # A plan chosen in the rounds it is compared in would look a tenth faster than `auto`.
-    ratios = [summarize("equal", measured(6))["auto_to_best"] for _ in range(300)]
-    assert fmean(ratios) == pytest.approx(1.0, abs=0.03)
-
-    times = measured(300)
-    times["auto"] = [1.3 * value for value in times["auto"]]
-    times["plan 4"] = [0.5 * value for value in times["plan 4"]]
-    found = summarize("unequal", times)
-    assert found["auto_to_best"] == pytest.approx(2.6, rel=0.05)
-    assert found["best"] == "plan 4"
-    one_round = {name: values[:1] for name, values in times.items()}
-    assert summarize("one", one_round)["auto_to_best"] > 1.0

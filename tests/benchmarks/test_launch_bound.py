@@ -6,14 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import types
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.launch_bound import bits, checks, race, table, variants
+from benchmarks.launch_bound import bits, checks, table, variants
 from benchmarks.launch_bound.variants import changed_lines, sections, source_of
 
 import gapless
@@ -193,13 +192,6 @@ def graphed(callables, samples, *, allow_unused_input=False):
     return callables
 
 
-def test_the_first_difference_is_named():
-    """Or that there are not as many numbers."""
-    assert difference({"a": "1", "b": "2"}, {"a": "1", "b": "2"}) is None
-    assert difference({"a": "1", "b": "2"}, {"a": "1", "b": "3"}) == "b"
-    assert difference({"a": "1"}, {"a": "1", "b": "2"}) == "1 against 2 numbers and tensors"
-
-
 def test_digests_tell_bits_types_and_shapes_apart():
     """Zero and minus zero are equal numbers with other bits."""
     zero = torch.zeros(2)
@@ -263,27 +255,6 @@ def test_the_rows_of_readme_are_means_of_fixed_shapes():
 # --------------------------------------------------------------------------------------- checks
 
 
-def training(numbers, problem=None, warned=()):
-    return checks.Training({"loss 0": numbers}, problem, set(warned), 0)
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        (training("new"), "right"),
-        (training("old"), "silent"),
-        (training("between"), "silent"),
-        (training("old", warned=["it is stale"]), "told: it is stale"),
-        (training("", problem="ValueError: no"), "told: ValueError: no"),
-    ],
-)
-def test_a_change_is_taken_told_or_passed_over(changed, expected):
-    """Beside the same training without captures, with the change and without."""
-    old, new = training("old"), training("new")
-
-    assert checks.verdict(old, old, new, changed) == expected
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["nbeats", "gcn", "ppo"])
 def test_every_change_has_its_effect_without_captures(name, few_threads):
@@ -297,24 +268,6 @@ def test_every_change_has_its_effect_without_captures(name, few_threads):
     assert found["bits"] == "same"
     assert found["weight"] == found["attribute"] == "right"
     assert found["rate"] == ("-" if name == "ppo" else "right")
-
-
-@pytest.mark.slow
-def test_a_rate_that_is_a_number_in_a_graph_is_silent(few_threads, monkeypatch):
-    """A stand-in that goes on with the attribute of its first call, as a bare graph does."""
-    frozen = checks.Change.__call__
-    monkeypatch.setattr(
-        checks.Change, "__call__",
-        lambda self, step: None if self._variant == "in-place" else frozen(self, step),
-    )  # fmt: skip
-    monkeypatch.setattr(checks, "uncaptured", lambda variant: ("whole-step", True))
-    settings = {"device": CPU, "steps": 4, "is_small": True}
-
-    found = list(checks.checked("nbeats", "in-place", settings))
-
-    assert {key: value for one in found[1:] for key, value in one.items()} == dict.fromkeys(
-        variants.CHANGES, "silent"
-    )
 
 
 def run(tmp_path, *options):
@@ -347,27 +300,3 @@ def test_the_runner_measures_appends_and_prints(tmp_path):
     assert all(one["steps_per_s"] > 0 and one["first"]["steps"] > 0 for one in ran.values())
     assert ran["whole-step"]["weight"] == ran["whole-step"]["attribute"] == "right"
     assert "| word_lm | same | same; right, -, right |" in done.stdout
-
-
-@pytest.mark.slow
-def test_a_process_that_fails_does_not_stop_the_others(tmp_path):
-    """What it raised is its result."""
-    options = race.Options(
-        device="cpu", rounds=1, is_small=True, setup_limit=60.0, folder=tmp_path
-    )
-    told = []
-    made = race.Race("mnist", [variants.AS_WRITTEN], steps=2, options=options, tell=told.append)
-    task = race.worker.Work(name="mnist", variant="broken", device="cpu", steps=2, is_small=True)
-    made.entrants["broken"] = race.Entrant(task, options)
-
-    made.set_up(threading.Lock())
-    made.warm_up()
-    made.take_rounds()
-
-    problem = "EditError: mnist, broken: no such variant"
-    assert made.entrants["broken"].problem.startswith(problem)
-    assert len(made.entrants[variants.AS_WRITTEN].turns) == 1
-    assert any("broken: EditError" in line for line in told)
-    for entrant in made.entrants.values():
-        entrant.problem = entrant.problem or "the test is over"
-    made.close()

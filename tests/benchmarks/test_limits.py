@@ -11,7 +11,6 @@ from benchmarks.peers.cases import TINY, big25k
 from benchmarks.peers.gapless_peer import GaplessPeer
 from benchmarks.peers.window import Window
 
-from benchmarks import limits_report
 from gapless.device.find import find_device
 from gapless.nmt.model import attention
 from gapless.nmt.model.loss import LabelSmoothing
@@ -86,58 +85,3 @@ def test_what_is_taken_away_changes_no_loss(monkeypatch, what, owner, name):
 
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert getattr(owner, name) is not found
-
-
-def a_round(**figures):
-    return {
-        "steps": 10,
-        "seconds": 0.5,
-        "target_tokens": 1000,
-        "source_tokens": 2000,
-        "sentences": 50,
-        "model_flops": 5e12,
-        "padding_share": 0.01,
-        "gap_share": 0.25,
-        "host_waits": {"epoch_end": {"count": 1}},
-        "capture": None,
-        "peak_memory_bytes": 1,
-        "held_memory_bytes": 2**30,
-        **figures,
-    }
-
-
-def test_figures_are_medians_over_rounds():
-    """Speeds by wall time, utilisation by the peak, busy share by the step of the rounds."""
-    rounds = [a_round(), a_round(seconds=1.0), a_round(seconds=0.25, gap_share=0.5)]
-    found = {
-        "setup": {"warm_up_seconds": 3.0},
-        "rounds": rounds,
-        "profile": {"busy_ms_per_step": 40.0, "costliest_kernels": []},
-        "problem": None,
-    }
-
-    row = limits_report.summarize("x", "a row", found, peak_tflops=100.0)
-
-    assert row["ms_per_step"] == {"median": 50.0, "min": 25.0, "max": 100.0}
-    assert row["target_tokens_per_second"]["median"] == 2000.0
-    assert row["model_tflops"]["median"] == 10.0
-    assert row["utilisation"] == pytest.approx(0.1)
-    assert row["busy_share"] == pytest.approx(0.8)
-    assert row["gap_share"] == 0.25
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--cases", "huge"], "unknown case 'huge'; the cases are base32, base8192, big25k"),
-        (["--only", "fast"], "unknown row 'fast'; the rows are padded, eager, captured, compiled"),
-        (["--cases", "big25k", "--data", "no/such"], "no/such"),
-    ],
-)
-def test_a_mistake_is_told_in_one_line(tmp_path, capsys, options, message):
-    """Nothing is run; exit code 2."""
-    assert main([*OPTIONS, "--out", str(tmp_path), *options]) == 2
-
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1

@@ -47,19 +47,6 @@ def test_a_row_is_trained_and_scored(tmp_path, capsys, ranks):
     assert f"| {title} | " in table
 
 
-def test_a_run_that_fails_is_told_with_its_reason(tmp_path, capsys):
-    """The exit code says so as well."""
-    data = write_pairs(tmp_path / "data", split="spl@@ it")
-    command = ["train", data, "--rows", "gapless", "--seeds", "1", "--device", "cpu"]
-    command += ["--out", str(tmp_path), "--runs", str(tmp_path / "runs")]
-
-    assert main([*command, "--ranks", "1", "--options=--no-such-option"]) == 1
-
-    out = capsys.readouterr().out
-    assert "; seed 1: exit code " in out
-    assert "gapless: error: unrecognized arguments: --no-such-option" in out
-
-
 def test_words_are_split_as_the_recipe_does(tmp_path):
     """Compressed source files become files that `train` takes, and no others are left."""
     source = tmp_path / "source"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 
@@ -18,7 +17,6 @@ from benchmarks.newcomers import (
 from benchmarks.newcomers.order import DEFAULTS, Order
 
 from gapless.cli.main import run_command
-from gapless.errors import UserError
 
 
 SIZES_AND_LANGUAGES = [
@@ -79,25 +77,6 @@ def test_training_never_sees_a_side_of_a_test_pair():
     for side in (0, 1):
         trained = {cuts.plain(pair[side]) for pair in cut.train}
         assert not trained & {cuts.plain(pair[side]) for pair in unseen}
-
-
-def test_corpora_are_read_as_they_are(tmp_path):
-    """Quotes stay, a third column does not count, pairs come once; a missing file is named."""
-    folder = tmp_path / "tatoeba-zh-en"
-    folder.mkdir()
-    text = '"Hi," he said.\t“嗨。”\tby mia\nYes\t是\tby jon\nYes\t是\tby mia\n...\t。\tby mia\n'
-    for split in ("train", "val"):
-        (folder / f"{split}.tsv.gz").write_bytes(gzip.compress(text.encode()))
-
-    with pytest.raises(UserError, match=r"no file .*test\.tsv\.gz; name the folder"):
-        cuts.read(tmp_path, "tatoeba-zh-en")
-
-    (folder / "test.tsv.gz").write_bytes(gzip.compress("No\t不\tby mia\n".encode()))
-    assert cuts.read(tmp_path, "tatoeba-zh-en") == [
-        ('"Hi," he said.', "“嗨。”"),
-        ("Yes", "是"),
-        ("No", "不"),
-    ]
 
 
 def test_the_grid_is_fixed():
@@ -168,17 +147,6 @@ def test_configurations_get_the_time_that_the_defaults_took():
         ("c1", "configuration 02", "73s"),
     ]
     assert [run.flags for run in runs] == [(), (), *[("--lr", "1"), ("--lr", "2")] * 2]
-
-
-def test_no_run_begins_that_cannot_end_in_time():
-    """What is left waits for the next call; failed defaults have no configurations."""
-    make, runs = made_in(60.0)
-    waiting = order_of(1, jobs=1)
-
-    make_all(waiting, make, seconds_left=59.0)
-
-    assert [run.name for run in runs] == [DEFAULTS]
-    assert len(waiting) == 2
 
 
 # ------------------------------------------------------------------------------------- verdicts

@@ -11,10 +11,6 @@ from pathlib import Path
 import pytest
 from benchmarks.origin import COMPARED, main
 
-from benchmarks import origin
-from gapless.compare.bench import BenchResult
-from origin_rows import make
-
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,26 +65,3 @@ def test_every_plan_is_measured_and_one_can_be_measured_again(tmp_path, numerics
     every_batch, *_, seldom = tuned["tuning"][0]["intervals"]
     assert (every_batch["interval"], seldom["interval"]) == (1, 30)
     assert every_batch["waits"] > seldom["waits"] >= 1.0
-
-
-def test_a_plan_that_fails_spoils_no_other(tmp_path, monkeypatch, numerics):
-    """Plans that cannot be timed together are timed alone, and the one that fails is named."""
-
-    def bench(make_workload, settings, *, on_progress):
-        if len(settings.plans) > 1 or "events" in settings.plans:
-            raise RuntimeError("no such stream")
-        rows = tuple(make(plan) for plan in settings.plans)
-        return BenchResult(rows=rows, unit="", notes=(), in_turns=True)
-
-    monkeypatch.setattr(origin, "run_bench", bench)
-    command = ["--small", "--device", "cpu", "--verify-steps", "0", "--out", str(tmp_path)]
-
-    assert main([*command, "--only", "blocking,events,interval"]) == 1
-
-    found = json.loads((tmp_path / "origin-fp32.json").read_text(encoding="utf-8"))
-    assert [row["plan"] for row in found["rows"]] == ["blocking", "interval"]
-    assert found["problems"] == dict.fromkeys(
-        ("all plans in turns", "events"), "RuntimeError: no such stream"
-    )
-    page = (tmp_path / "origin.md").read_text(encoding="utf-8")
-    assert "Not measured, events: RuntimeError: no such stream." in page

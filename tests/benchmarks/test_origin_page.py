@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.origin_claims import CLAIMS
 from benchmarks.origin_page import CHINESE, RESULTS, filled, page_text, read_files
 
-from origin_rows import comparison_of, make, origins_dream
+from origin_rows import comparison_of, origins_dream
 
 
 ROOT = Path(__file__).parents[2]
@@ -51,19 +51,6 @@ def test_the_page_has_every_plan_and_every_claim():
     assert "NVIDIA H200, x86_64, 16 cores, Python 3.12, torch 2.11.0, commit abc1234" in text
     assert "* fp32: " in text
     assert "* bf16: not measured yet" in text
-
-
-def test_each_precision_has_its_verdict_and_each_reason_a_letter():
-    """A verdict that both precisions share is said once; `why` leads to a sentence below the table."""
-    rows = origins_dream()
-    rows["events-interval"] = make("events-interval", 99.0)
-
-    text = page_text({"fp32": file_of(), "bf16": file_of(rows)})
-
-    line = next(line for line in text.splitlines() if "(000:183,219;" in line)
-    assert ": **confirmed** -4.0%, **refuted** +2.1%<; " in line
-    assert f"\n* {line[-1]}: " in text
-    assert "* no memory leaks (000:188): **confirmed** +0.00 MiB, +0.00 MiB; " in text
 
 
 def test_the_chinese_page_is_filled_between_its_marks():

@@ -14,7 +14,6 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 import torch
-from benchmarks.peers import report
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.cases import TINY, base32
 from benchmarks.peers.flops import model_flops
@@ -165,49 +164,7 @@ def measured(name, seconds, *, tokens=1000, busy_ms=None):
     return RowResult(row=row, rounds=rounds, profile=profile)
 
 
-def rows_of(*results):
-    rows = [report.summarize(result) for result in results]
-    report.add_ratios(rows)
-    return rows
-
-
 NAMES = ("case", "model", "hardware", "versions", "commit", "date", "command", "batches")
-
-
-def test_a_row_that_failed_stays_in_the_table_with_its_reason():
-    """The others are reported; the plot, valid XML, has those that ran."""
-    failed = RowResult(
-        row=Row(name="compiled", title="torch.compile", make=lambda case, device: None),
-        problem="did not finish its set-up in 180 s",
-    )
-    facts = {name: name for name in (*NAMES, "measured")} | {
-        "rows": rows_of(failed, measured("plain", [1.0]))
-    }
-
-    table, plot = report.to_markdown(facts), report.to_svg(facts)
-
-    assert "| torch.compile | did not finish its set-up in 180 s |" in table
-    assert "| plain <row> | 10.0 (10.0 to 10.0) | 1,000 |" in table
-    texts = [item.text for item in ET.fromstring(plot).iter() if item.text]
-    assert "plain <row>" in texts
-    assert "torch.compile" not in texts
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--only", "plain,no-such"], "unknown row 'no-such'; the rows are plain, plain-50, "),
-        (["--case", "base8192"], "case base8192 needs sentence pairs; name a folder or file"),
-        (["--case", "base8192", "--data", "no/such"], "no/such"),
-    ],
-)
-def test_a_mistake_is_told_in_one_line(tmp_path, capsys, options, message):
-    """Nothing is run; exit code 2."""
-    assert main(["--device", "cpu", "--out", str(tmp_path), *options]) == 2
-
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
 
 
 @pytest.fixture

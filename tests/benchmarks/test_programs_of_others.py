@@ -45,21 +45,6 @@ def test_the_same_is_said_of_what_is_the_same_but_for_times(compare):
     assert row["at"] == "somebody/something@abc123"
 
 
-def test_other_output_and_other_weights_are_said(compare):
-    row, text = compare(tells="int('gapless' in sys.modules)", code=0)
-
-    assert [list(run["files"]) for run in row["runs"]] == [["model.pt"]] * 3
-    assert "other output, files" in text
-    assert "as written, too" not in text
-
-
-@pytest.mark.slow
-def test_what_a_program_does_not_repeat_is_said(compare):
-    _, text = compare(tells="time.perf_counter_ns() % 1_000_000", code=0)
-
-    assert "other output, files; as written, too: output, files" in text
-
-
 @pytest.mark.slow
 def test_programs_that_fail_or_are_not_there_are_left_out(compare, monkeypatch):
     _, text = compare(tells="0", code=3)

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from benchmarks.peers.race import RowResult
-from benchmarks.peers.worker import RowError
-from benchmarks.ranks import row_group
-from benchmarks.ranks.__main__ import main
 from benchmarks.ranks.figures import summarize
 from benchmarks.ranks.page import to_markdown
-from benchmarks.ranks.row_group import RowGroup, communication
 from benchmarks.ranks.rows import SILENT, all_rows
 
 
@@ -39,16 +33,6 @@ def figures_of(*results):
 
 
 # --- figures ---
-
-
-def test_efficiency_is_taken_round_by_round():
-    """Two GPUs that do twice the tokens in 1.25 of the time have 0.8, also when a round is slow."""
-    found = figures_of(
-        result("captured", [1.0, 4.0, 1.0]), result("flat", [1.25, 5.0, 2.0], tokens=2000)
-    )
-
-    assert found["flat"]["efficiency"] == {"median": 0.8, "min": 0.5, "max": 0.8}
-    assert "efficiency" not in found["captured"]
 
 
 def test_a_row_is_compared_with_one_gpu_of_its_own_kind():
@@ -74,65 +58,6 @@ def test_exposed_time_is_what_a_step_takes_longer_than_without_sums():
     assert found["flat"]["exposed_ms"] == pytest.approx({"median": 11.0, "min": 10.0, "max": 12.0})
     assert "exposed_ms" not in found["ddp"]
     assert "exposed_ms" not in found[SILENT]
-
-
-def test_of_each_collective_the_rank_counts_that_waited_least():
-    """A kernel of NCCL lasts until the last rank has come, which is no time of the sum."""
-    early_then_late = [(9.0, 8.0), (2.0, 1.0)]
-    late_then_early = [(3.0, 2.5), (7.0, 6.0)]
-
-    found = communication([early_then_late, late_then_early], steps=2)
-
-    assert found["collectives_per_step"] == 1.0
-    assert found["collective_ms_per_step"] == (3.0 + 2.0) / 2
-    assert found["traced_exposed_ms_per_step"] == (2.5 + 1.0) / 2
-
-
-# --- ranks ---
-
-
-def started(monkeypatch, tmp_path, *answers):
-    """Start a group of ranks, each of which gives the answers in turn; None: it never answers."""
-    ranks = iter(answers)
-
-    class Process:
-        def __init__(self, make, *, case, device, log):
-            self.channel, self._theirs = multiprocessing.Pipe()
-            self.log = log
-            self.killed = False
-            for one in next(ranks):
-                self._theirs.send(one)
-
-        def send(self, order):
-            pass
-
-        def receive(self, what):
-            found = self.channel.recv()
-            if isinstance(found, str):
-                raise RowError(found)
-            return found
-
-        def let_go(self):
-            pass
-
-        def kill(self):
-            self.killed = True
-
-    monkeypatch.setattr(row_group, "RowProcess", Process)
-    row = SimpleNamespace(name="flat")
-    return RowGroup(row, case=None, devices=["cpu"] * len(answers), logs=tmp_path)
-
-
-def test_a_rank_that_fails_ends_all_with_its_own_reason(monkeypatch, tmp_path):
-    """Another rank that ended because of it says less."""
-    group = started(
-        monkeypatch, tmp_path, ["ended during its set-up"], ["failed in its set-up: planted"]
-    )
-
-    with pytest.raises(RowError, match="rank 1 failed in its set-up: planted"):
-        group.wait_ready(limit_s=60)
-
-    assert all(rank.killed for rank in group._ranks)
 
 
 # --- the command ---
@@ -168,25 +93,6 @@ def test_the_page_has_the_newest_call_of_each_case_and_choice_of_rows():
     assert "| did not finish its set-up in 240 s |" in text
     assert "captured steps: 0.9 ms." in text
     assert "captured steps: 2.4 ms." in text
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--only", "flat,no-such"], "unknown row 'no-such'; the rows are plain, "),
-        (["--only", "flat+acumulate=4"], "unknown setting 'acumulate' of `gapless train`"),
-        (["--only", "ddp+accumulate=2"], "row 'ddp' is not one of gapless"),
-        (["--ranks", "1"], "--ranks is 1, expected at least 2"),
-        (["--data", "no/such", "--case", "base8192"], "no/such"),
-    ],
-)
-def test_a_mistake_is_told_in_one_line(tmp_path, capsys, options, message):
-    """Nothing is run; exit code 2."""
-    assert main(["--device", "cpu", "--json", str(tmp_path / "x.json"), *options]) == 2
-
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
 
 
 def run_command(file, *options):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from gapless.graphs import audit
@@ -44,24 +42,3 @@ def test_without_audits_what_no_guard_sees_is_silent(monkeypatch):
     assert run() == "silent"
     monkeypatch.setattr(audit, "DEFAULT_EVERY", 1)
     assert run() == "told"
-
-
-def test_the_table_counts_verdicts(tmp_path, capsys):
-    """By form and scheduler."""
-    rows = [
-        ("channel", "asap", "right"),
-        ("channel", "asap", "right"),
-        ("channel", "lazy", "told"),
-    ]
-    out = tmp_path / "verdicts.jsonl"
-    out.write_text(
-        "".join(
-            json.dumps({"key": [form, "a", scheduler, 0], "verdict": verdict, "said": ""}) + "\n"
-            for form, scheduler, verdict in rows
-        )
-    )
-    verdicts._table(out)
-
-    first, second = capsys.readouterr().out.splitlines()[2:]
-    assert first.startswith("| channel | asap | 2 | 0 | 0 |")
-    assert second.startswith("| channel | lazy | 0 | 0 | 1 |")
