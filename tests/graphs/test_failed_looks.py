@@ -17,7 +17,7 @@ from gapless.testing import SimulatedDevice
 from inner_doors import replayed_whatever_it_takes
 
 
-pytestmark = pytest.mark.quick_tests(25)
+pytestmark = pytest.mark.quick_tests(14)
 
 CALLS, AT = 14, 8
 

@@ -236,7 +236,7 @@ def reshaped_in_place(change):
     return loop
 
 
-@pytest.mark.quick_cases(8)
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     "loop",
     [

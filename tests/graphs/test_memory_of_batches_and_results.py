@@ -243,7 +243,7 @@ REPLAYED = [
 ]
 
 
-@pytest.mark.quick_cases(8)
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("loop", REPLAYED)
 def test_a_replay_does_as_the_step(device, loop):
     _, expected = loop(lambda step: step, device)

@@ -181,7 +181,7 @@ def prototypes_of_an_epoch(wrap, device):
     return step, seen
 
 
-@pytest.mark.quick_cases(8)
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     "make",
     [

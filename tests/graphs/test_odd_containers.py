@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-pytestmark = pytest.mark.quick_tests(40)
+pytestmark = pytest.mark.quick_tests(20)
 
 STEPS = 8
 

@@ -20,7 +20,7 @@ from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import on, read_back
 
 
-pytestmark = pytest.mark.quick_tests(75)
+pytestmark = pytest.mark.quick_tests(50)
 
 
 @pytest.fixture(params=["asap", "lazy", "random"])

@@ -318,7 +318,7 @@ AUDITED = {
 }
 
 
-@pytest.mark.quick_cases(12)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("name", CASES)
 def test_an_edit_counts(name):
     """By another graph, or as written."""

@@ -142,7 +142,7 @@ def seen_by(way, wrap, device):
 AUDITED = {"keywords", "iterator by yield"}
 
 
-@pytest.mark.quick_cases(8)
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", WAYS)
 def test_an_edited_object_counts_whatever_way_leads_to_it(name):
     """By another graph, or as written."""

@@ -55,7 +55,7 @@ def test_there_are_many_cases():
     assert all(case.names for case in CASES if case.expect == REFUSED)
 
 
-@pytest.mark.quick_cases(6)
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_eager_loop_repeats_itself(case, folder):
     """And its losses are others from the change on, if the case says so."""
@@ -67,7 +67,7 @@ def test_the_eager_loop_repeats_itself(case, folder):
         assert (eager[:AT], eager[AT:CALLS]) != (unchanged[:AT], unchanged[AT:CALLS])
 
 
-@pytest.mark.quick_cases(32)
+@pytest.mark.quick_cases(16)
 @pytest.mark.parametrize(("case", "form"), _OF_A_CASE)
 def test_each_case_has_its_verdict(case, form, folder):
     """No result is stale, and what is captured, refused or left unguarded is as the case says."""

@@ -35,7 +35,7 @@ def test_there_are_many_channels():
     assert len({channel.name for channel in CHANNELS}) == len(CHANNELS) >= 75
 
 
-@pytest.mark.quick_cases(8)
+@pytest.mark.quick_cases(4)
 @each_channel
 def test_the_loop_as_written_sees_the_change(channel, tmp_path):
     """It repeats its results, and all of them are others from the change on."""

@@ -114,7 +114,7 @@ def test_a_late_change_is_told_within_the_bound(footgun, form, tmp_path, same_pl
 
 
 @needs_audits
-@pytest.mark.quick_cases(8)
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(("footgun", "form", "interlude"), [*IN_TURN, *IN_EACH], ids=str)
 def test_a_change_in_an_interlude_is_told_at_the_next_call(
     footgun, form, interlude, tmp_path, same_places
