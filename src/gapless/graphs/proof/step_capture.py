@@ -95,7 +95,8 @@ class StepCapture:
         found = watched.found
         gradients = GraphGradients(
             side.gradients,
-            updates.gradients,
+            # Those of an update alone are its batch, which has places of its own.
+            () if self._callee.is_update else updates.gradients,
             pool=self._graphs.gradients,
             unused=watched.unused,
             others=[*reads.tensors, *found],

@@ -198,6 +198,10 @@ class Updates:
         """Keep a number of an optimizer outside from the next capture on, or all of its update."""
         self._know(optimizer).changed.add(name)
 
+    def may_read_anew(self, optimizer: Optimizer) -> bool:
+        """Return whether a graph can go on with other numbers of an optimizer than those it was captured with."""
+        return self.may_cut or may_take_rate_last(optimizer)
+
     def _know(self, optimizer: Optimizer) -> _Known:
         known = self._known.get(id(optimizer))
         if known is None or known.reference() is not optimizer:
