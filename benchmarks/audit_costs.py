@@ -124,7 +124,7 @@ class Trained:
         return {
             "audits": report.audits.num,
             "equal": report.audits.num_equal,
-            "replays": report.num_replays + report.num_quick,
+            "replays": report.num_replays,
             "as_written": report.num_eager,
         }
 

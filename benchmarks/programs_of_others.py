@@ -53,7 +53,7 @@ MASKED = re.compile(
 
 # Of what `gapless run` reports of each object.
 PARTS = (
-    *("name", "num_graphs", "num_replays", "num_quick", "num_eager", "audits", "waiting"),
+    *("name", "num_graphs", "num_replays", "num_eager", "audits", "waiting"),
     *("saved_seconds", "watching_seconds", "capturing_seconds", "auditing_seconds"),
     *("beside_seconds", "refusals", "note"),
 )

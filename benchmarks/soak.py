@@ -131,7 +131,7 @@ class Counts:
 def _counts(report: Any) -> dict[str, int]:
     return {
         "graphs": report.num_graphs,
-        "replays": report.num_replays + report.num_quick,
+        "replays": report.num_replays,
         "audits": report.audits.num,
         "equal": report.audits.num_equal,
     }

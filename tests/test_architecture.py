@@ -23,8 +23,7 @@ WAITING = {"synchronize_event", "synchronize_stream", "synchronize"}
 # Where values may come to the host, and why.
 MAY_READ = {
     "graphs/reads/batch_reads.py",  # inside a wait declared as "batch_value"
-    "graphs/updates/noted_calls.py",  # numbers that are on the host
-    "graphs/updates/update_operations.py",  # counts that torch keeps on the host
+    "graphs/updates/update_numbers.py",  # counts that torch keeps on the host
     "pipeline/losses/loss_numbers.py",  # numbers that are the host's own
     "pipeline/losses/loss_rows.py",  # rows whose copy an event says is done
     "nmt/run/rank_agreement.py",  # inside a wait declared as "checkpoint"

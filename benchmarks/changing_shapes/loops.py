@@ -325,7 +325,6 @@ def accounts(captured: list[Any]) -> Iterator[dict[str, Any]]:
             "waiting": dict(spent.waiting),
             "graphs": report.num_graphs,
             "replays": report.num_replays,
-            "quick": report.num_quick,
             "as_written": report.num_eager,
             "text": str(report),
         }

@@ -154,7 +154,7 @@ def _account(written: Runs, captured: Runs) -> str:
     return (
         f"watching {of('watching_s'):.2f} s, capturing {of('capturing_s'):.2f} s, auditing "
         f"{of('auditing_s'):.2f} s, saved {of('saved_s'):.2f} s; by its account {debt_s:+.2f} s, seen "
-        f"{seen_s:+.2f} s; {of('graphs'):.0f} graphs, {of('replays'):.0f} replays, {of('quick'):.0f} quick, "
+        f"{seen_s:+.2f} s; {of('graphs'):.0f} graphs, {of('replays'):.0f} replays, "
         f"{of('as_written'):.0f} as written"
     )
 

@@ -152,7 +152,7 @@ def _report_of(captured: Any) -> dict[str, Any]:
     return {
         "num_replays": report.num_replays,
         "num_eager": report.num_eager,
-        "num_fast": report.num_replays + report.num_quick,
+        "num_fast": report.num_replays,
         "num_audits": report.audits.num,
         "num_equal": report.audits.num_equal,
         "differences": report.audits.differences,

@@ -65,7 +65,7 @@ def summary(names):
     """Return what is said of a run at its end."""
     found = {}
     for name, report in reports(names):
-        done = report.num_replays + report.num_quick
+        done = report.num_replays
         if done + report.num_eager:
             found[name] = {
                 "replayed": done,

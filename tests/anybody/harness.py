@@ -260,7 +260,7 @@ def _too_few(expect, found):
     counts = {}
     for kind, report in found.reports:
         replays, calls = counts.get(kind, (0, 0))
-        now = report.num_replays + getattr(report, "num_quick", 0)
+        now = report.num_replays
         counts[kind] = (replays + now, calls + now + report.num_eager)
     return [
         f"{replays} of {calls} calls of the {kind} were replays"

@@ -296,7 +296,7 @@ def judge(run, *, must_replay=False, device=GPU):
         assert found.same_as(first), list(zip(found.losses, first.losses, strict=True))
         told_or_replayed(found)
         if must_replay and device.type == "cuda":
-            replayed = [one.num_replays or one.num_quick for one in found.reports]
+            replayed = [one.num_replays for one in found.reports]
             assert all(replayed), [*map(str, found.reports)]
     one_line_each(found)
 
@@ -304,7 +304,7 @@ def judge(run, *, must_replay=False, device=GPU):
 def told_or_replayed(found):
     for report in found.reports:
         refusals = [one.text for one in report.refusals]
-        assert report.num_replays or report.num_quick or refusals or report.note, report
+        assert report.num_replays or refusals or report.note, report
 
 
 def one_line_each(found):

@@ -126,7 +126,6 @@ def test_json_has_the_texts_of_refusals():
     assert json.loads(json.dumps(report.as_dict())) == {
         "num_graphs": 2,
         "num_replays": 0,
-        "num_quick": 0,
         "num_eager": 0,
         "seconds": 0.0,
         "captured_bytes": 0,

@@ -852,5 +852,5 @@ def test_counts_of_steps_on_the_device_are_read_as_written_and_the_mend_is_named
     assert values == mended_values == expected
     assert 'state["step"] = state["step"].cpu()' in str(report)
     assert report.num_replays > 20 or way == "in place"
-    assert mended.num_replays + mended.num_quick > 20
+    assert mended.num_replays > 20
     assert "on the device" not in str(mended)

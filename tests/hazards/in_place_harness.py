@@ -7,7 +7,7 @@ compared is what `captured_harness.py` compares. After that the verdict of the c
 report of each captured object.
 
 A replayed call is counted where the call is made: a call of a model or of a loss module, and a step of an
-optimizer, be it a graph or a quick update. How many calls there are is counted apart from the product, in a run as written.
+optimizer. How many calls there are is counted apart from the product, in a run as written.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ def said_by(place):
 def _too_few_replays(case, kind, place):
     num_replays = Counter()
     for name, report in place.named_reports():
-        num_replays[name] += report.num_replays + report.num_quick
+        num_replays[name] += report.num_replays
     calls = num_calls_of(case, kind)
     return [
         f"{num_replays[name]} of {calls[name]} calls of {name!r} were replays"

@@ -93,7 +93,7 @@ class Fake:
     def capture(self, one, *, device):
         is_optimizer = isinstance(one, torch.optim.Optimizer)
         name = "step" if is_optimizer else "forward"
-        report = SimpleNamespace(num_replays=0, num_quick=0, refusals=list(self.texts))
+        report = SimpleNamespace(num_replays=0, refusals=list(self.texts))
         self.reports[id(one)] = report
         setattr(one, name, self.wrap(getattr(one, name), report, name))
         return one

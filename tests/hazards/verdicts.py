@@ -83,7 +83,7 @@ def _of_loop(case, harness, scheduler, seed):
     wrong += [f"race: {race}" for race in outcome.races]
     reports = product.reports()
     told = [text for report in reports for text in report.audits.differences]
-    graphs = sum(report.num_replays + report.num_quick + report.audits.num for report in reports)
+    graphs = sum(report.num_replays + report.audits.num for report in reports)
     if "AssertionError" in outcome.error and not case.raises:
         return "asserts", outcome.error
     if told:

@@ -172,7 +172,7 @@ class _Integrates:
         """
         of_callbacks = self._reports_of_callbacks() if name == "model" else []
         of_objects = [
-            max((report.num_replays + report.num_quick for report in known), default=0)
+            max((report.num_replays for report in known), default=0)
             for kind, _, known in self._watched.values()
             if kind == name
         ]

@@ -176,16 +176,15 @@ def test_it_says_once_what_it_does_and_what_it_does_not(tmp_path, capsys, monkey
     assert trainer.training_step is step
 
 
-def test_a_rate_that_stays_is_captured_and_one_that_moves_makes_updates_quick(tmp_path, both):
-    """A graph keeps its rate."""
+def test_a_rate_that_stays_is_captured_and_one_that_moves(tmp_path, both):
+    """A graph keeps its rate, or is cut where it is taken."""
     moving, _, _ = both[1]
     staying, _, _ = trained(
         tmp_path, sentences(32), captured=True, lr_scheduler_type="constant", max_steps=16
     )
     reports = [gapless.capture_report(one.optimizer) for one in (moving, staying)]
 
-    assert reports[0].num_replays == 0
-    assert reports[0].num_quick > reports[0].num_eager
+    assert reports[0].num_replays > reports[0].num_eager
     assert reports[1].num_replays > reports[1].num_eager
 
 

@@ -565,7 +565,7 @@ def a_module_whose_weights_keep_their_stream(device):
 
 
 @scenario(only=ONE)
-def updates_whose_rate_changes_at_every_step_are_quick(device):
+def updates_whose_rate_changes_at_every_step_are_graphs(device):
     """The rate of each step is the loop's own, and most steps run without torch's Python."""
     with device.allow_waits():
         weight = torch.nn.Parameter(on(device, torch.ones(3)))
@@ -581,11 +581,11 @@ def updates_whose_rate_changes_at_every_step_are_quick(device):
         velocity = 0.5 * velocity + 1.0 if number else 1.0
         expected -= velocity / (1 + number)
     assert torch.allclose(read_back(device, weight), torch.full((3,), expected))
-    assert gapless.capture_report(optimizer).num_quick > 8
+    assert gapless.capture_report(optimizer).num_replays > 4
 
 
 @scenario(only=ONE)
-def quick_updates_are_audited(device):
+def updates_are_audited(device):
     """Each second one is compared with `step()`, which trains once, and counts on the host once."""
     seen = []
     for every in (None, 1, 2):

@@ -131,9 +131,9 @@ class CallWindows:
             if way is None and windows.read():
                 self._finish(kind, windows)
         report = self._report
-        before = report.num_replays + report.num_quick
+        before = report.num_replays
         out = self._captured(args, kwargs)
-        if report.num_replays + report.num_quick > before:
+        if report.num_replays > before:
             self._note_replay(kind)
         else:
             if windows is not None:

@@ -102,7 +102,6 @@ class CaptureReport:
     Attributes:
         num_graphs: graphs captured, those that were captured anew included.
         num_replays: steps that ran as a graph.
-        num_quick: updates of an optimizer by the operations of its step alone, without its Python.
         num_eager: steps that ran as written.
         seconds: time spent capturing, during which the device is idle.
         captured_bytes: of the device's memory that captures have reserved, for graphs that are gone
@@ -129,7 +128,6 @@ class CaptureReport:
 
     num_graphs: int = 0
     num_replays: int = 0
-    num_quick: int = 0
     num_eager: int = 0
     seconds: float = 0.0
     captured_bytes: int = 0
@@ -158,7 +156,7 @@ class CaptureReport:
     @property
     def num_steps(self) -> int:
         """How many steps there were."""
-        return self.num_replays + self.num_quick + self.num_eager
+        return self.num_replays + self.num_eager
 
     @property
     def forbids_all(self) -> bool:
@@ -241,10 +239,8 @@ class CaptureReport:
             f"captured {_count(self.num_graphs, 'graph')} in {self.seconds:.1f} s{memory}, "
             f"{_count(self.num_replays, 'step')} replayed, {self.num_eager} ran as written"
         ]
-        quick = _count(self.num_quick, "update")
         code = _count(self.num_compiled, "piece")
         for is_said, text in (
-            (self.num_quick, f"{quick} by the operations of the step alone"),
             (self.proved, f"{self.proved} proved in {self.proof_seconds:.1f} s"),
             (self.not_proved, f"{self.not_proved} not proved"),
             (self.audits.num, str(self.audits)),
@@ -282,7 +278,6 @@ class CaptureReport:
         counts = (
             "num_graphs",
             "num_replays",
-            "num_quick",
             "num_eager",
             "seconds",
             "captured_bytes",

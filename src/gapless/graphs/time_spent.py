@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
 
-# What a call is, as its time goes; a quick update of an optimizer is a replay.
+# What a call is, as its time goes.
 What: TypeAlias = Literal["plain", "watch", "capture", "audit", "replay"]
 
 
@@ -20,7 +20,7 @@ class TimeSpent:
         capturing_s: likewise, in calls that were captured and proved.
         auditing_s: likewise, in audits.
         beside_s: likewise, in plain calls.
-        saved_s: less than as written, in replays and quick updates.
+        saved_s: less than as written, in replays.
         replayed_s: what these would have taken as written.
         waiting: calls that ran as written since there was no room for what comes next, by what that is.
         num_captures: calls that were captured and proved.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Updates between two agreements. One over gloo takes about 0.1 ms, too much for every quick update.
+# Updates between two agreements. One over gloo takes about 0.1 ms, too much for every update.
 MOST_UPDATES_BETWEEN_AGREEMENTS = 10
 
 

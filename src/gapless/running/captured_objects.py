@@ -68,7 +68,7 @@ class CapturedObjects:
         for name, report in self.reports:
             num_graphs, num = calls[name]
             calls[name] = (
-                num_graphs + report.num_replays + report.num_quick,
+                num_graphs + report.num_replays,
                 num + report.num_steps,
             )
         if not any(num for _, num in calls.values()):

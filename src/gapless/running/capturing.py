@@ -242,7 +242,7 @@ class Capturing:
 
         for reference, report in list(self._captured.items()):
             target = reference()
-            has_graphs = report.num_graphs + report.num_quick > 0
+            has_graphs = report.num_graphs > 0
             is_refused = report.forbids_all_for_good and not has_graphs
             if target is None or (is_refused and report.num_eager >= _NUM_REFUSED):
                 del self._captured[reference]

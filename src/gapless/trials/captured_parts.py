@@ -180,8 +180,8 @@ class _Part:
 
     @property
     def is_captured(self) -> bool:
-        """Whether calls are graphs, or quick updates."""
-        return self.report.num_replays + self.report.num_quick > 0
+        """Whether calls are graphs."""
+        return self.report.num_replays > 0
 
     @property
     def is_decided(self) -> bool:

@@ -105,7 +105,7 @@ def release(target: _T) -> _T:
 def capture_report(target: object) -> CaptureReport:
     """Return what is captured of an object, what is not and why.
 
-    `num_replays + num_quick + num_eager` is the number of its calls since `gapless.capture`.
+    `num_replays + num_eager` is the number of its calls since `gapless.capture`.
 
     Raises:
         UserError: the object is not captured.

@@ -6,11 +6,9 @@ memory, and the weights keep the gradients that they have. Everything else is a 
 runs as written at first, guards on rates, weights and state, proof, report.
 
 Of torch's own optimizers a graph holds those whose update has the same bits there
-(`gapless.graphs.updates.update_outside`). The step of a user's own optimizer is captured as any code of the
-user is: what it reads from Python is guarded, and what it changes in Python refuses it.
-
-An update whose numbers change from step to step, such as the rate of a schedule, is no graph: it is
-quick (`gapless.graphs.updates.quick_updates`), if the optimizer is one of torch's whose operations are known.
+(`gapless.graphs.updates.update_outside`); one that counts on the host, or whose rate a schedule changes, is cut
+where that is taken (`gapless.graphs.updates.rate_outside`). The step of a user's own optimizer is captured as
+any code of the user is: what it reads from Python is guarded, and what it changes in Python refuses it.
 
 As written run: calls with hooks, calls within a captured step, which are a part of that, closures of
 optimizers that call one more than once, and what no graph can take, such as sparse gradients.
@@ -30,7 +28,6 @@ import torch
 from gapless.graphs.call_windows import CallWindows
 from gapless.graphs.in_place.captor import captor_of, left_out
 from gapless.graphs.in_place.first_calls import FIRST_CALLS
-from gapless.graphs.in_place.quick_audits import QuickAudits
 from gapless.graphs.modules.module_refusals import COMPILED_AROUND
 from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.reads.code_kinds import CodeKind, kind_of
@@ -38,13 +35,11 @@ from gapless.graphs.refusal import Refusal
 from gapless.graphs.sharded import refusal_of_weights
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.step_call import is_within_a_step, within_a_step
-from gapless.graphs.updates.quick_updates import QuickUpdates
 from gapless.graphs.updates.step_replaced import is_step_of_the_class, method_in_place_of
 from gapless.graphs.updates.update_rules import (
     CALL_A_CLOSURE_ONCE,
     OF_A_SCALER,
     closure_of,
-    gradients_of,
     gradients_replaced,
     has_hooks,
     name_of,
@@ -86,9 +81,6 @@ class OptimizerInPlace:
         self._as_written: Callable[..., Any] = optimizer.step
         self._is_running = False
         self.is_traced = False
-        self._quick = QuickUpdates(optimizer, settings.device)
-        self._audits: QuickAudits | None = None
-        self._was_quick = False
         self._code = _code_of_user(optimizer)
         self._limits = settings.limits()
         self._captured = settings.wrap(
@@ -137,7 +129,6 @@ class OptimizerInPlace:
         # Otherwise a scheduler has wrapped it, and it finds nothing here from now on.
         self._put_back()
         self._captured.forget()
-        self._audits = None
 
     def _put_back(self) -> bool:
         kept = vars(self.target)
@@ -177,8 +168,6 @@ class OptimizerInPlace:
     def _step(self, args: Any, kwargs: Any) -> Any:
         as_written = self._as_written
         objection = self._objection_to_call(args, kwargs)
-        if objection is None and self._quick.are_due():
-            return self._after_closure(self._update_quickly, args, kwargs)
         if objection is not None or self._captured.is_refused:
             return self._run_as_written(objection, partial(as_written, *args, **kwargs))
         return self._after_closure(self._update_by_graph, args, kwargs)
@@ -253,7 +242,6 @@ class OptimizerInPlace:
 
     def _update(self) -> None:
         """Update by the gradients that the weights have, by a graph if there is or can be one."""
-        self._was_quick = False
         weights = weights_of(self.target)
         gradients = list(map(_gradient_of, weights))
         own = vars(self.target)
@@ -267,27 +255,6 @@ class OptimizerInPlace:
             objection = self._call(call)
         if objection is not None:
             self._run_as_written(objection, self._as_written)
-
-    def _update_quickly(self) -> None:
-        """Update by the operations of the step alone, or as written if they are not known yet."""
-        if not self._was_quick:
-            self._was_quick = True
-            # They are of numbers that are gone.
-            self._captured.drop_graphs()
-        self._note_call()
-        if self._audits is None:
-            self._audits = QuickAudits(
-                self._quick,
-                self.target,
-                self._captured.callee,
-                every=self.settings.audit_every,
-                memory_budget_bytes=self._limits.budget,
-            )
-        run_as_written = self._audits.update()
-        if run_as_written is None:
-            return
-        objection = self._objection_to_gradients(gradients_of(self.target))
-        self._run_as_written(objection, partial(run_as_written, self._as_written))
 
     def _note_call(self) -> None:
         """Let a scheduler know of a step that passes over its wrapper."""

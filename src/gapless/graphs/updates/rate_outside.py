@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.device.torch_private import TorchDispatchMode, schema_of
-from gapless.graphs.updates.noted_calls import tensors_in
-from gapless.graphs.updates.update_operations import (
+from gapless.graphs.updates.update_numbers import (
     corrections_of_adam,
     decay_of_adam,
     is_foreach_adam,
@@ -257,6 +256,17 @@ class _Kept:
 def _result(written: Any) -> Any:
     """Return what an operation returns that writes to a tensor, or to several."""
     return written if isinstance(written, torch.Tensor) else None
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors among the arguments of an operation."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_in(part)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
 
 
 def _is_number(value: Any) -> bool:

@@ -12,7 +12,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from gapless.graphs.updates.rate_outside import takes_rate_last
 from gapless.graphs.updates.step_replaced import is_step_of_the_class
-from gapless.graphs.updates.update_operations import is_foreach, is_foreach_adam
+from gapless.graphs.updates.update_numbers import is_foreach, is_foreach_adam
 
 
 if TYPE_CHECKING:
