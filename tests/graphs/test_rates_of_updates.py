@@ -9,6 +9,7 @@ import torch
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import ExponentialLR
 
+import gapless
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from optimizer_loops import OptimizerLoop, both
 from toy_steps import on
@@ -80,6 +81,40 @@ def test_a_rate_that_changes_late(device, make):
 
     assert (loop.report.num_graphs, loop.report.refusals) == (2, [])
     assert loop.report.num_replays >= 12
+
+
+def test_a_decay_that_changes_and_one_that_is_zero(device):
+    """Decoupled decay is read anew; where it is zero its operation is left out, which takes another graph."""
+
+    def play(loop):
+        group = loop.optimizer.param_groups[0]
+        for number in range(40):
+            group["weight_decay"] = 0.0 if number < 16 else 0.01 * number
+            loop.run(1, rate=0.9)
+
+    loop = both(device, partial(AdamW, lr=0.1, foreach=True, weight_decay=0.0), play)
+
+    assert (loop.report.num_graphs, loop.report.refusals) == (2, [])
+    assert loop.report.num_replays > 20
+
+
+@pytest.mark.parametrize("make", [foreach_adam, momentum])
+def test_numbers_that_a_graph_bakes_in(device, make):
+    """A schedule of them refuses the update, by their name."""
+
+    def play(loop):
+        for _ in range(24):
+            group = loop.optimizer.param_groups[0]
+            if "betas" in group:
+                group["betas"] = (group["betas"][0] * 0.99, 0.999)
+            else:
+                group["momentum"] *= 0.99
+            loop.run(1)
+
+    with pytest.warns(gapless.CaptureWarning, match="betas|momentum"):
+        loop = both(device, make, play)
+
+    assert loop.report.num_replays == 0
 
 
 @pytest.mark.parametrize("make", [foreach_adam, momentum])

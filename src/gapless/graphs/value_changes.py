@@ -67,7 +67,7 @@ class ValueChanges:
 
     def _number_changes_often(self, failure: Failure) -> None:
         assert failure.optimizer is not None
-        if self._updates.may_read_anew(failure.optimizer):
+        if self._updates.may_read_anew(failure.optimizer, failure.number):
             # From here on its numbers are read anew in every step.
             self._updates.number_changed(failure.optimizer, failure.number)
             self._num -= 1

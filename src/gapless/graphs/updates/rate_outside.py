@@ -90,7 +90,10 @@ def may_take_rate_last(optimizer: Optimizer) -> bool:
 
 def numbers_read_anew(optimizer: Optimizer) -> tuple[str, ...]:
     """Return the numbers of a group that replays read, if an update leaves those of its last operations to them."""
-    return ("lr", "betas", "weight_decay", "eps") if _is_fused_adam(optimizer) else ("lr",)
+    if _is_fused_adam(optimizer):
+        return "lr", "betas", "weight_decay", "eps"
+    is_decoupled = all(group.get("decoupled_weight_decay") for group in optimizer.param_groups)
+    return ("lr", "weight_decay") if is_decoupled else ("lr",)
 
 
 def _is_fused_adam(optimizer: Optimizer) -> bool:

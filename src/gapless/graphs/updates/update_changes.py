@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from gapless.graphs.reads.guard_rows import GuardRows, Row
 
 
+# Numbers without which an update has fewer operations.
+_LEFT_OUT_AT_ZERO = ("weight_decay",)
+
+
 @dataclass(frozen=True)
 class UpdateChange:
     """What is no longer as a graph has captured it.
@@ -61,6 +65,7 @@ class UpdateAsCaptured:
         # What `step` reads; schedulers keep numbers of their own beside these.
         names = optimizer.defaults if is_inside else ()
         self._names = [name for name in names if name not in but]
+        self._may_be_zero = [name for name in but if name in _LEFT_OUT_AT_ZERO]
         self._groups = [(list(params), *numbers) for params, *numbers in self._read()]
         self._states = list(map(dict, self._states_now()))
         parts = [part for state in self._states for part in state.values()]
@@ -126,9 +131,12 @@ class UpdateAsCaptured:
         return None
 
     def _read(self) -> list[tuple[Any, ...]]:
-        """Return the weights and the numbers of each group."""
+        """Return the weights and the numbers of each group, and of those that it does not read whether they are zero."""
         names = ("params", *self._names)
-        return [tuple([group[name] for name in names]) for group in self._optimizer.param_groups]
+        return [
+            (*[group[name] for name in names], *[group[name] == 0 for name in self._may_be_zero])
+            for group in self._optimizer.param_groups
+        ]
 
     def _states_now(self) -> list[Any]:
         return list(self._optimizer.state.values()) if self._is_inside else []
@@ -163,10 +171,14 @@ class UpdateAsCaptured:
     def _first(self) -> UpdateChange:
         groups = self._optimizer.param_groups
         for group, (_, *numbers) in zip(groups, self._groups, strict=False):
-            for name, before in zip(self._names, numbers, strict=True):
+            for name, before in zip(self._names, numbers, strict=False):
                 after = group.get(name)
                 if _comparable(after) != _comparable(before):
                     return self._changed(name, str(before), str(after), is_number=True)
+            for name, was_zero in zip(self._may_be_zero, numbers[len(self._names) :], strict=True):
+                after = group.get(name)
+                if (after == 0) is not was_zero:
+                    return self._changed(name, "zero" if was_zero else "not zero", str(after))
         weights = [_comparable(params) for params, *_ in self._groups]
         if [_comparable(group["params"]) for group in groups] != weights:
             return self._changed("its weights", "some", "others")

@@ -198,9 +198,10 @@ class Updates:
         """Keep a number of an optimizer outside from the next capture on, or all of its update."""
         self._know(optimizer).changed.add(name)
 
-    def may_read_anew(self, optimizer: Optimizer) -> bool:
-        """Return whether a graph can go on with other numbers of an optimizer than those it was captured with."""
-        return self.may_cut or may_take_rate_last(optimizer)
+    def may_read_anew(self, optimizer: Optimizer, name: str) -> bool:
+        """Return whether replays can go on with another number of an optimizer than that of the capture."""
+        is_read = may_take_rate_last(optimizer) and name in numbers_read_anew(optimizer)
+        return self.may_cut or is_read
 
     def _know(self, optimizer: Optimizer) -> _Known:
         known = self._known.get(id(optimizer))
