@@ -109,7 +109,7 @@ def check_prefetcher(
     findings = []
     for slow in ("nothing", "consumer", "copies"):
         expected = _new_numbers(num_batches)
-        loader = (torch.full((num_elements,), value) for value in expected)
+        loader = (torch.full((num_elements,), value, device="cpu") for value in expected)
         context = _SlowCopies(found, consumer, delay_ms) if slow == "copies" else nullcontext()
         with context:
             seen, wrong, batch_ms = _consume(

@@ -57,7 +57,7 @@ class _Batches:
     def __iter__(self) -> Iterator[torch.Tensor]:
         for _ in range(self._count):
             self._device.spend("host")
-            yield torch.ones(64)  # large enough for a transfer stream
+            yield torch.ones(64, device="cpu")  # large enough for a transfer stream
 
 
 class _Step:

@@ -291,7 +291,7 @@ def _hold(block: Block, num_bytes: int, give_back: Callable[[], None]) -> torch.
 
 def alias(tensor: torch.Tensor, block: Block) -> torch.Tensor:
     """Return the same elements by address, without holding the tensor's own storage."""
-    same = torch.empty(0, dtype=tensor.dtype).set_(
+    same = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(
         block.storage, tensor.storage_offset(), tensor.size(), tensor.stride()
     )
     return with_bits_of(tensor, same)

@@ -160,7 +160,9 @@ class QueueOperations(TorchDispatchMode):
         elif non_blocking:
             target = self._place_like(shape, self._memory.pin)  # as torch does
         else:
-            target = torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype)
+            target = torch.empty_strided(
+                shape.size(), shape.stride(), dtype=shape.dtype, device="cpu"
+            )
         copy = Call(_aten.copy_.default, (target, call.args[0], non_blocking), {})
         self._copy_across(copy, to_device=to_device)
         return target
@@ -268,7 +270,9 @@ class QueueOperations(TorchDispatchMode):
         pairs = zip(shape.size(), shape.stride(), strict=True)
         count = 1 + sum((size - 1) * stride for size, stride in pairs)
         storage = allocate(max(1, count) * shape.element_size()).untyped_storage()
-        return torch.empty(0, dtype=shape.dtype).set_(storage, 0, shape.size(), shape.stride())
+        return torch.empty(0, dtype=shape.dtype, device="cpu").set_(
+            storage, 0, shape.size(), shape.stride()
+        )
 
     def _resize_output(self, tensor: torch.Tensor, size: torch.Tensor) -> None:
         """Give an `out` argument the shape of the result, as torch does for an empty tensor."""
@@ -297,7 +301,9 @@ class QueueOperations(TorchDispatchMode):
             if is_zero_tensor(tensor):
                 return tensor  # a zero of forward-mode derivatives has no memory
             if call.signature.reads_shapes_only:
-                return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+                return torch.empty_strided(
+                    tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu"
+                )
             is_written = is_any(tensor, call.written)
             if self._memory.find(tensor) is None and not tensor.dim() and not is_written:
                 return tensor.clone()  # the value of a host scalar is an argument of the kernel

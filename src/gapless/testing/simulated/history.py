@@ -183,7 +183,7 @@ class _Tables:
         self._unit = 0
         self._accesses: list[Access | None] = [None]
         with _plain():
-            self._write = torch.zeros(0, dtype=torch.int32)
+            self._write = torch.zeros(0, dtype=torch.int32, device="cpu")
         self._reads: dict[str, torch.Tensor] = {}
 
     def take(self, grid: Grid, cell: _Cell) -> None:
@@ -237,8 +237,8 @@ class _Tables:
         tables = [self._write, *self._reads.values()]
         used = torch.cat(tables).unique().long()
         used = used[used > 0]
-        numbers = torch.zeros(len(self._accesses), dtype=torch.int32)
-        numbers[used] = torch.arange(1, len(used) + 1, dtype=torch.int32)
+        numbers = torch.zeros(len(self._accesses), dtype=torch.int32, device="cpu")
+        numbers[used] = torch.arange(1, len(used) + 1, dtype=torch.int32, device="cpu")
         self._write = numbers[self._write.long()]
         self._reads = {agent: numbers[table.long()] for agent, table in self._reads.items()}
         self._accesses = [None, *(self._accesses[at] for at in used.tolist())]

@@ -139,7 +139,7 @@ def _pad_packed(
     if not is_on_device(simulation, data):
         return func(data, sizes, batch_first, padding, total)
     with simulation.quiet():
-        on_host = torch.zeros(data.shape)
+        on_host = torch.zeros(data.shape, device="cpu")
         shape, lengths = func(on_host, sizes, batch_first, padding, total)
     padded = data.new_full(shape.shape, padding)
     steps = padded.transpose(0, 1) if batch_first else padded

@@ -306,5 +306,5 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     value = float(tensor.is_floating_point() or tensor.is_complex())
     pairs = zip(tensor.size(), tensor.stride(), strict=True)
     count = 1 + sum((size - 1) * stride for size, stride in pairs) if tensor.numel() else 0
-    values = torch.full((count,), value, dtype=tensor.dtype)
+    values = torch.full((count,), value, dtype=tensor.dtype, device="cpu")
     return with_bits_of(tensor, values.as_strided(tensor.size(), tensor.stride()))

@@ -268,7 +268,7 @@ class SimulatedDevice:
         with self._simulation.quiet():
             if pinned:
                 return self._simulation.memory.pin(num_bytes)
-            return torch.empty(num_bytes, dtype=torch.uint8)
+            return torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
 
     def device_buffer(self, num_bytes: int) -> torch.Tensor:
         """Return a uint8 tensor on the device, allocated under the current stream."""
