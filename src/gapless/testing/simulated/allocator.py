@@ -134,7 +134,7 @@ class Memory:
         for block in self._by_address.values():
             start = address - block.address
             if 0 <= start < block.num_bytes:
-                empty = torch.empty(0, dtype=torch.uint8)
+                empty = torch.empty(0, dtype=torch.uint8, device="cpu")
                 return empty.set_(block.storage, start, (num_bytes,), (1,))
         return None
 
