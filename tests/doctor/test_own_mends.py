@@ -49,6 +49,10 @@ CASES = {
         "inside": "epoch_total += loss.item() * len(part)",
         "after": "log.append(float(epoch_total) / 12)",
     },
+    "numbers that a list is longer by": {
+        "inside": "results += [loss.item()]",
+        "after": "log += results",
+    },
     "results of a list": {
         "inside": "results.extend(model(part).argmax(1).tolist())",
         "after": "log += [results]",

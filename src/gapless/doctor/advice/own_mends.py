@@ -351,6 +351,12 @@ def _mend_sum(statement: ast.stmt) -> tuple[str, str] | None:
     for name, owner, _ in _calls(statement.value):
         if name == "item":
             value = ast.unparse(statement.value).replace(f"{owner}.item()", f"{owner}.detach()")
+            if isinstance(statement.value, ast.List):
+                return (
+                    "Keep tensors in the list, and read all of them at once, when they are needed.",
+                    f"{total} += {value}  # of the device\n"
+                    f"...  # when they are needed\n{total} = torch.stack({total}).tolist()",
+                )
             return (
                 "Add it up on the device, in its precision, and read the sum once, when it is needed; or read it "
                 "late and without a wait with gapless.DeferredLoss.",
