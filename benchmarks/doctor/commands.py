@@ -20,7 +20,7 @@ LOOPS = Path(__file__).parent / "loops"
 PLANTED = ROOT / "tests" / "doctor" / "corpus" / "planted"
 
 # Loops lock this file while they run: cases side by side have the device in turns.
-TURN = Path(tempfile.gettempdir()) / f"device-turn-{os.getpid()}"
+TURN = os.environ.get("DEVICE_TURN", f"{tempfile.gettempdir()}/device-turn-{os.getpid()}")
 
 # A script and its arguments.
 Command = tuple[Path, tuple[str, ...]]
@@ -86,8 +86,7 @@ def run(command: Sequence[str], *, limit_s: float) -> subprocess.CompletedProces
             text=True,
             timeout=limit_s,
             cwd=ROOT,
-            env=os.environ
-            | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _path(), "DEVICE_TURN": str(TURN)},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _path(), "DEVICE_TURN": TURN},
         )
     except subprocess.TimeoutExpired:
         raise RunError(f"took more than {limit_s:.0f} s") from None

@@ -50,7 +50,7 @@ def _measured(name: str, options: Options) -> dict[str, Any]:
 
 
 def _size(exposed: float, options: Options) -> tuple[str, ...]:
-    return ("--exposed", str(exposed), "--device-ms", "1" if options.is_small else "10")
+    return ("--exposed", str(exposed), "--device-ms", "1" if options.is_small else "6")
 
 
 def _found(
@@ -61,7 +61,7 @@ def _found(
     options: Options,
 ) -> dict[str, Any]:
     size = _size(exposed, options)
-    session = run_doctor(script, [*size, "--num-steps", "12" if options.is_small else "80"])
+    session = run_doctor(script, [*size, "--num-steps", "12" if options.is_small else "72"])
     mine = of_lines(session, script, lines_that_wait(script.read_text(encoding="utf-8")))
     saved = saved_share(with_wait, without)
     exposed_share = share_of(session, mine, "exposed_ms")

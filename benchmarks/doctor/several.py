@@ -35,7 +35,7 @@ def _measured(name: str, options: Options) -> dict[str, Any]:
     written, by_hand = in_turns([(script, size) for script in scripts], rounds=options.rounds)
     session = run_doctor(
         scripts[0],
-        [*size, "--num-steps", "40" if options.is_small else "1500"],
+        [*size, "--num-steps", "40" if options.is_small else "900"],
         options=["--try"],
     )
     gains = sorted([before / after for before, after in zip(written, by_hand, strict=True)])

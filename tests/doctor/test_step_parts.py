@@ -9,11 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gapless.doctor.diagnose.diagnosis import diagnose
 from gapless.doctor.diagnose.verdict import Figures, verdict_of
+from gapless.doctor.diagnose.watched_run import WatchedRun
 from gapless.doctor.lines.step_parts import StepPartsPass
+from gapless.doctor.seen_waits import SeenWait, StepParts
 from gapless.doctor.session.rank_sessions import together
 from gapless.records.comparison import Spread
-from gapless.records.finding import PartTimes, Session, StepTimes
+from gapless.records.finding import PartTimes, Session, Site, StepTimes
 from gapless.report.session_text import session_text
 
 
@@ -171,8 +174,8 @@ VERDICTS = {
     "HOST WAITS: the device is idle": Figures(
         has_device=True, step_ms=10.0, busy_share=0.4, all_waits_ms=5.0
     ),
-    "LOADER-BOUND: the device is idle": Figures(
-        has_device=True, step_ms=10.0, busy_share=0.4, idle_ms={"loader": 5.0}
+    "LOADER-BOUND: the device is idle 60 % of the time: batches take 7.0 ms of the 10.0 ms": Figures(
+        has_device=True, step_ms=10.0, busy_share=0.4, idle_ms={"loader": 5.0}, data_ms=7.0
     ),
 }
 
@@ -229,3 +232,28 @@ def test_the_slowest_device_is_the_one_on_which_nccl_waits_least():
 def test_processes_that_are_as_quick_have_no_straggler():
     """The verdict is that of the first."""
     assert together({0: rank_session(), 1: rank_session()}).verdict == "first"
+
+
+def test_data_is_at_least_what_loaders_were_waited_for():
+    """As one number in all of a report, though both were seen in windows of their own; the step is as long."""
+    late = SeenWait(
+        cause="loader",
+        call="next",
+        site=Site(path="train.py", line=3),
+        thread="main",
+        step=0,
+        start_ns=0,
+        end_ns=4_000_000,
+    )
+    parts = StepParts(ms=PartTimes(data=3.0, forward=4.0, update=3.0), data_line=None)
+
+    found = diagnose(
+        WatchedRun(
+            has_device=False, step_ms=(10.0,), seen=(late,), num_seen_steps=1, step_parts=parts
+        )
+    )
+
+    assert found.steps.parts_ms.data == pytest.approx(4.0)
+    assert sum(vars(found.steps.parts_ms).values()) == pytest.approx(10.0)
+    assert found.verdict.startswith("LOADER-BOUND: batches take 4.0 ms of 10.0 ms")
+    assert [one.waited_ms for one in found.findings] == [4.0]

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from doctor.any_session import sessions
 from gapless.records.comparison import Spread
-from gapless.records.finding import Trial
+from gapless.records.finding import Site, Trial
 from gapless.report.session_text import session_text
 from gapless.report.terminal_text import display_width
 from made_up_session import CLIP, COPY, ITEM, UNKNOWN, made_up_session
@@ -73,6 +73,29 @@ def test_what_to_change_first_stands_below_the_verdict_unless_nothing_helps():
     assert first == "First, train.py:49 in train: Let the loader pin its batches."
     assert "First, " not in session_text(session(COPY, steps=busy))
     assert "First, " not in session_text(session(steps=steps))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "first"),
+    [
+        ("LAUNCH-BOUND: the device is idle", "the whole step: Capture the step."),
+        ("LOADER-BOUND: batches take", "train.py:3: Let workers make them."),
+        ("HOST WAITS: without all waits", "train.py:49 in train: Let the loader pin its batches."),
+        ("No step was seen", "the whole step: Capture the step."),
+    ],
+)
+def test_what_to_change_first_is_what_the_verdict_is_about(verdict, first):
+    """Though another finding costs more."""
+    launches = replace(COPY, code="GAP017", site=None, mend="Capture the step.")
+    loader = replace(
+        COPY,
+        code="GAP016",
+        site=Site(path="train.py", line=3),
+        mend="Let workers make them. Or not.",
+    )
+    text = session_text(session(launches, loader, COPY, steps=None, verdict=verdict), columns=200)
+
+    assert f"First, {first}\n" in text
 
 
 def test_waited_and_idle_have_columns_of_their_own():

@@ -38,8 +38,7 @@ def session_text(
     """
     page = Page(columns, is_coloured=is_coloured)
     page.say(_first_line(session), style=_BOLD)
-    if session.findings and session.findings[0].mend and not _is_busy(session):
-        first = session.findings[0]
+    if (first := first_to_change(session)) is not None:
         sentence = first.mend.splitlines()[0].partition(". ")[0].removesuffix(".")
         page.say(f"First, {place_of(first)}: {sentence}.", rest=2)
     page.say("")
@@ -65,6 +64,25 @@ def session_text(
         for note in session.notes:
             page.say(f"- {note}", rest=2)
     return page.text()
+
+
+# The codes of what a verdict is about, by its first word; of all others where it is about waits.
+_CODES_OF = {"LAUNCH-BOUND": "GAP017", "LOADER-BOUND": "GAP016"}
+
+
+def first_to_change(session: Session) -> Finding | None:
+    """Return the costliest finding that the verdict is about; None where no mend helps."""
+    found = [one for one in session.findings if one.mend]
+    if not found or _is_busy(session):
+        return None
+    word = session.verdict.partition(":")[0]
+
+    def is_meant(one: Finding) -> bool:
+        if word == "HOST WAITS":
+            return one.code not in _CODES_OF.values()
+        return one.code == _CODES_OF.get(word, one.code)
+
+    return next(filter(is_meant, found), found[0])
 
 
 def place_of(finding: Finding) -> str:

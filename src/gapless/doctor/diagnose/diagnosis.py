@@ -66,7 +66,7 @@ def _diagnose(watched: WatchedRun) -> Diagnosis:
         idle_ms=dict(times.idle_ms),
         all_waits_ms=times.all_waits_ms,
         num_launches=times.num_launches or 0.0,
-        data_ms=0.0 if steps is None else steps.data_ms or 0.0,
+        data_ms=_data_ms(steps),
         has_loader=steps is not None and steps.has_loader,
         num_would_wait=watched.num_would_wait,
     )
@@ -77,6 +77,13 @@ def _diagnose(watched: WatchedRun) -> Diagnosis:
         notes=tuple(dict.fromkeys((*watched.notes, *times.notes))),
         timeline=_timeline(known, times, pairs),
     )
+
+
+def _data_ms(steps: StepTimes | None) -> float:
+    """Return what the table of the report has as well."""
+    if steps is None:
+        return 0.0
+    return steps.data_ms or 0.0 if steps.parts_ms is None else steps.parts_ms.data
 
 
 def _timeline(

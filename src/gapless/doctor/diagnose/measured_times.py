@@ -19,7 +19,7 @@ from gapless.doctor.replay.player import event_cost, play
 from gapless.doctor.replay.recording import record
 from gapless.doctor.trace.chrome_trace import find_allocations
 from gapless.records.comparison import Spread
-from gapless.records.finding import StepTimes
+from gapless.records.finding import PartTimes, StepTimes
 
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ def step_times_of(known: KnownWaits, groups: Groups, times: MeasuredTimes) -> St
     loaders = [(key, group) for key, group in groups.items() if key.cause == "loader"]
     data_ms = sum(group.waited_ms or 0.0 for key, group in loaders if key.thread == "main")
     parts = known.watched.step_parts
-    parts_ms = None if parts is None else parts.of(mean(wall)).ms
+    parts_ms = None if parts is None else _with_data(parts.of(mean(wall)).ms, data_ms)
     recording, played, trace = times.recording, times.played, known.trace
     if recording is None or played is None or trace is None:
         return StepTimes(
@@ -290,6 +290,14 @@ def step_times_of(known: KnownWaits, groups: Groups, times: MeasuredTimes) -> St
         parts_ms=parts_ms,
         has_loader=bool(loaders),
     )
+
+
+def _with_data(parts: PartTimes, data_ms: float) -> PartTimes:
+    """Return parts of which data has at least what was seen of loaders, in another window of the run."""
+    rest = sum(vars(parts).values()) - parts.data
+    more = min(max(0.0, data_ms - parts.data), rest)
+    scaled = {name: ms * (1.0 - more / rest) if rest else ms for name, ms in vars(parts).items()}
+    return PartTimes(**scaled | {"data": parts.data + more})
 
 
 def _inside(recording: Recording, start: float, end: float) -> tuple[float, float]:

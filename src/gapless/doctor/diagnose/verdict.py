@@ -106,6 +106,7 @@ def _of_largest(figures: Figures) -> str:
         return f"{begins}, and no single cause of it stands out."
     words = {
         "idle": _ms(causes[largest]),
+        "data": _ms(figures.data_ms),
         "gain": _ms(figures.all_waits_ms),
         "step": _ms(step),
         "rest": _ms(step - figures.all_waits_ms),
@@ -126,8 +127,8 @@ _WORDS = {
 }
 
 _SENTENCES = {
-    "loader": "it waits for batches for {idle} of the {step} that a step takes, so the loader comes "
-    "first.",
+    "loader": "batches take {data} of the {step} that a step takes, and it waits for them, so the loader "
+    "comes first.",
     "launch": "the host needs longer to queue the {launches} launches of a step than the device to do "
     "them, so removing waits gains at most {gain} of {step}; capturing the step may gain more.",
     "host code": "the host's own code between launches takes {idle} of the {step} that a step takes; "

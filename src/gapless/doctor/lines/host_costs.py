@@ -47,7 +47,7 @@ def _fetching(
                 "DataLoader.__next__",
                 start_ns=start_ns,
                 frame=getframe(1),
-                detail=f"{num_workers} workers{pinned}",
+                detail=f"{num_workers} worker{'' if num_workers == 1 else 's'}{pinned}",
             )
             shapes.add(batch)
             return batch
