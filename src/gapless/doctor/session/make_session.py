@@ -59,10 +59,7 @@ def make_session(watch: Watch, *, command: Sequence[str]) -> Session:
             "No GPU was used, so nothing was measured on one. What is said to be surely or maybe a "
             "wait is from the syntax of the files that were run."
         )
-        # For many files the look starts processes, which a program at its end must not.
-        findings = tuple(
-            by_part([*findings, *look_at(_files_that_ran(), may_share=False).findings])
-        )
+        findings = tuple(by_part([*findings, *looked]))
     return replace(
         session,
         device=name_of_device(),
