@@ -174,7 +174,7 @@ VERDICTS = {
     "HOST WAITS: the device is idle": Figures(
         has_device=True, step_ms=10.0, busy_share=0.4, all_waits_ms=5.0
     ),
-    "LOADER-BOUND: the device is idle 60 % of the time: batches take 7.0 ms of the 10.0 ms": Figures(
+    "LOADER-BOUND: the device is idle 60 % of the time: it waits for batches, which take 7.0 ms": Figures(
         has_device=True, step_ms=10.0, busy_share=0.4, idle_ms={"loader": 5.0}, data_ms=7.0
     ),
 }

@@ -127,8 +127,8 @@ _WORDS = {
 }
 
 _SENTENCES = {
-    "loader": "batches take {data} of the {step} that a step takes, and it waits for them, so the loader "
-    "comes first.",
+    "loader": "it waits for batches, which take {data} of the {step} that a step takes, so the loader comes "
+    "first.",
     "launch": "the host needs longer to queue the {launches} launches of a step than the device to do "
     "them, so removing waits gains at most {gain} of {step}; capturing the step may gain more.",
     "host code": "the host's own code between launches takes {idle} of the {step} that a step takes; "
