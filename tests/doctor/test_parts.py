@@ -81,7 +81,7 @@ PROGRAMS = {
             for i in range(9):
                 agent.act(i)  # set-up
             for i in range(9):
-                collect(i)  # called
+                collect(i)
                 agent.update()
         """,
     "a_model_that_trains_itself": """\

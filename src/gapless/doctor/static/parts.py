@@ -25,10 +25,6 @@ _TAKES_A_STEP = re.compile(r"(^|_)(step|update|learn|optimi[sz]e)(_|$)", re.IGNO
 _EVALUATES = re.compile(
     r"(^|_)(eval\w*|valid\w*|val|vali|test\w*|infer\w*|estimate_loss)(_|$)|dev(_|$)", re.IGNORECASE
 )
-_SHOWS = re.compile(
-    r"(^|_)(predict\w*|sampl\w*|generate\w*|demo|visuali\w*|plot\w*|decode|translate)(_|$)",
-    re.IGNORECASE,
-)
 _SAVES = re.compile(r"(^|_)(save\w*|checkpoint\w*|export\w*|dump\w*)(_|$)", re.IGNORECASE)
 # What modules and loaders call by these names, no script calls by them.
 _CALLED_BY_TORCH = frozenset({"forward", "__call__", "__getitem__", "__iter__", "collate_fn"})
@@ -45,7 +41,6 @@ class Outline:
         steps: lines of the innermost loops that train, or all if it trains outside of a loop.
         around: the loops around those, or all lines of a function that takes a step, as its name says.
         seldom: blocks below conditions that do not train, such as every ten epochs.
-        beside: other loops in the loops around those.
         evaluations: loops over what is not trained on.
         names: that each line has.
         calls: names that are called, with the innermost loop around each call.
@@ -60,7 +55,6 @@ class Outline:
     steps: list[range] = field(default_factory=list)
     around: list[range] = field(default_factory=list)
     seldom: list[range] = field(default_factory=list)
-    beside: list[range] = field(default_factory=list)
     evaluations: list[range] = field(default_factory=list)
     names: dict[int, set[str]] = field(default_factory=dict)
     calls: dict[str, list[range]] = field(default_factory=dict)
@@ -75,11 +69,11 @@ class Outline:
         return bool(_EVALUATES.search(self.name)) and not is_part
 
     def names_in_steps(self) -> set[str]:
-        """Return what the step has names of, but for those of its loops that evaluate."""
+        """Return what the step has names of."""
         return {
             name
             for line, names in self.names.items()
-            if _is_in(line, self.steps) and not _is_in(line, self.evaluations)
+            if _is_in(line, self.steps)
             for name in names
         }
 
@@ -132,7 +126,7 @@ def _part(
             return by_line or "evaluation"
         if one.name in called:
             return "called"
-        if (one.evaluates and not one.steps) or _SHOWS.search(one.name):
+        if one.evaluates and not one.steps:
             return "evaluation"
         if _SAVES.search(one.name):
             return "saving"
@@ -146,7 +140,6 @@ def _by_line(one: Outline, line: int) -> Part | None:
     spans: tuple[tuple[list[range], Part], ...] = (
         (one.evaluations, "evaluation"),
         (one.steps, "step"),
-        (one.beside, "called"),
         (one.seldom if _is_in(line, one.around) else [], "evaluation"),
         (one.around, "step"),
     )
@@ -180,18 +173,16 @@ def _called(everything: list[Outline]) -> set[str]:
 
 
 def _add_loops_that_call(everything: list[Outline]) -> None:
-    """Let loops that call a function which trains be steps too, or, if it has a loop, belong to them."""
+    """Let loops that call a function which trains be steps too."""
     made_of = {name: owner for one in everything for name, owner in one.made_of.items()}
     for function in [one for one in everything if one.steps and one.name]:
-        is_step = function.steps == [function.lines]
-        if not is_step and not _TAKES_A_STEP.search(function.name):
+        if function.steps != [function.lines]:
             continue
         names = {function.name}
         if function.name in _CALLED_BY_TORCH:
             names = {name for name, owner in made_of.items() if owner == function.owner}
         for one in everything:
-            loops = [loop for name in names for loop in one.calls.get(name, ())]
-            (one.steps if is_step else one.beside).extend(loops)
+            one.steps.extend(loop for name in names for loop in one.calls.get(name, ()))
 
 
 def _is_in(line: int, spans: list[range]) -> bool:
@@ -210,7 +201,7 @@ class _Walk(ast.NodeVisitor):
         self._lines = lines
         self._found = found
         self._around: tuple[range, ...] = ()
-        self._loops: list[tuple[tuple[range, ...], range]] = []
+        self._has_loop = False
         self._training: list[tuple[range, ...]] = [()] if name in _STEP_NAMES else []
         self._lines_that_train: list[int] = []
         self._evaluations: list[range] = []
@@ -228,16 +219,13 @@ class _Walk(ast.NodeVisitor):
             lines=self._lines,
             steps=list(steps),
             around=[*trains.difference(steps), *([self._lines] if steps and takes else [])],
-            beside=[
-                span for around, span in self._loops if span not in trains and trains & {*around}
-            ],
             seldom=self._without_training(self._conditional),
             evaluations=self._without_training(self._evaluations),
             names=self._names,
             calls=self._calls,
             made_of=self._made_of,
             evaluates=self._evaluates,
-            has_loop=bool(self._loops),
+            has_loop=self._has_loop,
         )
         self._found.append(outline)
 
@@ -279,7 +267,7 @@ class _Walk(ast.NodeVisitor):
     def visit_For(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
         header = node.test if isinstance(node, ast.While) else node.iter
         lines = _lines(node)
-        self._loops.append((self._around, lines))
+        self._has_loop = True
         if any(_EVALUATES.search(word) for word in _words(header)):
             self._evaluations.append(lines)
         before, self._around = self._around, (*self._around, lines)
