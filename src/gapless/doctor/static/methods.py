@@ -212,22 +212,22 @@ def _of_list(flow: Flow, done: Call, base: Value) -> Value:
 
 
 def _of_object(flow: Flow, done: Call, base: Value) -> Value:
-    name, what = done.name, base.what
-    if what in ("Event", "Stream"):
+    name, what = done.name, str(base.what)
+    first = done.values[0] if done.values else UNKNOWN
+    if what.endswith(("Event", "tream")) and name in ("synchronize", "query"):
+        cause = "event" if what.endswith("Event") else "stream"
         if name == "synchronize":
-            flow.report(done.line, str(what).lower(), f"{what}.synchronize", sure=True)
+            flow.report(done.line, cause, f"{cause.title()}.synchronize", sure=True)
         return HOST
-    if what == "GradScaler":
-        return _of_scaler(flow, done)
+    if what.endswith("GradScaler") and name in ("step", "scale"):
+        if name == "step" and first.form != "fused":
+            flow.report(done.line, "scaler", "GradScaler.step", sure=False)
+        return first if name == "scale" else HOST
     if what == "torch.distributions":
         return _of_distribution(flow, done, base)
     if what in torch_names.READING_OPTIMIZERS and name == "step":
-        given = done.values[0] if done.values else HOST
-        called = f"{str(what).rpartition('.')[2]}.step"
-        if not str(what).endswith("Plateau"):
-            flow.report(done.line, "optimizer", called, sure=False)
-        elif given.kind in ON_DEVICE:
-            flow.read(done.line, "optimizer", called, given)
+        read = first if what.endswith("Plateau") else TENSOR
+        flow.read(done.line, "optimizer", f"{what.rpartition('.')[2]}.step", read)
         return TENSOR
     return _of_unknown(flow, done, UNKNOWN)
 
@@ -237,13 +237,6 @@ def _update_average(flow: Flow, done: Call, base: Value) -> Value:
     if len(done.values) == 1:
         flow.report(done.line, "validation", "AveragedModel.update_parameters", sure=False)
     return HOST
-
-
-def _of_scaler(flow: Flow, done: Call) -> Value:
-    first = done.values[0] if done.values else UNKNOWN
-    if done.name == "step" and first.form != "fused":
-        flow.report(done.line, "scaler", "GradScaler.step", sure=False)
-    return first if done.name == "scale" else _of_unknown(flow, done, UNKNOWN)
 
 
 def _of_distribution(flow: Flow, done: Call, base: Value) -> Value:

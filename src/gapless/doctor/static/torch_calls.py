@@ -48,6 +48,8 @@ def _of_the_root(flow: Flow, done: Call, path: str) -> Value:
     last = path.rpartition(".")[2]
     if last in torch_names.FACTORIES:
         return _factory(flow, done, path)
+    if last[:1].isupper():
+        return Value("object", what=path)
     return operation(flow, done, path, done.values) if path.count(".") == 1 else UNKNOWN
 
 
@@ -60,13 +62,10 @@ def _compute_with_all(flow: Flow, done: Call, path: str) -> Value:
 
 
 def _on_host(flow: Flow, done: Call, path: str) -> Value:
-    return HOST
-
-
-def _object(flow: Flow, done: Call, path: str) -> Value:
-    """Make a stream, an event or a scaler."""
+    """Call what returns nothing of the device; a class, or a stream, is an object that has methods."""
     last = path.rpartition(".")[2]
-    return Value("object", what="Stream" if last in torch_names.STREAMS else last)
+    is_object = last[:1].isupper() or last.endswith("_stream")
+    return Value("object", what=path) if is_object else HOST
 
 
 def _device(flow: Flow, done: Call, path: str) -> Value:
@@ -79,7 +78,7 @@ def _same(flow: Flow, done: Call, path: str) -> Value:
 
 
 def _of_cuda(flow: Flow, done: Call, path: str) -> Value:
-    return DEVICE if path.endswith("Tensor") else HOST
+    return DEVICE if path.endswith("Tensor") else _on_host(flow, done, path)
 
 
 def _of_nn(flow: Flow, done: Call, path: str) -> Value:
@@ -242,14 +241,6 @@ _NAMED: dict[str, _Handler] = {
     "torch.autograd.grad": _compute,
     **dict.fromkeys(
         ["torch.compile", "torch.jit.script", "torch.jit.trace", "torch.autograd.Variable"], _same
-    ),
-    **{
-        f"{room}.{name}": _object
-        for room in torch_names.STREAM_ROOMS
-        for name in torch_names.STREAM_CLASSES
-    },
-    **dict.fromkeys(
-        ["torch.amp.GradScaler", "torch.cuda.amp.GradScaler", "torch.GradScaler"], _object
     ),
 }
 # The first that a name begins with.

@@ -166,10 +166,6 @@ SYNCHRONIZE = {
     "torch.accelerator.empty_cache": "empty_cache",
     "torch.accelerator.memory.empty_cache": "empty_cache",
 }
-STREAMS = _words("Stream current_stream default_stream ExternalStream")
-STREAM_CLASSES = (*sorted(STREAMS), "Event")
-STREAM_ROOMS = ("torch", "torch.cuda", "torch.accelerator")
-
 # Hooks of tensors, and of modules: their functions run in each step, with tensors of the device.
 HOOKS = re.compile(
     r"register_(hook|(full_)?backward_(pre_)?hook|forward_(pre_)?hook|post_accumulate_grad_hook"
