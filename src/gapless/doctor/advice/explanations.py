@@ -32,6 +32,12 @@ def mend_of(code: str) -> str:
     return next(one for one in explanations()[code] if one.startswith(_MEND)).removeprefix(_MEND)
 
 
+def lines_added(code: str) -> str:
+    """Return what the first example of a code adds to a loop, without its indents."""
+    example = next(one for one in explanations()[code] if one.startswith("```"))
+    return "\n".join(one[1:].strip() for one in example.splitlines() if one[0] == "+")
+
+
 def find_code(text: str) -> str | None:
     """Return the code that somebody means: in any case, without leading zeros or "GAP"."""
     found = re.fullmatch(r"\s*(?:gap)?[-_ ]?0*(\d+)\s*", text, re.IGNORECASE)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gapless.doctor.advice.causes import CODE_OF
+from gapless.doctor.advice.explanations import lines_added
 from gapless.doctor.advice.own_mends import own_mend
 
 
@@ -41,6 +43,8 @@ def mend_text(cause: Cause, call: str, detail: str = "", place: Place | None = N
     if not own and place is not None and (case := own_mend(cause, place)) is not None:
         own = [case]
     sentence, code = own[0] if own else _MENDS[cause]
+    if code == _EXAMPLE:
+        code = lines_added(CODE_OF[cause])
     return f"{sentence}\n{code}" if code else sentence
 
 
@@ -61,6 +65,8 @@ _AS_WRITTEN = {
     "Tensor.__setitem__": "tensor[index] = value",
     "Tensor.__str__": "str(tensor)",
 }
+
+_EXAMPLE = "the lines that the code's example adds"
 
 _ALL_BEFORE = "until all work queued before it is done"
 
@@ -124,11 +130,6 @@ if step % 10 == 9:
     print(total.item() / 10)
     total.zero_()"""
 
-_PINNED = """\
-loader = DataLoader(dataset, batch_size=64, num_workers=4, pin_memory=True)
-for x, y in loader:
-    x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)"""
-
 _READ = (
     "Keep the value on the device, add it up there, and read it every ten steps or more; or read it "
     "late and without a wait with gapless.DeferredLoss(device, every=10, on_values=print).",
@@ -145,13 +146,7 @@ _DECIDE = (
 _EVENTS = (
     "To measure time, record events on the device and read them once at the end; to order work of "
     "two streams use wait_stream; otherwise leave it out.",
-    """\
-start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-start.record()
-train_step()
-end.record()
-...  # many steps later
-milliseconds = start.elapsed_time(end)""",
+    _EXAMPLE,
 )
 
 _FORMULA = (
@@ -160,7 +155,7 @@ _FORMULA = (
     "x = x + factor * y  # instead of x.add(y, alpha=factor)",
 )
 
-# A sentence or two, and code; "" without one.
+# A sentence or two, and code: "" without one, or what the example of the code adds.
 _MENDS: dict[Cause, tuple[str, str]] = {
     "item": _READ,
     "float": _READ,
@@ -182,17 +177,11 @@ if step % 100 == 0:
     "cpu": (
         "Keep results on the device and bring them over once, after the loop; sums and counts are "
         "smaller still. gapless.DeferredLoss does so for single numbers.",
-        """\
-predictions.append(scores.argmax(1))
-...  # after the loop
-predictions = torch.cat(predictions).cpu()""",
+        _EXAMPLE,
     ),
     "tolist": (
         "Keep results on the device and make one list of them, after the loop.",
-        """\
-predictions.append(scores.argmax(1))
-...  # after the loop
-predictions = torch.cat(predictions).tolist()""",
+        _EXAMPLE,
     ),
     "save": (
         "Save less often: a checkpoint every few minutes is enough for most runs.",
@@ -203,12 +192,12 @@ if step % 1000 == 0:
     "copy": (
         "Let the loader pin its batches, and copy with non_blocking=True; or let "
         "gapless.prefetch(loader, device) do both.",
-        _PINNED,
+        _EXAMPLE,
     ),
     "pageable copy": (
         "Let the loader pin its batches: pin_memory=True; or let gapless.prefetch(loader, device) pin "
         "and copy.",
-        _PINNED,
+        _EXAMPLE,
     ),
     "strided copy": (
         "Copy memory as it lies, dense; slice and transpose on the device.",
@@ -216,24 +205,16 @@ if step % 1000 == 0:
     ),
     "new tensor": (
         "Make it once before the loop. What changes in each step is better filled in on the device.",
-        """\
-weights = torch.tensor([0.3, 0.7], device=device)  # before the loop
-for x, y in loader:
-    ...
-scale = torch.full((), value, device=device)  # for one number that changes""",
+        _EXAMPLE,
     ),
     "cpu index": (
         "Make the index once, on the device.",
-        """\
-order = torch.tensor([0, 2, 4], device=device)  # before the loop
-x = x[order]""",
+        _EXAMPLE,
     ),
     "shape": (
         "Use a form whose size does not depend on values: torch.where and sums that leave out what "
         "does not count.",
-        """\
-mask = y != ignored
-loss = torch.where(mask, losses, 0.0).sum() / mask.sum()""",
+        _EXAMPLE,
     ),
     "equal": (
         "Keep the answer on the device, and read it after the loop.",
@@ -246,12 +227,12 @@ loss = torch.where(mask, losses, 0.0).sum() / mask.sum()""",
     ),
     "validation": (
         "Turn the check off once the code works.",
-        "policy = torch.distributions.Categorical(logits=logits, validate_args=False)",
+        _EXAMPLE,
     ),
     "scaler": (
         "Use a fused optimizer, which skips the update on the device; or bfloat16, which needs no "
         "scaler.",
-        "optimizer = torch.optim.AdamW(model.parameters(), fused=True)",
+        _EXAMPLE,
     ),
     "clip": (
         "Leave error_if_nonfinite out, keep the norm on the device, and look at it every few steps.",
@@ -269,7 +250,7 @@ worst = torch.maximum(worst, norm)  # NaN stays NaN""",
     "event": (
         "Let the stream that needs the result wait, not the host; if the host needs it, let it wait for "
         "the event of an earlier step.",
-        "torch.cuda.current_stream().wait_event(event)",
+        _EXAMPLE,
     ),
     "query": (
         "Ask once a step and go on if it is not done; if another stream needs the result, let that "
@@ -291,14 +272,14 @@ if event.query():  # once a step
     "host allocation": (
         "Let the loader pin its batches in a thread of its own, or fill one pinned buffer again and "
         "again; gapless.prefetch(loader, device) does so.",
-        "loader = DataLoader(dataset, batch_size=64, num_workers=4, pin_memory=True)",
+        _EXAMPLE,
     ),
     "loader": (
         "Let worker processes make batches ahead of time, as many as there are cores to spare; "
         "gapless.prefetch(loader, device, depth=2) also copies them ahead. persistent_workers=True "
         "saves their start in each epoch, but from the second on the batches are others: torch then "
         "draws the workers' seed once, not in each epoch.",
-        "loader = DataLoader(dataset, batch_size=64, num_workers=4, pin_memory=True)",
+        _EXAMPLE,
     ),
     "launch": (
         "Queue less: a fused optimizer, larger batches, torch.compile(model, "
@@ -312,9 +293,7 @@ if event.query():  # once a step
     ),
     "gc": (
         "Tell the collector once that what is there will stay; then it has little to look at.",
-        """\
-gc.collect()
-gc.freeze()  # after the warm-up""",
+        _EXAMPLE,
     ),
     "collective": (
         "Leave barriers out of the loop; start collectives with async_op=True and wait for them where "
