@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from gapless.doctor.static import torch_names
-from gapless.doctor.static.flow import Call
+from gapless.doctor.static.flow import Call, Flow
 from gapless.doctor.static.hints import made_by, meant_by
 from gapless.doctor.static.methods import call_method, call_module, log
 from gapless.doctor.static.scope import NEVER, Class, Function
@@ -25,12 +25,6 @@ from gapless.doctor.static.values import (
     list_of,
     strongest,
 )
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gapless.doctor.static.flow import Flow
 
 
 def call(flow: Flow, node: ast.Call) -> Value:
@@ -56,9 +50,10 @@ def call(flow: Flow, node: ast.Call) -> Value:
     if isinstance(function, ast.Name):
         value = flow.frame.look_up(function.id)
         done = Call(flow, node)
+        if value is None and (builtin := _BUILTINS.get(function.id)) is not None:
+            return builtin(flow, done, function.id)
         if value is None or value.kind == "unknown":
-            builtin = _builtin(flow, done) if value is None else None
-            return builtin if builtin is not None else _called(flow, done, meant_by(function.id))
+            return _called(flow, done, meant_by(function.id))
         return _called(flow, done, value)
     value = flow.value(function)
     return _called(flow, Call(flow, node), value)
@@ -128,24 +123,6 @@ def _named(flow: Flow, done: Call, path: str) -> Value:
     return _called(flow, done, hint)
 
 
-def _first(flow: Flow, done: Call, path: str) -> Value:
-    return done.values[0] if done.values else UNKNOWN
-
-
-def _some_of_first(flow: Flow, done: Call, path: str) -> Value:
-    return list_of(element_of(done.values[0])) if done.values else UNKNOWN
-
-
-def _one_of_first(flow: Flow, done: Call, path: str) -> Value:
-    return element_of(done.values[0]) if done.values else UNKNOWN
-
-
-def _math(flow: Flow, done: Call, path: str) -> Value:
-    for value in done.values[:1]:
-        flow.read(done.line, "float", path, value)
-    return HOST
-
-
 def _counted(flow: Flow, done: Call, path: str) -> Value:
     """Call what returns as many places as the device has counted."""
     flow.report(done.line, "shape", path, sure=False)
@@ -158,99 +135,71 @@ def _collect_garbage(flow: Flow, done: Call, path: str) -> Value:
     return HOST
 
 
-_NAMED: dict[str, Callable[[Flow, Call, str], Value]] = {
-    "math": _math,
-    "gc.collect": _collect_garbage,
-    "logging": lambda flow, done, path: log(flow, done),
-    "logging.getLogger": lambda flow, done, path: UNKNOWN,
-    **dict.fromkeys(torch_names.RETURN_THE_FIRST, _first),
-    **dict.fromkeys(torch_names.RETURN_ONE_OF_THE_FIRST, _one_of_first),
-    **dict.fromkeys(["random.sample", "random.choices"], _some_of_first),
-    "functools.partial": _first,
-    "torchvision.ops.nms": _counted,
-    "torchvision.ops.batched_nms": _counted,
-}
-
-
-def _builtin(flow: Flow, done: Call) -> Value | None:
-    """Call a function that Python has built in; None where it has none of that name."""
-    handler = _BUILTINS.get(done.name)
-    return handler(flow, done) if handler is not None else None
-
-
-def _make_number(flow: Flow, done: Call) -> Value:
-    for value in done.values[:1]:
-        cause = "float" if done.name == "complex" else done.name
-        flow.read(done.line, cause, f"Tensor.__{done.name}__", value)
+def _make_number(flow: Flow, done: Call, path: str) -> Value:
+    cause = path if path in ("int", "bool") else "float"
+    name = path if "." in path else f"Tensor.__{path}__"
+    flow.read(done.line, cause, name, done.first)
     return HOST
 
 
-def _make_text(flow: Flow, done: Call) -> Value:
+def _make_text(flow: Flow, done: Call, path: str) -> Value:
     for value in done.values:
         held = value.of if value.kind == "list" and value.of is not None else value
-        if done.name == "format":
-            flow.read(done.line, "format", "Tensor.__format__", held)
-        else:
-            flow.read(done.line, "print", "Tensor.__repr__", held)
+        flow.read(done.line, "print", "Tensor.__repr__", held)
     return HOST
 
 
-def _any_or_all(flow: Flow, done: Call) -> Value:
+def _any_or_all(flow: Flow, done: Call, path: str) -> Value:
     for value in done.values:
         flow.read(done.line, "bool", "Tensor.__bool__", element_of(value))
     return HOST
 
 
-def _range(flow: Flow, done: Call) -> Value:
+def _range(flow: Flow, done: Call, path: str) -> Value:
     for node, value in zip(done.node.args, done.values, strict=False):
         note_size(flow, done.line, "Tensor.__index__", node, value)
     return HOST
 
 
-def _host(flow: Flow, done: Call) -> Value:
-    return HOST
-
-
-def _container(flow: Flow, done: Call) -> Value:
+def _container(flow: Flow, done: Call, path: str) -> Value:
     if not done.values:
         return EMPTY
-    return Value("list", "tuple" if done.name == "tuple" else "", element_of(done.values[0]))
+    return Value("list", "tuple" if path == "tuple" else "", element_of(done.first))
 
 
-def _element(flow: Flow, done: Call) -> Value:
-    return element_of(done.values[0]) if done.values else UNKNOWN
-
-
-def _dict(flow: Flow, done: Call) -> Value:
+def _dict(flow: Flow, done: Call, path: str) -> Value:
     return dict_of([*done.values[:1], *map(list_of, done.keywords.values())])
 
 
-def _abs(flow: Flow, done: Call) -> Value:
-    return strongest(done.values)
+def _comparing(flow: Flow, done: Call, path: str) -> Value:
+    one = len(done.values) == 1
+    place = element_of(done.first) if one else strongest(done.values)
+    if place.kind == "device" or (place.kind == "tensor" and not one):
+        flow.read(done.line, "bool", "Tensor.__bool__", place)
+    return list_of(place) if path == "sorted" else place
 
 
-def _comparing(flow: Flow, done: Call) -> Value:
-    values = done.values
-    if len(values) == 1:
-        of = element_of(values[0])
-        flow.read(done.line, "bool", "Tensor.__bool__", of if of.kind == "device" else HOST)
-        return of if done.name != "sorted" else list_of(of)
-    place = strongest(values) if values else UNKNOWN
-    flow.read(
-        done.line, "bool", "Tensor.__bool__", place if place.kind in ("device", "tensor") else HOST
-    )
-    return place
-
-
-_BUILTINS: dict[str, Callable[[Flow, Call], Value]] = {
+_Handler = Callable[[Flow, Call, str], Value]
+_BUILTINS: dict[str, _Handler] = {
     **dict.fromkeys(["float", "int", "bool", "complex"], _make_number),
     **dict.fromkeys(["print", "str", "repr", "format"], _make_text),
     **dict.fromkeys(["min", "max", "sorted"], _comparing),
     **dict.fromkeys(["any", "all"], _any_or_all),
     **dict.fromkeys(["list", "tuple", "set", "frozenset", "iter", "reversed"], _container),
-    **dict.fromkeys(["sum", "next"], _element),
-    **dict.fromkeys(torch_names.HOST_BUILTINS, _host),
+    **dict.fromkeys(["sum", "next"], lambda flow, done, path: element_of(done.first)),
+    **dict.fromkeys(torch_names.HOST_BUILTINS, lambda flow, done, path: HOST),
     "range": _range,
     "dict": _dict,
-    "abs": _abs,
+    "abs": lambda flow, done, path: strongest(done.values),
+}
+_NAMED: dict[str, _Handler] = {
+    "math": _make_number,
+    "gc.collect": _collect_garbage,
+    "logging": lambda flow, done, path: log(flow, done),
+    "logging.getLogger": lambda flow, done, path: UNKNOWN,
+    **dict.fromkeys(torch_names.RETURN_THE_FIRST, lambda flow, done, path: done.first),
+    **dict.fromkeys(["random.sample", "random.choices"], _container),
+    "random.choice": lambda flow, done, path: element_of(done.first),
+    "torchvision.ops.nms": _counted,
+    "torchvision.ops.batched_nms": _counted,
 }

@@ -170,6 +170,11 @@ class Call:
         """Of the function's name: a chain of calls may stand on several lines."""
         return self.node.func.end_lineno or self.node.lineno
 
+    @property
+    def first(self) -> Value:
+        """The first argument; unknown where there is none."""
+        return self.values[0] if self.values else UNKNOWN
+
     def has(self, place: int, name: str) -> bool:
         """Whether an argument is given, by place or by name."""
         return len(self.values) > place or name in self.keywords

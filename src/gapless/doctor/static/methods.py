@@ -74,7 +74,7 @@ def _of_tensor(flow: Flow, done: Call, base: Value) -> Value:
 
 def _as_other(flow: Flow, done: Call, base: Value) -> Value:
     """Go through `x.type_as(y)`, which goes to where `y` is."""
-    other = done.values[0] if done.values else UNKNOWN
+    other = done.first
     note_copy(flow, done.line, "Tensor.type_as", base, other, or_unknown=True)
     return Value(other.kind if other.kind in TENSORS else "tensor")
 
@@ -213,7 +213,7 @@ def _of_list(flow: Flow, done: Call, base: Value) -> Value:
 
 def _of_object(flow: Flow, done: Call, base: Value) -> Value:
     name, what = done.name, str(base.what)
-    first = done.values[0] if done.values else UNKNOWN
+    first = done.first
     if what.endswith(("Event", "tream")) and name in ("synchronize", "query"):
         cause = "event" if what.endswith("Event") else "stream"
         if name == "synchronize":

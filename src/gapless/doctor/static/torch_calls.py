@@ -54,10 +54,6 @@ def _of_the_root(flow: Flow, done: Call, path: str) -> Value:
 
 
 def _compute(flow: Flow, done: Call, path: str) -> Value:
-    return operation(flow, done, path, done.values)
-
-
-def _compute_with_all(flow: Flow, done: Call, path: str) -> Value:
     return operation(flow, done, path, done.everything())
 
 
@@ -73,17 +69,13 @@ def _device(flow: Flow, done: Call, path: str) -> Value:
     return first if first.kind in ("cpu name", "any device name") else DEVICE_NAME
 
 
-def _same(flow: Flow, done: Call, path: str) -> Value:
-    return done.values[0] if done.values else UNKNOWN
-
-
 def _of_cuda(flow: Flow, done: Call, path: str) -> Value:
     return DEVICE if path.endswith("Tensor") else _on_host(flow, done, path)
 
 
 def _of_nn(flow: Flow, done: Call, path: str) -> Value:
     last = path.rpartition(".")[2]
-    first = done.values[0] if done.values else UNKNOWN
+    first = done.first
     if last == "Parameter":
         return TENSOR
     if last in ("DataParallel", "DistributedDataParallel"):
@@ -97,7 +89,7 @@ def _of_nn(flow: Flow, done: Call, path: str) -> Value:
 
 def _of_nn_utils(flow: Flow, done: Call, path: str) -> Value:
     last = path.rpartition(".")[2]
-    first = done.values[0] if done.values else UNKNOWN
+    first = done.first
     if last == "clip_grad_norm_":
         if done.flag("error_if_nonfinite"):
             flow.report(done.line, "clip", "torch.nn.utils.clip_grad_norm_", sure=True)
@@ -105,10 +97,6 @@ def _of_nn_utils(flow: Flow, done: Call, path: str) -> Value:
             DEVICE if first.kind == "list" and first.of and first.of.kind == "device" else TENSOR
         )
     return first if first.kind == "module" else strongest([first])
-
-
-def _of_optim(flow: Flow, done: Call, path: str) -> Value:
-    return Value("object", "fused" if done.flag("fused") else "", what=path)
 
 
 def _of_distributions(flow: Flow, done: Call, path: str) -> Value:
@@ -240,16 +228,20 @@ _NAMED: dict[str, _Handler] = {
     "torch.load": lambda flow, done, path: UNKNOWN,
     "torch.autograd.grad": _compute,
     **dict.fromkeys(
-        ["torch.compile", "torch.jit.script", "torch.jit.trace", "torch.autograd.Variable"], _same
+        ["torch.compile", "torch.jit.script", "torch.jit.trace", "torch.autograd.Variable"],
+        lambda flow, done, path: done.first,
     ),
 }
 # The first that a name begins with.
 _NAMESPACES: list[tuple[str, _Handler]] = [
     ("torch.nn.functional._", _on_host),
-    ("torch.nn.functional.", _compute_with_all),
+    ("torch.nn.functional.", _compute),
     ("torch.nn.utils.", _of_nn_utils),
     ("torch.nn.", _of_nn),
-    ("torch.optim.", _of_optim),
+    (
+        "torch.optim.",
+        lambda flow, done, path: Value("object", "fused" if done.flag("fused") else "", what=path),
+    ),
     ("torch.distributions.", _of_distributions),
     ("torch.utils.data.", _of_data),
     ("torch.cuda.", _of_cuda),

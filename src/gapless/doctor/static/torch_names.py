@@ -122,12 +122,8 @@ HOST_MODULES = _words(
     """
 )
 RETURN_THE_FIRST = _words(
-    """
-    copy.deepcopy copy.copy tqdm.tqdm tqdm.auto.tqdm
-    tqdm.notebook.tqdm tqdm.rich.tqdm
-    """
+    "copy.deepcopy copy.copy functools.partial tqdm.tqdm tqdm.auto.tqdm tqdm.notebook.tqdm tqdm.rich.tqdm"
 )
-RETURN_ONE_OF_THE_FIRST = _words("random.choice")
 HOST_BUILTINS = _words(
     """
     len isinstance issubclass id hash type hasattr callable open input chr ord hex dir vars
