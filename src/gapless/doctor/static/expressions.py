@@ -20,6 +20,7 @@ from gapless.doctor.static.values import (
     EMPTY,
     HINT,
     HOST,
+    HOST_TENSOR,
     NONE,
     ON_DEVICE,
     TENSOR,
@@ -87,8 +88,10 @@ class Expressions(ast.NodeVisitor):
         return value
 
     def visit_Call(self, node: ast.Call) -> Value:
-        """Ask `calls` what a call does."""
-        return calls.call(self._flow, node)
+        """Ask `calls` what a call does; tokenizers make tensors of the host."""
+        value = calls.call(self._flow, node)
+        makes_tensors = any(one.arg == "return_tensors" for one in node.keywords)
+        return HOST_TENSOR if makes_tensors else value
 
     def visit_Constant(self, node: ast.Constant) -> Value:
         """A text may name a device."""

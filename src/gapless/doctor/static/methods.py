@@ -28,6 +28,7 @@ from gapless.doctor.static.values import (
     join,
     list_of,
     strongest,
+    tuple_of,
 )
 
 
@@ -232,6 +233,13 @@ def _of_object(flow: Flow, done: Call, base: Value) -> Value:
     return _of_unknown(flow, done, UNKNOWN)
 
 
+def _prepare(flow: Flow, done: Call, base: Value) -> Value:
+    """Let Accelerate move modules, and the batches of loaders as they come."""
+    moved = {"loader": Value("loader", of=DEVICE), "module": Value("module", of=OUTPUT)}
+    prepared = [moved.get(one.kind, one) for one in done.values]
+    return prepared[0] if len(prepared) == 1 else tuple_of(prepared) if prepared else UNKNOWN
+
+
 def _update_average(flow: Flow, done: Call, base: Value) -> Value:
     """Update a model that averages another; an agent's method of this name is given more."""
     if len(done.values) == 1:
@@ -303,6 +311,7 @@ _OF_UNKNOWNS: dict[str, _Handler] = {
     "tolist": _read_unknown,
     "synchronize": _synchronize_unknown,
     "get_scale": _get_scale,
+    "prepare": _prepare,
     "update_parameters": _update_average,
     **dict.fromkeys(torch_names.TENSOR_SHAPES, _shape_of_unknown),
     "bool": lambda flow, done, base: Value("tensor", "mask"),

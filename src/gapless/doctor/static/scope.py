@@ -31,6 +31,7 @@ _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 _QUIET_METHODS = ("__init__", "__post_init__", "__new__", "setup", "configure_optimizers")
 # What such functions do is done for each batch, or a few.
 _TAKES_A_STEP = re.compile(r"(^|_)(step|update|learn|optimi[sz]e)(_|$)")
+_AROUND_TYPES = frozenset(["torch", "nn", "np", "numpy", "pd", "pathlib", "Optional", "None"])
 _ANNOTATED = {
     "Tensor": TENSOR,
     "LongTensor": TENSOR,
@@ -126,10 +127,12 @@ class Function:
     def parameters(self) -> list[ast.arg]:
         """Return those that take a place, without `self`."""
         arguments = [*self.node.args.posonlyargs, *self.node.args.args]
-        is_static = any(
-            getattr(one, "id", "") == "staticmethod" for one in self.node.decorator_list
-        )
-        return arguments[1:] if self.cls is not None and not is_static else arguments
+        return arguments[1:] if self._has_self else arguments
+
+    @property
+    def _has_self(self) -> bool:
+        decorators = [getattr(one, "id", "") for one in self.node.decorator_list]
+        return self.cls is not None and "staticmethod" not in decorators
 
     def note_call(self, given: dict[str, Value], level: int) -> bool:
         """Join what a call passes to what is known; return whether that changed anything."""
@@ -166,7 +169,7 @@ class Function:
             names[arguments.vararg.arg] = EMPTY
         if arguments.kwarg:
             names[arguments.kwarg.arg] = self.others_given()
-        if self.cls is not None and places:
+        if self._has_self and places:
             names[places[0].arg] = Value("instance", what=self.cls)
         return names
 
@@ -182,9 +185,7 @@ class Function:
         given = self.arguments.get(argument.arg)
         if given is not None and given.kind != "unknown":
             return given
-        if argument.annotation is not None and (
-            kind := _ANNOTATED.get(_last_name(argument.annotation))
-        ):
+        if argument.annotation is not None and (kind := _annotated(argument.annotation)):
             return kind
         if isinstance(default, ast.Constant) and "device" in argument.arg:
             return ANY_DEVICE_NAME
@@ -193,20 +194,14 @@ class Function:
         return UNKNOWN
 
 
-def _last_name(annotation: ast.expr) -> str:
-    if isinstance(annotation, ast.Attribute):
-        return annotation.attr
-    if isinstance(annotation, ast.Name):
-        return annotation.id
-    if isinstance(annotation, ast.Constant):
-        return str(annotation.value).rpartition(".")[2]
-    if isinstance(annotation, ast.BinOp):  # Tensor | None; what may be a tensor is one
-        names = [_last_name(annotation.left), _last_name(annotation.right)]
-        tensors = [name for name in names if _ANNOTATED.get(name) is TENSOR]
-        return tensors[0] if tensors else names[0] if names[1] == "None" else ""
-    if isinstance(annotation, ast.Subscript) and _last_name(annotation.value) == "Optional":
-        return _last_name(annotation.slice)
-    return ""
+def _annotated(annotation: ast.expr) -> Value | None:
+    """Return what an annotation says: `Tensor | None` is a tensor, `list[Tensor]` nothing that is known."""
+    text = annotation.value if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
+    words = set(re.findall(r"\w+", str(text))) - _AROUND_TYPES
+    kinds = [_ANNOTATED.get(word) for word in words]
+    return (
+        TENSOR if TENSOR in kinds and None not in kinds else kinds[0] if len(kinds) == 1 else None
+    )
 
 
 def _has_loop(body: list[ast.stmt]) -> bool:

@@ -168,6 +168,13 @@ def _note_values(flow: Flow, done: Call, path: str, place: str | None) -> None:
         flow.report(done.line, "new tensor", path, sure=is_value and place == "device")
 
 
+def _load(flow: Flow, done: Call, path: str) -> Value:
+    """Read a file: what it holds is where it was, or on the host."""
+    places = [one.value for one in done.node.keywords if one.arg == "map_location"]
+    is_on_host = bool(places) and flow.quietly(places[0]).kind == "cpu name"
+    return HOST_TENSOR if is_on_host else UNKNOWN
+
+
 def _save(flow: Flow, done: Call, path: str) -> Value:
     for value in done.values[:1]:
         of = value.of if value.kind in ("list", "module") and value.of else value
@@ -225,7 +232,7 @@ def _note_operation(
 _NAMED: dict[str, _Handler] = {
     "torch.device": _device,
     "torch.save": _save,
-    "torch.load": lambda flow, done, path: UNKNOWN,
+    "torch.load": _load,
     "torch.autograd.grad": _compute,
     **dict.fromkeys(
         ["torch.compile", "torch.jit.script", "torch.jit.trace", "torch.autograd.Variable"],
