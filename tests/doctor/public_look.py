@@ -1,6 +1,6 @@
 """Hold the look at the syntax tree against files of public repositories that were read by hand.
 
-    cd tests && python -m doctor.public_look [--json FILE] FOLDER
+    cd tests && python -m doctor.public_look [--json FILE] [--table FILE] FOLDER
 
 FOLDER holds the files of `public_files/lines.toml` as OWNER+NAME/PATH, as their commits have them;
 nothing is fetched. All files of a repository are looked at together.
@@ -144,13 +144,13 @@ class Look:
         return found
 
 
-def read_table() -> tuple[File, ...]:
-    """Return the files of the table.
+def read_table(path: Path = TABLE) -> tuple[File, ...]:
+    """Return the files of a table.
 
     Raises:
         ValueError: a line cannot be read, or stands before the one above it.
     """
-    table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
     return tuple(
         File(**(one | {"lines": tuple(_lines(one["lines"], one["path"]))}))
         for one in table["file"]
@@ -267,8 +267,9 @@ def main() -> int:
     parser.add_argument(
         "--json", type=Path, help="the findings as well, with the reader's verdicts"
     )
+    parser.add_argument("--table", type=Path, default=TABLE, help="such as unseen.toml")
     chosen = parser.parse_args()
-    files = read_table()
+    files = read_table(chosen.table)
     if why := what_is_absent(chosen.folder, files):
         print(why)
         return 2

@@ -10,6 +10,7 @@ import pytest
 from doctor.not_yet import params
 from doctor.public_look import (
     PARTS,
+    TABLE,
     File,
     Finding,
     Line,
@@ -45,6 +46,9 @@ def test_the_table_has_many_kinds_of_files():
     assert len({file.repository for file in files}) >= 14
     assert verdicts.count("sure") >= 200
     assert verdicts.count("no") >= 200
+    unseen = {file.repository for file in read_table(TABLE.with_name("unseen.toml"))}
+    assert len(unseen) == 8
+    assert not unseen & {file.repository for file in files}
 
 
 def test_words_stand_where_the_table_says():
