@@ -75,7 +75,7 @@ OF_CALLS = {
         "Tensor.masked_fill": "formula",
     },
     "item": {"GradScaler.get_scale": "scale"},
-    "validation": {"AveragedModel.update_parameters": "average", "gaussian_nll_loss": "variance"},
+    "validation": {"AveragedModel.update_parameters": "average"},
     "gc": {"gc.collect": "after each epoch"},
     "cpu": {"torch.nn.functional.ctc_loss": "lengths", "pad_packed_sequence": "enforce_sorted"},
     "copy": {"pack_padded_sequence": "enforce_sorted"},
@@ -87,21 +87,10 @@ OF_CALLS = {
         "torch.nn.functional.one_hot": "num_classes",
         "torch.repeat_interleave": "output_size",
     },
-    "linalg": {
-        "torch.linalg.lstsq": "a.mT @ a",
-        "torch.linalg.cholesky": "cholesky_ex(a)",
-        "torch.linalg.solve": "solve_ex(a, b)",
-    },
     "optimizer": {
         "ReduceLROnPlateau.step": "after the epoch",
         "BatchNorm2d.forward": "momentum",
-        "Optimizer.step ASGD": "optim.ASGD",
-        "SparseAdam.step": "sparse=False",
         "LBFGS.step": "inner steps",
-    },
-    "collective": {
-        "torch.distributed.barrier": "wait for each other",
-        "all_gather_object": "all_reduce(counts)",
     },
 }
 

@@ -223,7 +223,7 @@ if step % 1000 == 0:
     "linalg": (
         "Use the form that leaves the check to you, where there is one: inv_ex, cholesky_ex, solve_ex, "
         "lu_factor_ex; they return `info` on the device. Call others less often.",
-        "inverse, info = torch.linalg.inv_ex(a)",
+        "factor, info = torch.linalg.cholesky_ex(a)  # or inv_ex, solve_ex, lu_factor_ex",
     ),
     "validation": (
         "Turn the check off once the code works.",
@@ -331,10 +331,6 @@ averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay**10))
 if step % 10 == 0:
     averaged.update_parameters(model)""",
         ),
-        "nll_loss": (
-            "Write the formula yourself: the function asks whether a variance is negative.",
-            "loss = 0.5 * (variance.log() + (x - y).square() / variance).mean()",
-        ),
     },
     "gc": {
         "gc.collect": ("Leave it out of the loop, or call it after each epoch.", ""),
@@ -365,15 +361,13 @@ if step % 10 == 0:
             "torch.nonzero_static takes their number.",
             "index = torch.nonzero_static(mask, size=most, fill_value=0)",
         ),
-        "unique": (
-            "Count on the device with a fixed number of classes.",
-            "counts = torch.zeros(num_classes, dtype=torch.int64, device=device)\n"
-            "counts.scatter_add_(0, labels.flatten(), torch.ones_like(labels.flatten()))",
-        ),
-        "bincount": (
-            "Count on the device with a fixed number of classes; bincount waits even with minlength.",
-            "counts = torch.zeros(num_classes, dtype=torch.int64, device=device)\n"
-            "counts.scatter_add_(0, labels, torch.ones_like(labels))",
+        **dict.fromkeys(
+            ("unique", "bincount"),
+            (
+                "Count on the device with a fixed number of classes; bincount waits even with minlength.",
+                "counts = torch.zeros(num_classes, dtype=torch.int64, device=device)\n"
+                "counts.scatter_add_(0, labels.flatten(), torch.ones_like(labels.flatten()))",
+            ),
         ),
         "one_hot": (
             "Give the number of classes.",
@@ -384,21 +378,6 @@ if step % 10 == 0:
             "x.repeat_interleave(counts, dim=0, output_size=num_rows)",
         ),
     },
-    "linalg": {
-        "lstsq": (
-            "Solve the normal equations with the form that leaves the check to you, if their condition "
-            "allows it; or solve every few steps.",
-            "solution = torch.linalg.solve_ex(a.mT @ a, a.mT @ b).result",
-        ),
-        "cholesky": (
-            "Use the form that leaves the check to you; it returns `info` on the device.",
-            "factor, info = torch.linalg.cholesky_ex(a)",
-        ),
-        "solve": (
-            "Use the form that leaves the check to you; it returns `info` on the device.",
-            "solution, info = torch.linalg.solve_ex(a, b)",
-        ),
-    },
     "optimizer": {
         "ReduceLROnPlateau": (
             "Call it once an epoch, with a mean that was read once.",
@@ -407,16 +386,6 @@ if step % 10 == 0:
         "BatchNorm": (
             "Give a momentum: with None the number of batches is read in each forward pass.",
             "torch.nn.BatchNorm2d(num_features, momentum=0.1)",
-        ),
-        "ASGD": (
-            "Let it keep its decisions on the device.",
-            "optimizer = torch.optim.ASGD(model.parameters(), capturable=True)",
-        ),
-        "SparseAdam": (
-            "Sparse gradients are counted on the host: use dense ones, if the table is not too large.",
-            """\
-table = torch.nn.Embedding(num_rows, size, sparse=False)
-optimizer = torch.optim.AdamW(table.parameters(), fused=True)""",
         ),
         "LBFGS": (
             "LBFGS reads the loss in each of its inner steps; give it few and large batches, or use "
@@ -430,16 +399,6 @@ optimizer = torch.optim.AdamW(table.parameters(), fused=True)""",
             "a thread, as gapless.prefetch does with any iterator. Environments step several at once, in "
             "processes of their own.",
             "",
-        ),
-    },
-    "collective": {
-        "barrier": (
-            "Leave it out of the loop: collectives already wait for each other on the device.",
-            "",
-        ),
-        "object": (
-            "Send tensors of the device, not Python objects, which go through the host.",
-            "torch.distributed.all_reduce(counts)",
         ),
     },
 }
