@@ -144,8 +144,7 @@ def _make_number(flow: Flow, done: Call, path: str) -> Value:
 
 def _make_text(flow: Flow, done: Call, path: str) -> Value:
     for value in done.values:
-        held = value.of if value.kind == "list" and value.of is not None else value
-        flow.read(done.line, "print", "Tensor.__repr__", held)
+        flow.read(done.line, "print", "Tensor.__repr__", value.held)
     return HOST
 
 

@@ -218,7 +218,7 @@ class Expressions(ast.NodeVisitor):
         parts = node.right.elts if isinstance(node.right, ast.Tuple) else [node.right]
         for one in parts:
             value = self.visit(one)
-            for held in value.parts or ((value.of or value) if value.kind == "list" else value,):
+            for held in value.parts or (value.held,):
                 self._flow.read(node.lineno, "format", "Tensor.__format__", held)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Value:

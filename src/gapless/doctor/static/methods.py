@@ -157,7 +157,7 @@ def _log_prob(flow: Flow, done: Call, base: Value) -> Value:
 
 
 def _add_to_summary(flow: Flow, done: Call, base: Value) -> Value:
-    if any((value.of or value).kind in (*ON_DEVICE, "tensor") for value in done.values):
+    if any(value.held.kind in (*ON_DEVICE, "tensor") for value in done.values):
         flow.report(done.line, "cpu", f"SummaryWriter.{done.name}", sure=False)
     return HOST
 
@@ -180,7 +180,7 @@ def _of_module(flow: Flow, done: Call, module: Value) -> Value:
 
 def call_module(flow: Flow, done: Call, module: Value) -> Value:
     """Return what a module returns: on the device, if it was moved there or its input is."""
-    given = strongest(done.everything()) if done.everything() else UNKNOWN
+    given = strongest(done.everything())
     if isinstance(module.what, Class) and (forward := module.what.methods.get("forward")):
         returned = flow.call_function(forward, done.values, done.keywords)
         if returned.kind != "unknown":
@@ -281,8 +281,7 @@ def log(flow: Flow, done: Call) -> Value:
     if getattr(logging, done.name.upper(), logging.CRITICAL) < flow.log_level:
         return HOST
     for value in done.values:
-        of = value.of if value.kind == "list" and value.of else value
-        if of.kind in ON_DEVICE:  # a level that is off formats nothing
+        if value.held.kind in ON_DEVICE:  # a level that is off formats nothing
             flow.report(done.line, "format", "Tensor.__format__", sure=False)
     return HOST
 

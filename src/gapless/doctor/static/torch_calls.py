@@ -81,8 +81,7 @@ def _of_nn(flow: Flow, done: Call, path: str) -> Value:
     if last in ("DataParallel", "DistributedDataParallel"):
         return Value("module", of=OUTPUT, what=first.what if first.kind == "module" else None)
     if last[:1].isupper():
-        own = [one for one in done.values if one.kind in ("module", "list")]
-        holds_own = any((one.of or one).form != "torch" for one in own if one.kind == "list")
+        holds_own = any(one.held.form != "torch" for one in done.values if one.kind == "list")
         return Value("module", "" if holds_own else "torch", TENSOR)
     return UNKNOWN
 
@@ -93,20 +92,18 @@ def _of_nn_utils(flow: Flow, done: Call, path: str) -> Value:
     if last == "clip_grad_norm_":
         if done.flag("error_if_nonfinite"):
             flow.report(done.line, "clip", "torch.nn.utils.clip_grad_norm_", sure=True)
-        return (
-            DEVICE if first.kind == "list" and first.of and first.of.kind == "device" else TENSOR
-        )
+        return DEVICE if first.held.kind == "device" else TENSOR
     return first if first.kind == "module" else strongest([first])
 
 
 def _of_distributions(flow: Flow, done: Call, path: str) -> Value:
     if path.rpartition(".")[2] in ("kl_divergence", "register_kl"):
-        return strongest(done.values) if done.values else UNKNOWN
+        return strongest(done.values)
     is_checked = not any(
         one.arg == "validate_args" and isinstance(one.value, ast.Constant) and not one.value.value
         for one in done.node.keywords
     )
-    place = strongest(done.everything()) if done.everything() else UNKNOWN
+    place = strongest(done.everything())
     if is_checked and place.kind in (*ON_DEVICE, "tensor", "unknown"):
         flow.report(done.line, "validation", path, sure=False)
     return Value("object", "checked" if is_checked else "", place, what="torch.distributions")
@@ -146,13 +143,11 @@ def note_size(flow: Flow, line: int, path: str, node: ast.expr, value: Value) ->
     if value.kind == "device":
         flow.report(line, "index", path, sure=True)
         return
-    names = [node] if isinstance(node, ast.Name) else ast.walk(node)
-    calls = [one for one in names if isinstance(one, ast.Call)]
     is_largest = any(
-        isinstance(one.func, ast.Attribute)
-        and one.func.attr in ("max", "min", "sum")
+        isinstance(one, ast.Call)
         and not one.args
-        for one in calls
+        and getattr(one.func, "attr", "") in ("max", "min", "sum")
+        for one in ast.walk(node)
     )
     if value.kind in ("unknown", "tensor") and (is_largest or value.form == "largest"):
         flow.report(line, "index", path, sure=False)
@@ -161,7 +156,7 @@ def note_size(flow: Flow, line: int, path: str, node: ast.expr, value: Value) ->
 def _note_values(flow: Flow, done: Call, path: str, place: str | None) -> None:
     """Note a tensor that is made of Python values; what is given may be a tensor already."""
     first = done.values[0]
-    if first.kind == "list" and first.of is not None and first.of.kind == "device":
+    if first.held.kind == "device":
         flow.report(done.line, "item", path, sure=False)
     elif place in ("device", "any"):
         is_value = path == "torch.tensor" or first.kind in ("host", "list")
@@ -187,7 +182,7 @@ def _save(flow: Flow, done: Call, path: str) -> Value:
 def operation(flow: Flow, done: Call, path: str, operands: list[Value]) -> Value:
     """Go through an operation; its result is where its operands are."""
     last = path.rpartition(".")[2]
-    place = strongest(operands) if operands else UNKNOWN
+    place = strongest(operands)
     if path.startswith("torch.") and place.kind == "unknown":
         place = TENSOR  # a function of torch computes with tensors
     if (named := device_of(done)) is not None:
@@ -196,11 +191,10 @@ def operation(flow: Flow, done: Call, path: str, operands: list[Value]) -> Value
         _note_operation(flow, done, path, last, place, operands)
     if last in torch_names.EQUALS or last in torch_names.HOST_FUNCTIONS:
         return HOST
-    if last in torch_names.MASK_METHODS:
-        return Value(place.kind, "mask") if place.kind in TENSORS else place
-    held = [one.of or one if one.kind == "list" else one for one in operands]
-    if last in torch_names.JOIN_MASKS and held and all(one.form == "mask" for one in held):
-        return Value(place.kind, "mask") if place.kind in TENSORS else place
+    joins = last in torch_names.JOIN_MASKS and operands
+    is_mask = joins and all(one.held.form == "mask" for one in operands)
+    if (is_mask or last in torch_names.MASK_METHODS) and place.kind in TENSORS:
+        return Value(place.kind, "mask")
     return place
 
 
@@ -221,12 +215,8 @@ def _note_operation(
     elif last in torch_names.EQUALS:
         flow.read(done.line, "equal", name, place)
     elif last in torch_names.LINALG and (path.startswith("torch.linalg.") or last != "solve"):
-        flow.read(
-            done.line,
-            "linalg",
-            name,
-            place if last in torch_names.LINALG_SURELY else Value("tensor"),
-        )
+        is_sure = last in torch_names.LINALG_SURELY
+        flow.read(done.line, "linalg", name, place if is_sure else TENSOR)
 
 
 _NAMED: dict[str, _Handler] = {

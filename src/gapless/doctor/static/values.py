@@ -26,6 +26,11 @@ class Value:
     what: object = None
     parts: tuple[Value, ...] = ()
 
+    @property
+    def held(self) -> Value:
+        """What a list holds; else itself."""
+        return self.of if self.kind == "list" and self.of is not None else self
+
 
 UNKNOWN = Value("unknown")
 NONE = Value("none")
@@ -141,8 +146,9 @@ def _join_alike(one: Value, other: Value) -> Value:
 
 def strongest(values: list[Value]) -> Value:
     """Return where an operation on all these is computed: a tensor on the device decides."""
-    held = [value.of if value.kind == "list" and value.of else value for value in values]
-    kinds = {value.kind for value in held}
+    kinds = {value.held.kind for value in values}
+    if not kinds:
+        return UNKNOWN
     if "device" in kinds:
         return DEVICE
     if "output" in kinds:
