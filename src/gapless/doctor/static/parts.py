@@ -30,7 +30,7 @@ _SAVES = re.compile(r"(^|_)(save\w*|checkpoint\w*|export\w*|dump\w*)(_|$)", re.I
 _CALLED_BY_TORCH = frozenset({"forward", "__call__", "__getitem__", "__iter__", "collate_fn"})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Outline:
     """A function, or the module around them, as far as its part is of interest.
 
@@ -82,7 +82,7 @@ def outlines_of(tree: ast.Module) -> list[Outline]:
     """Return the functions of a file, the innermost first, and last the file itself."""
     last = max((node.end_lineno or 1 for node in tree.body), default=1)
     found: list[Outline] = []
-    walk = _Walk("", "", range(1, last + 1), found)
+    walk = _Walk(Outline("", "", range(1, last + 1)), found)
     walk.visit(tree)
     walk.end()
     return found
@@ -190,44 +190,26 @@ def _is_in(line: int, spans: list[range]) -> bool:
 
 
 class _Walk(ast.NodeVisitor):
-    """Collects what a function has, and hands functions in it to walks of their own."""
+    """Fills the outline of a function, and hands functions in it to walks of their own."""
 
-    def __init__(self, name: str, owner: str, lines: range, found: list[Outline]) -> None:
-        self._name = name
-        self._owner = owner
-        self._class = ""
-        self._calls: dict[str, list[range]] = {}
-        self._made_of: dict[str, str] = {}
-        self._lines = lines
+    def __init__(self, its: Outline, found: list[Outline]) -> None:
+        self._its = its
         self._found = found
+        self._class = ""
         self._around: tuple[range, ...] = ()
-        self._has_loop = False
-        self._training: list[tuple[range, ...]] = [()] if name in _STEP_NAMES else []
+        self._training: list[tuple[range, ...]] = [()] if its.name in _STEP_NAMES else []
         self._lines_that_train: list[int] = []
-        self._evaluations: list[range] = []
-        self._conditional: list[range] = []
-        self._names: dict[int, set[str]] = {}
-        self._evaluates = False
 
     def end(self) -> None:
-        steps = {around[-1] if around else self._lines for around in self._training}
+        its = self._its
+        steps = {around[-1] if around else its.lines for around in self._training}
         trains = {span for around in self._training for span in around}
-        takes = _TAKES_A_STEP.search(self._name)
-        outline = Outline(
-            name=self._name,
-            owner=self._owner,
-            lines=self._lines,
-            steps=list(steps),
-            around=[*trains.difference(steps), *([self._lines] if steps and takes else [])],
-            seldom=self._without_training(self._conditional),
-            evaluations=self._without_training(self._evaluations),
-            names=self._names,
-            calls=self._calls,
-            made_of=self._made_of,
-            evaluates=self._evaluates,
-            has_loop=self._has_loop,
-        )
-        self._found.append(outline)
+        takes = _TAKES_A_STEP.search(its.name)
+        its.steps = list(steps)
+        its.around = [*trains.difference(steps), *([its.lines] if steps and takes else [])]
+        its.seldom = self._without_training(its.seldom)
+        its.evaluations = self._without_training(its.evaluations)
+        self._found.append(its)
 
     def _without_training(self, spans: list[range]) -> list[range]:
         return [one for one in spans if not any(line in one for line in self._lines_that_train)]
@@ -235,7 +217,7 @@ class _Walk(ast.NodeVisitor):
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         for decorator in node.decorator_list:
             self.visit(decorator)
-        inner = _Walk(node.name, self._class, _lines(node), self._found)
+        inner = _Walk(Outline(node.name, self._class, _lines(node)), self._found)
         for statement in node.body:
             inner.visit(statement)
         inner.end()
@@ -250,9 +232,9 @@ class _Walk(ast.NodeVisitor):
     def visit_If(self, node: ast.If) -> None:
         first, last = node.body[0], node.body[-1]
         lines = range(first.lineno, (last.end_lineno or last.lineno) + 1)
-        self._conditional.append(lines)
+        self._its.seldom.append(lines)
         if any(map(_EVALUATES.search, _words(node.test))) or any(map(_is_eval, node.body)):
-            self._evaluations.append(lines)
+            self._its.evaluations.append(lines)
         self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
@@ -261,15 +243,15 @@ class _Walk(ast.NodeVisitor):
             while isinstance(inner := getattr(made, "value", None), ast.Call):
                 made = inner.func  # of `Model().to(device)`
             owner, *_ = [*_words(made), ""]
-            self._made_of.update((word, owner) for one in node.targets for word in _words(one))
+            self._its.made_of.update((word, owner) for one in node.targets for word in _words(one))
         self.generic_visit(node)
 
     def visit_For(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
         header = node.test if isinstance(node, ast.While) else node.iter
         lines = _lines(node)
-        self._has_loop = True
+        self._its.has_loop = True
         if any(_EVALUATES.search(word) for word in _words(header)):
-            self._evaluations.append(lines)
+            self._its.evaluations.append(lines)
         before, self._around = self._around, (*self._around, lines)
         self.generic_visit(node)
         self._around = before
@@ -277,10 +259,10 @@ class _Walk(ast.NodeVisitor):
     visit_AsyncFor = visit_While = visit_For  # noqa: N815
 
     def visit_Name(self, node: ast.Name) -> None:
-        self._names.setdefault(node.lineno, set()).add(node.id)
+        self._its.names.setdefault(node.lineno, set()).add(node.id)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        self._names.setdefault(node.lineno, set()).add(node.attr)
+        self._its.names.setdefault(node.lineno, set()).add(node.attr)
         self.visit(node.value)
 
     def visit_Call(self, node: ast.Call) -> None:
@@ -289,10 +271,10 @@ class _Walk(ast.NodeVisitor):
             if name in ("backward", "manual_backward") or (name == "step" and _is_optimizer(node)):
                 self._training.append(self._around)
                 self._lines_that_train.append(node.lineno)
-            self._evaluates |= name == "eval" and not node.args
+            self._its.evaluates |= name == "eval" and not node.args
         if self._around:
             called, *_ = [*_words(node.func), ""]
-            self._calls.setdefault(called, []).append(self._around[-1])
+            self._its.calls.setdefault(called, []).append(self._around[-1])
         self.generic_visit(node)
 
 

@@ -74,18 +74,8 @@ class Statements(ast.NodeVisitor):
         self._flow.value(node.value)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        """Tuples of one length are bound part by part."""
-        source = node.value
-        if isinstance(source, ast.Tuple) and all(
-            isinstance(target, ast.Tuple) and len(target.elts) == len(source.elts)
-            for target in node.targets
-        ):
-            values = [self._flow.value(one) for one in source.elts]
-            for target in node.targets:
-                for one, value in zip(getattr(target, "elts", ()), values, strict=True):
-                    bind(self._flow, one, value)
-            return
-        value = self._flow.value(source)
+        """Binds each target."""
+        value = self._flow.value(node.value)
         for target in node.targets:
             bind(self._flow, target, value)
 
