@@ -1,7 +1,13 @@
 """A trace of the profiler is read into calls, work, marks and waits."""
 
 from doctor.simulated_trace import COMPUTE, MAIN, OTHER, Machine, played
-from gapless.doctor.trace.chrome_trace import find_allocations, find_waits, node_around, read_trace
+from gapless.doctor.trace.chrome_trace import (
+    ALLOCATING,
+    calls_named,
+    find_waits,
+    node_around,
+    read_trace,
+)
 
 
 def traced(*, of):
@@ -87,7 +93,7 @@ def test_allocations_are_host_time_and_no_waits():
 
     trace = traced(of=program)
 
-    assert [call.name for call in find_allocations(trace)] == ["cudaMalloc"]
+    assert [call.name for call in calls_named(trace, ALLOCATING)] == ["cudaMalloc"]
     assert find_waits(trace) == ()
 
 

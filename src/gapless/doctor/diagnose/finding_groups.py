@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from gapless.device.waiting_operations import READING_OPERATORS
 from gapless.doctor.diagnose.watched_run import HOST_COSTS
 from gapless.doctor.replay.recording import HostInterval
-from gapless.doctor.trace.chrome_trace import find_allocations, node_around, operation_around
+from gapless.doctor.trace.chrome_trace import (
+    ALLOCATING,
+    calls_named,
+    node_around,
+    operation_around,
+)
 from gapless.doctor.trace.join import Joined, join
 
 
@@ -189,7 +194,7 @@ class KnownWaits:
     def _intervals(self, trace: Trace) -> list[HostInterval]:
         found = [
             HostInterval(kind="allocation", start_us=call.start_us, end_us=call.end_us, owner=None)
-            for call in find_allocations(trace)
+            for call in calls_named(trace, ALLOCATING)
             if call.thread == trace.main or call.thread in trace.autograd
         ]
         for place, seen in enumerate(self.watched.timed):

@@ -17,7 +17,7 @@ from gapless.doctor.diagnose.watched_run import HOST_COSTS, host_ms
 from gapless.doctor.replay.exposed import busy_us, charge_gaps
 from gapless.doctor.replay.player import event_cost, play
 from gapless.doctor.replay.recording import record
-from gapless.doctor.trace.chrome_trace import find_allocations
+from gapless.doctor.trace.chrome_trace import ALLOCATING, calls_named
 from gapless.records.comparison import Spread
 from gapless.records.finding import PartTimes, StepTimes
 
@@ -194,7 +194,7 @@ class MeasuredTimes:
         assert self._known.trace is not None
         took = [
             call.end_us - call.start_us
-            for call in find_allocations(self._known.trace)
+            for call in calls_named(self._known.trace, ALLOCATING)
             if recording.begin_us <= call.start_us < recording.end_us
         ]
         group.per_step = len(took) / recording.num_steps

@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from gapless.doctor.replay.exposed import union
-from gapless.doctor.trace.chrome_trace import find_recorded_events, find_waits_of_streams
+from gapless.doctor.trace.chrome_trace import RECORDING, WAITS_OF_STREAMS, calls_named
 
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class WorkQueue:
         of_stream: dict[int, list[int]] = defaultdict(list)
         for place, stream in enumerate(self.streams):
             of_stream[stream].append(place)
-        for call in find_waits_of_streams(trace):
+        for call in calls_named(trace, WAITS_OF_STREAMS):
             said = trace.synchronisations.get(call.correlation)
             first = bisect_left(self.called, call.start_us)
             if said is not None and said.stream >= 0:
@@ -205,7 +205,7 @@ class WaitTargets:
         self._by_end = sorted(range(len(queue.ends)), key=lambda place: queue.ends[place])
         self._sorted_ends = [queue.ends[place] for place in self._by_end]
         self._num_streams = len(set(queue.streams))
-        self._recorded = [call.start_us for call in find_recorded_events(trace)]
+        self._recorded = [call.start_us for call in calls_named(trace, RECORDING)]
 
     def until(self, act: HostAct) -> tuple[int | None, float]:
         """Return how far back in the queue stands what a wait waits for, and the return's latency."""

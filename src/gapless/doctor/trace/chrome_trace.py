@@ -43,15 +43,15 @@ _BLOCKING: dict[str, WaitKind] = {
 }
 _STAGED = ("cudaMemcpyAsync", "cudaMemcpy2DAsync", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2")
 # Take long, but do not wait for the device's work.
-_ALLOCATING = ("cudaMalloc", "cudaMallocManaged", "cuMemCreate", "cuMemMap", "cuMemSetAccess")
-_WAITS_OF_STREAMS = ("cudaStreamWaitEvent", "cuStreamWaitEvent")
-_RECORDING = (
+ALLOCATING = ("cudaMalloc", "cudaMallocManaged", "cuMemCreate", "cuMemMap", "cuMemSetAccess")
+WAITS_OF_STREAMS = ("cudaStreamWaitEvent", "cuStreamWaitEvent")
+RECORDING = (
     "cudaEventRecord",
     "cudaEventRecordWithFlags",
     "cuEventRecord",
     "cuEventRecordWithFlags",
 )
-_POLLING = ("cudaEventQuery", "cudaStreamQuery", "cuEventQuery", "cuStreamQuery")
+POLLING = ("cudaEventQuery", "cudaStreamQuery", "cuEventQuery", "cuStreamQuery")
 
 _WORK_KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "fill"}
 _NODE = "autograd::engine::evaluate_function: "
@@ -434,24 +434,9 @@ def _blocks(copy: Work) -> bool:
     return copy.to_host or copy.num_bytes > MAX_INLINE_COPY_BYTES
 
 
-def find_allocations(trace: Trace) -> tuple[Call, ...]:
-    """Return the calls that ask the driver for memory of the device, in order of time."""
-    return tuple(call for call in trace.calls if call.name in _ALLOCATING)
-
-
-def find_waits_of_streams(trace: Trace) -> tuple[Call, ...]:
-    """Return the calls that let a stream wait for an event, in order of time."""
-    return tuple(call for call in trace.calls if call.name in _WAITS_OF_STREAMS)
-
-
-def find_recorded_events(trace: Trace) -> tuple[Call, ...]:
-    """Return the calls that record an event, in order of time."""
-    return tuple(call for call in trace.calls if call.name in _RECORDING)
-
-
-def find_polls(trace: Trace) -> tuple[Call, ...]:
-    """Return the calls that ask whether work is done, in order of time."""
-    return tuple(call for call in trace.calls if call.name in _POLLING)
+def calls_named(trace: Trace, names: tuple[str, ...]) -> tuple[Call, ...]:
+    """Return the calls of these names, in order of time."""
+    return tuple(call for call in trace.calls if call.name in names)
 
 
 def node_around(trace: Trace, *, thread: int, at_us: float) -> Operation | None:

@@ -7,7 +7,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gapless.doctor.trace.chrome_trace import Wait, find_polls, find_waits, optimizer_around
+from gapless.doctor.trace.chrome_trace import (
+    POLLING,
+    Wait,
+    calls_named,
+    find_waits,
+    optimizer_around,
+)
 
 
 if TYPE_CHECKING:
@@ -134,7 +140,7 @@ def _join_within(
 def _spins(trace: Trace, marks: Sequence[Mark], seen: Sequence[SeenWait]) -> list[Wait]:
     """Return a wait for each loop that asked whether work was done."""
     by_thread: dict[int, list[Call]] = defaultdict(list)
-    for call in find_polls(trace):
+    for call in calls_named(trace, POLLING):
         by_thread[call.thread].append(call)
     found = []
     for mark in marks:
