@@ -37,9 +37,6 @@ def call(flow: Flow, node: ast.Call) -> Value:
         done = Call(flow, node)
         if base.kind == "named":
             path = f"{base.what}.{function.attr}"
-            owner = meant_by(str(base.what))
-            if owner.kind == "module" and not path.startswith("torch."):
-                return call_method(flow, done, owner, is_discarded=is_discarded)
             return _named(flow, done, path)
         if base.kind == "instance" and isinstance(base.what, Class):
             held = base.what.attributes.get(function.attr, UNKNOWN)
@@ -80,10 +77,6 @@ def _called(flow: Flow, done: Call, value: Value) -> Value:
         return made
     if kind == "module":
         return call_module(flow, done, value)
-    if kind == "instance" and isinstance(value.what, Class):
-        method = value.what.methods.get("__call__")
-        if method is not None:
-            return flow.call_function(method, done.values, done.keywords)
     return UNKNOWN
 
 

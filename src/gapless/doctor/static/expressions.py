@@ -123,7 +123,7 @@ class Expressions(ast.NodeVisitor):
             return named(f"{base.what}.{name}")
         if name == "device":
             return self._place_of(node.value, base)
-        if name in HOST_ATTRIBUTES or name.startswith("is_") or kind in ("host", "object"):
+        if name in HOST_ATTRIBUTES or kind in ("host", "object"):
             return HOST
         if kind in TENSORS:
             return base
@@ -256,10 +256,9 @@ class Expressions(ast.NodeVisitor):
     def visit_IfExp(self, node: ast.IfExp) -> Value:
         """What both branches are."""
         self.truth(node.test)
-        on_gpu, level = runs_on_gpu(node.test), self._frame.level
-        self._frame.level = NEVER if on_gpu is False else level
+        level = self._frame.level
         body = self.visit(node.body)
-        self._frame.level = NEVER if on_gpu else level
+        self._frame.level = NEVER if runs_on_gpu(node.test) else level
         orelse = self.visit(node.orelse)
         self._frame.level = level
         if {body.kind, orelse.kind} == {"device name", "cpu name"} and not _asks_for_gpu(

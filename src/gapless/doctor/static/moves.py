@@ -6,7 +6,6 @@ import ast
 from typing import TYPE_CHECKING
 
 from gapless.doctor.static.bindings import bind
-from gapless.doctor.static.hints import DEVICE_WORD
 from gapless.doctor.static.values import (
     DEVICE,
     HOST_TENSOR,
@@ -15,7 +14,6 @@ from gapless.doctor.static.values import (
     OUTPUT,
     PINNED,
     TENSOR,
-    UNKNOWN,
     Value,
 )
 
@@ -39,8 +37,6 @@ def move(flow: Flow, done: Call, base: Value, *, is_discarded: bool) -> Value:
         return module
     if base.kind in ("module", "object"):
         return _moved_module(base, place)
-    if base.kind == "instance":
-        return base if done.name == "to" else UNKNOWN
     return moved(flow, done, base, place, f"Tensor.{done.name}")
 
 
@@ -102,13 +98,7 @@ def _place(node: ast.expr, value: Value) -> str | None:
         return "cpu"
     if kind in ("any device name", "tensor"):
         return "any"
-    last = str(value.what) if kind == "named" else ""
-    last = (last or getattr(node, "attr", getattr(node, "id", ""))).rpartition(".")[2]
-    if DEVICE_WORD.search(last):
-        return "device"
-    if kind == "host" and isinstance(node, ast.Constant) and type(node.value) in (int, str):
-        return "device"
-    return None
+    return "device" if isinstance(node, ast.Constant) and type(node.value) is int else None
 
 
 def _is_non_blocking(done: Call) -> bool:

@@ -107,9 +107,7 @@ class Function:
         """Return how often it runs where no call is seen: it may be called from any loop."""
         if self.node.name in _QUIET_METHODS or (self.cls is not None and self.cls.is_on_host):
             return NEVER
-        if self.node.name.startswith("main"):
-            return ONCE
-        return OFTEN
+        return ONCE if self.node.name.startswith("main") else OFTEN
 
     def trains(self) -> bool:
         """Whether a loop of its own goes backward, and nobody calls it for a few batches at a time."""
@@ -150,9 +148,8 @@ class Function:
 
     def _makes_often(self) -> bool:
         """Whether it makes objects that a loop may make again and again: no modules, no data sets."""
-        is_constructor = self.node.name in ("__init__", "__post_init__")
         cls = self.cls
-        return is_constructor and cls is not None and not (cls.is_module or cls.is_on_host)
+        return cls is not None and not (cls.is_module or cls.is_on_host)
 
     def names_at_start(self) -> dict[str, Value]:
         """Return what its parameters hold when it begins."""
@@ -189,8 +186,6 @@ class Function:
             return kind
         if isinstance(default, ast.Constant) and "device" in argument.arg:
             return ANY_DEVICE_NAME
-        if isinstance(default, ast.Constant) and default.value is not None:
-            return HOST
         return UNKNOWN
 
 

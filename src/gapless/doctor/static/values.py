@@ -118,16 +118,10 @@ def join(one: Value, other: Value) -> Value:
     kinds = {one.kind, other.kind}
     if len(kinds) == 1:
         return _join_alike(one, other)
-    if kinds <= {"host", "host tensor", "pinned"} and "host" in kinds:
-        return HOST_TENSOR if "host tensor" in kinds else PINNED
-    if kinds == {"host tensor", "pinned"}:  # page-locked where there is a GPU
-        return PINNED
     if kinds == {"device name", "cpu name"}:  # the GPU where there is one
         return DEVICE_NAME
     if kinds <= TENSORS or kinds == {"host", "device"}:
         return TENSOR
-    if kinds == {"device", "list"}:
-        return OUTPUT
     return UNKNOWN
 
 
