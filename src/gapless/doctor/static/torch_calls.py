@@ -60,7 +60,7 @@ def _compute(flow: Flow, done: Call, path: str) -> Value:
 def _on_host(flow: Flow, done: Call, path: str) -> Value:
     """Call what returns nothing of the device; a class, or a stream, is an object that has methods."""
     last = path.rpartition(".")[2]
-    is_object = last[:1].isupper() or last.endswith("_stream")
+    is_object = last[:1].isupper() or last.endswith("stream")
     return Value("object", what=path) if is_object else HOST
 
 
