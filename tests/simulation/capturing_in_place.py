@@ -42,7 +42,7 @@ def an_optimizer_that_is_captured_in_place(device):
 
 @scenario(num_seeds=FEW)
 def an_optimizer_whose_rate_changes_at_every_step(device):
-    """It is not captured again and again, and its updates are those as written."""
+    """Its graph is cut where it takes its rate, and replays have the bits as written."""
     plain, weight = torch.ones(8), torch.ones(8, device=device.torch_device)
     for one, where in ((plain, None), (weight, device)):
         one.requires_grad_()
@@ -57,13 +57,27 @@ def an_optimizer_whose_rate_changes_at_every_step(device):
             found = read_back(device, one.detach()) if where else None
     assert torch.equal(found, plain.detach())
     report = capture_report(optimizer)
+    assert (report.refusals, report.num_graphs) == ([], 2)
+    assert report.num_replays > 4
+
+
+@scenario(num_seeds=FEW)
+def an_optimizer_whose_momentum_changes_at_every_step(device):
+    """A graph bakes it in: it is not captured again and again, and its updates are those as written."""
+    plain, weight = torch.ones(8), torch.ones(8, device=device.torch_device)
+    for one, where in ((plain, None), (weight, device)):
+        one.requires_grad_()
+        optimizer = torch.optim.SGD([one], lr=0.1, momentum=0.9)
+        if where is not None:
+            gapless.capture(optimizer, device=device)
+        for gradient in _gradients(16, one.detach()):
+            one.grad = gradient
+            optimizer.step()
+            optimizer.param_groups[0]["momentum"] *= 0.9
+            found = read_back(device, one.detach()) if where else None
+    assert torch.equal(found, plain.detach())
+    report = capture_report(optimizer)
     assert [refusal.kind for refusal in report.refusals] == ["too_many_changes"]
-    assert (report.num_graphs, report.num_replays) == (4, 0)
-    # A rate that comes back finds no graph.
-    for number, gradient in enumerate(_gradients(12, one.detach())):
-        optimizer.param_groups[0]["lr"] = 0.1 * 0.5**number
-        one.grad = gradient
-        optimizer.step()
     assert report.num_replays == 0
 
 
