@@ -78,6 +78,12 @@ def an_optimizer_whose_momentum_changes_at_every_step(device):
     assert torch.equal(found, plain.detach())
     report = capture_report(optimizer)
     assert [refusal.kind for refusal in report.refusals] == ["too_many_changes"]
+    # A momentum that comes back finds no graph.
+    optimizer.param_groups[0]["momentum"] = 0.9
+    for gradient in _gradients(16, one.detach()):
+        one.grad = gradient
+        optimizer.step()
+        optimizer.param_groups[0]["momentum"] *= 0.9
     assert report.num_replays == 0
 
 
