@@ -91,6 +91,15 @@ SLOW_BATCHES = {
                 yield torch.ones(4, 8)
         for step, x in enumerate(batches()):
     """,
+    "batches: an environment": """
+        class Environment:
+            def step(self, action):
+                time.sleep(0.02)
+                return torch.ones(4, 8)
+        environment = Environment()
+        for action in range(60):
+            x = environment.step(action)
+    """,
     "batches: a loader, and work on what it gives": """
         class Slow(torch.utils.data.Dataset):
             def __len__(self):
@@ -130,6 +139,7 @@ def test_batches_of_any_iterator_are_timed(head, doctor):
         rf"LOADER-BOUND: batches take {said} .*\n.* data: [a-z ]+ {said} ", done.err, re.S
     )
     assert ("num_workers" in done.err) == ("DataLoader" in head)
+    assert ("Step several environments" in done.err) == ("Environment" in head)
     assert "LOADER-BOUND" in done.err[done.err.index("gapless doctor") :][:1500], done.err
 
 

@@ -64,7 +64,11 @@ def test_a_late_read_prints_the_mean_of_its_own_steps(capsys):
 
 # Of each cause the calls that have a mend of their own, and a word of it that the cause's own mend has not.
 OF_CALLS = {
-    "loader": {"batches of the loop": "in worker processes of a DataLoader"},
+    "loader": {
+        "batches of the loop": "in worker processes of a DataLoader",
+        "a step of an environment": "Step several environments",
+        "DataLoader.__next__ has 2 workers": "less to do",
+    },
     "float": {
         "Tensor.add_": "formula",
         "Tensor.sub": "formula",

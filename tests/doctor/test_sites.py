@@ -506,7 +506,7 @@ def test_each_batch_of_a_loader_is_noted_at_the_loop(watching):
 
     waits = [wait for wait in watching.waits if wait.cause == "loader"]
     assert [wait.site.line for wait in waits] == [here("the loop")] * 3
-    assert {wait.detail for wait in waits} == {"0 workers"}
+    assert {wait.detail for wait in waits} == {"no workers"}
 
 
 def test_a_collection_that_the_script_asks_for_has_its_line(watching, monkeypatch):

@@ -396,8 +396,16 @@ if step % 10 == 0:
     "loader": {
         "of the loop": (
             "Make the next one while the device works on this: in worker processes of a DataLoader, or in "
-            "a thread, as gapless.prefetch does with any iterator. Environments step several at once, in "
-            "processes of their own.",
+            "a thread, as gapless.prefetch does with any iterator.",
+            "",
+        ),
+        "of an environment": (
+            "Step several environments at once, in processes of their own, as gymnasium's AsyncVectorEnv does.",
+            "",
+        ),
+        "has ": (
+            "Give the loader more of the cores, or its rows less to do: what does not change is made once, "
+            "before training. gapless.prefetch(loader, device, depth=2) also copies batches ahead.",
             "",
         ),
     },

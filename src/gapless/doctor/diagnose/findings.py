@@ -129,15 +129,17 @@ def _of_batches(known: KnownWaits, times: MeasuredTimes) -> list[Finding]:
     parts = parts.of(step)
     if parts.data_line is None or parts.data_line_ms < LEAST_DATA_SHARE * step:
         return []
+    steps = ".step(" in parts.data_line.source
+    call = "a step of an environment" if steps else "batches of the loop"
     return [
         Finding(
             code=CODE_OF["loader"],
             site=parts.data_line,
-            call="batches of the loop",
+            call=call,
             per_step=1.0,
             waited_ms=parts.data_line_ms,
             cause="A batch is made here while the model does nothing else.",
-            mend=mend_text("loader", "batches of the loop"),
+            mend=mend_text("loader", call),
         )
     ]
 

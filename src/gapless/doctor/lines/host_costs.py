@@ -40,6 +40,8 @@ def _fetching(
             start_ns = time.perf_counter_ns()
             batch = original(self)
             num_workers, pinned = num_workers_of(self), ""
+            many = "" if num_workers == 1 else "s"
+            workers = f"has {num_workers} worker{many}" if num_workers else "no workers"
             if is_gpu_in_use():
                 pinned = f", {'' if is_pinning(self) else 'not '}pinned"
             notes.cost(
@@ -47,7 +49,7 @@ def _fetching(
                 "DataLoader.__next__",
                 start_ns=start_ns,
                 frame=getframe(1),
-                detail=f"{num_workers} worker{'' if num_workers == 1 else 's'}{pinned}",
+                detail=f"{workers}{pinned}",
             )
             shapes.add(batch)
             return batch
