@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 import gapless
 import gapless.doctor
 from gapless.device import torch_gpu
+from gapless.doctor.session import run as session_run
 from gapless.doctor.watching import watch as watch_module
 from gapless.doctor.watching.step_source import watched_by
 from gapless.doctor.watching.watch import Watch, WatchSettings
@@ -408,6 +410,25 @@ class Endless:
 
     def close(self):
         pass
+
+
+def test_the_report_has_what_was_measured_behind_the_windows(monkeypatch):
+    """On a GPU all else is known when they end."""
+    monkeypatch.setattr(session_run, "make_session", lambda watch, command: [watch.variant_trials])
+    reported = []
+    reports = SimpleNamespace(
+        keep=lambda session, is_over: None,
+        take=lambda session, problem, is_failure: reported.append(session),
+    )
+    program = SimpleNamespace(words=("train.py",))
+    run = session_run._WatchedProgram(program, WatchSettings(variants=list), reports)
+    run.watch.has_gpu = run.watch.is_complete = True
+    run._keep(run.watch)
+    run.watch.variant_trials = SimpleNamespace(is_over=True)
+
+    run.end(is_failure=False)
+
+    assert reported == [[run.watch.variant_trials]]
 
 
 def test_variants_are_measured_behind_the_windows_until_the_script_ends(model):

@@ -107,7 +107,7 @@ class _WatchedProgram:
         """Write what is known so far."""
         session = make_session(watch, command=self._command)
         # Without a GPU the files that the script imports later count as well.
-        if watch.is_complete and watch.has_gpu and watch.variant_trials is None:
+        if watch.is_complete and watch.has_gpu and not watch.wants_variants:
             self._complete = session
         if self._rank is not None:
             self._rank.put(session, is_over=False)
