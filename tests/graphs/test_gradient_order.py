@@ -213,6 +213,42 @@ def test_nothing_else_is_captured_or_replayed_until_it_is_settled(device, thread
     assert other.report.num_replays > had
 
 
+@pytest.mark.parametrize("audit_every", [10**9, 4])
+def test_replays_before_it_change_no_bit(device, thread, audit_every):
+    """They record nothing: without what they leave out, the loop would be overtaken much earlier than as written."""
+
+    def trained(is_captured):
+        physics = Physics(device, thread, lead=0)
+        weight = torch.ones(4).to(device.torch_device).requires_grad_()
+
+        def before():
+            loss = weight.sin()
+            for _ in range(20):
+                loss = loss * 0.99
+            loss.sum().backward()
+            weight.grad = None
+            return loss
+
+        step = physics.step
+        if is_captured:
+            before = gapless.capture(before, device=device, audit_every=audit_every)
+            step = gapless.capture(step, device=device)
+        for _ in range(20):
+            before()
+        found = physics.calls(step, 1)
+        here, there = thread.numbers()
+        found += physics.calls(step, 89)
+        return [weights for weights, _ in found], here - there, before, step
+
+    written, lead, _, _ = trained(is_captured=False)
+    found, lead_captured, before, step = trained(is_captured=True)
+
+    assert before.report.num_replays > 10
+    assert lead_captured == lead
+    assert found == written
+    assert step.report.num_replays > 5
+
+
 def test_audits_keep_the_lead(device, thread):
     """A step that loses of its lead by itself, and the rest of the loop, which is replayed, made up for that."""
 

@@ -33,6 +33,7 @@ class FastPath:
     Attributes:
         call: replays the graph that the last two calls replayed, on calls like them; None if they were of
             two graphs, or of none.
+        report: where replays are counted.
         counted: takes a kind and its quick call, and returns one that several ranks count; None: it is not.
     """
 
@@ -49,7 +50,7 @@ class FastPath:
         self._newest: CallGraph | None = None
         self._launch = launch
         self._side = side
-        self._report = report
+        self.report = report
         self._audits = audits
 
     def forget(self) -> None:
@@ -72,7 +73,7 @@ class FastPath:
             graph,
             launch=self._launch,
             side=self._side,
-            report=self._report,
+            report=self.report,
             begin_call=self._audits.turn_of(graph).begin_call,
             end=partial(self._audits.end_call, entry.times, "replay"),
         )

@@ -195,6 +195,7 @@ class Learning:
                 out = batch.done_to(tree, out)
         else:
             out, refusals, watched = self._warm_ups.run(entry, tree, work, first_uses=first_uses)
+        self._callee.order.fast_paths[self._entries.fast_path] = self._warm_ups.num_nodes
         self._entries.refuse(entry, refusals)
         if not refusals:
             self._let_belong(entry, tree, self._batch_reads.skipped(watched.batch_reads))
@@ -221,7 +222,8 @@ class Learning:
         if variant is None or variant.graph is not None or not self.may_capture(entry):
             return self.run_watched(entry, tree)
         self._report.num_eager += 1
-        return StepRun(self.capture(entry, variant, tree), "capture", tree.key())
+        with self._callee.order.counted(self._entries.fast_path):
+            return StepRun(self.capture(entry, variant, tree), "capture", tree.key())
 
     def variant_now(self, entry: Entry) -> Variant | None:
         """Return what was seen with the values that the step reads now, None if nothing was.

@@ -68,6 +68,7 @@ class WarmUps:
         observer: of optimizers, schedulers and reads on the host.
         host_watch: of what the step reads and writes on the host.
         ran_backward: whether a backward pass was seen to run.
+        num_nodes: that the loop's thread has recorded in the last run.
     """
 
     num_warmup: int
@@ -79,6 +80,7 @@ class WarmUps:
     order: GradientOrder
     use_compiled_code: bool = False
     ran_backward: bool = False
+    num_nodes: int = 0
     _num_kinds: int = 0
     _num_seen: int = 0
 
@@ -156,6 +158,7 @@ class WarmUps:
             nullcontext() if look is None else look,
         ):
             out = work(tree.value)
+        self.num_nodes = recorded.by_loop
         self.weights.add(host.got_gradients)
         self.ran_backward = self.ran_backward or seen.ran_backward
         self.use_compiled_code = self.use_compiled_code or host.runs_compiled

@@ -4,7 +4,7 @@ Autograd runs first what was recorded last, and numbers nodes for each thread. O
 `create_graph=True` records on a thread of autograd. If one thread records more in a call than the other does, it
 overtakes it after some calls, and from then on sums have another order, and other bits. A replay records nothing:
 what was captured before would keep the old order for ever. So calls are plain until one thread leads, and does
-not lose its lead.
+not lose its lead. What replays have left out before the first such call is made up, and counts as recorded.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gapless.device.torch_gpu import call_on_backward_thread, make_nodes, numbers_of_next_nodes
+from gapless.device.torch_private import next_sequence_number
 
 
 if TYPE_CHECKING:
@@ -40,9 +41,11 @@ class Recorded:
     """How many nodes a run has recorded.
 
     Attributes:
+        by_loop: on the thread of the loop.
         by_autograd: on autograd's own thread.
     """
 
+    by_loop: int = 0
     by_autograd: int = 0
 
 
@@ -53,14 +56,14 @@ class GradientOrder:
         is_open: whether gradients are differentiated in an order that may still change. Nothing may then be
             recorded but by the loop as written.
         is_given_up: whether it has not settled.
-        fast_paths: of all captured objects.
+        fast_paths: of all captured objects, and how many nodes a replay of each leaves out.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.is_open = self.is_given_up = False
-        self.fast_paths: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.fast_paths: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._device = device
-        self._num_looks = 0
+        self._num_looks = self._surplus = 0
         # Of this thread over autograd's, at the last calls; above zero if it leads in all, below if autograd's does.
         self._leads: list[int] = []
         self._settled: int | None = None
@@ -74,10 +77,12 @@ class GradientOrder:
         ended = None if begun is None else numbers_of_next_nodes(self._device)
         if begun is None or ended is None:
             return
-        by_loop, recorded.by_autograd = ended[0] - begun[0], ended[1] - begun[1]
+        by_loop, by_autograd = ended[0] - begun[0], ended[1] - begun[1]
+        recorded.by_loop, recorded.by_autograd = by_loop, by_autograd
         if self._settled is None and not self.is_given_up:
-            if recorded.by_autograd:
-                self._note(begun[0] - begun[1], by_loop, recorded.by_autograd)
+            if by_autograd:
+                left_out = 0 if self.is_open else self._make_up(by_loop + by_autograd)
+                self._note(begun[0] - begun[1] + left_out, by_loop, by_autograd)
                 self.is_open = self._settled is None
                 for one in self.fast_paths:
                     one.forget()
@@ -85,6 +90,24 @@ class GradientOrder:
             self._num_looks += self.is_open
             self.is_given_up = self._num_looks == _MOST_LOOKS
             self.is_open &= not self.is_given_up
+
+    @contextmanager
+    def counted(self, one: Any) -> Iterator[None]:
+        """Count what the body, a capture, records beyond one call of an object as written."""
+        begun = next_sequence_number()
+        yield
+        self._surplus += next_sequence_number() - begun - self.fast_paths[one]
+
+    def _make_up(self, num: int) -> int:
+        """Let this thread take the numbers that replays have left out; return how many.
+
+        Args:
+            num: of nodes in a call, of which no more are of use than those of all calls that are looked at.
+        """
+        replayed = [one.report.num_replays * nodes for one, nodes in self.fast_paths.items()]
+        missing: int = min(sum(replayed) - self._surplus, 2 * _MOST_LOOKS * num)
+        self._lead_by(missing)
+        return missing
 
     def _note(self, lead: int, by_loop: int, by_autograd: int) -> None:
         has_changed = any((one > 0) != (lead > 0) for one in self._leads)
