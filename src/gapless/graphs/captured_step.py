@@ -94,7 +94,7 @@ class CapturedStep:
         device, host_waits = callee.device, callee.host_waits
         pool = GraphPool(device, host_waits, self._limits)
         batch_reads = BatchReads(host_waits, device)
-        callee.order.fast_paths[self.fast_path] = 0
+        callee.order.add(self.fast_path)
         self.entries = Entries(self.report, pool, batch_reads, self.fast_path)
         self._limits.count(self.entries)
         self._passing = PassingKinds(callee.step, self.report)

@@ -195,7 +195,8 @@ class Learning:
                 out = batch.done_to(tree, out)
         else:
             out, refusals, watched = self._warm_ups.run(entry, tree, work, first_uses=first_uses)
-        self._callee.order.fast_paths[self._entries.fast_path] = self._warm_ups.num_nodes
+        left_out = self._callee.order.fast_paths[self._entries.fast_path]
+        left_out.by_replay = self._warm_ups.num_nodes
         self._entries.refuse(entry, refusals)
         if not refusals:
             self._let_belong(entry, tree, self._batch_reads.skipped(watched.batch_reads))

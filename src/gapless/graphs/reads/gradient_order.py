@@ -49,6 +49,23 @@ class Recorded:
     by_autograd: int = 0
 
 
+@dataclass
+class LeftOut:
+    """How many nodes the replays of an object leave out of those of the loop's thread.
+
+    Attributes:
+        report: where they are counted.
+        by_replay: by each of them.
+    """
+
+    report: Any
+    by_replay: int = 0
+
+    def num(self) -> int:
+        """Return how many all of them have left out."""
+        return int(self.report.num_replays) * self.by_replay
+
+
 class GradientOrder:
     """The order of a device, on which all captured objects depend: they share its threads.
 
@@ -56,17 +73,25 @@ class GradientOrder:
         is_open: whether gradients are differentiated in an order that may still change. Nothing may then be
             recorded but by the loop as written.
         is_given_up: whether it has not settled.
-        fast_paths: of all captured objects, and how many nodes a replay of each leaves out.
+        fast_paths: of all captured objects, and what their replays leave out.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.is_open = self.is_given_up = False
-        self.fast_paths: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.fast_paths: weakref.WeakKeyDictionary[Any, LeftOut] = weakref.WeakKeyDictionary()
         self._device = device
         self._num_looks = self._surplus = 0
         # Of this thread over autograd's, at the last calls; above zero if it leads in all, below if autograd's does.
         self._leads: list[int] = []
         self._settled: int | None = None
+
+    def add(self, fast_path: Any) -> None:
+        """Let a captured object depend on the order."""
+        self.fast_paths[fast_path] = left_out = LeftOut(fast_path.report)
+        weakref.finalize(fast_path, self._let_go, left_out).atexit = False
+
+    def _let_go(self, left_out: LeftOut) -> None:
+        self._surplus -= left_out.num()
 
     @contextmanager
     def look(self) -> Iterator[Recorded]:
@@ -96,7 +121,7 @@ class GradientOrder:
         """Count what the body, a capture, records beyond one call of an object as written."""
         begun = next_sequence_number()
         yield
-        self._surplus += next_sequence_number() - begun - self.fast_paths[one]
+        self._surplus += next_sequence_number() - begun - self.fast_paths[one].by_replay
 
     def _make_up(self, num: int) -> int:
         """Let this thread take the numbers that replays have left out; return how many.
@@ -104,8 +129,8 @@ class GradientOrder:
         Args:
             num: of nodes in a call, of which no more are of use than those of all calls that are looked at.
         """
-        replayed = [one.report.num_replays * nodes for one, nodes in self.fast_paths.items()]
-        missing: int = min(sum(replayed) - self._surplus, 2 * _MOST_LOOKS * num)
+        left_out = sum(one.num() for one in self.fast_paths.values())
+        missing = min(left_out - self._surplus, 2 * _MOST_LOOKS * num)
         self._lead_by(missing)
         return missing
 
