@@ -44,8 +44,6 @@ def bind(flow: Flow, target: ast.expr, value: Value) -> None:
         _bind_attribute(flow, target, value)
     elif isinstance(target, ast.Subscript):
         _bind_place(flow, target, value)
-    elif isinstance(target, ast.Starred):
-        bind(flow, target.value, list_of(value))
 
 
 def _bind_attribute(flow: Flow, target: ast.Attribute, value: Value) -> None:

@@ -173,8 +173,6 @@ def _of_module(flow: Flow, done: Call, module: Value) -> Value:
         return Value("list", "dict", DEVICE if is_moved else TENSOR)
     if name in torch_names.MODULE_CALLS:
         return call_module(flow, done, module)
-    if name in ("children", "modules", "items", "values"):
-        return list_of(module)
     return _of_unknown(flow, done, UNKNOWN)
 
 

@@ -231,7 +231,6 @@ _NAMED: dict[str, _Handler] = {
 }
 # The first that a name begins with.
 _NAMESPACES: list[tuple[str, _Handler]] = [
-    ("torch.nn.functional._", _on_host),
     ("torch.nn.functional.", _compute),
     ("torch.nn.utils.", _of_nn_utils),
     ("torch.nn.", _of_nn),
