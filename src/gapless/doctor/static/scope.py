@@ -111,15 +111,11 @@ class Function:
 
     def trains(self) -> bool:
         """Whether a loop of its own goes backward, and nobody calls it for a few batches at a time."""
-        return (
-            not _TAKES_A_STEP.search(self.node.name)
-            and _has_loop(self.node.body)
-            and any(
-                isinstance(one, ast.Attribute) and one.attr == "backward"
-                for loop in ast.walk(self.node)
-                if isinstance(loop, _LOOPS)
-                for one in ast.walk(loop)
-            )
+        return not _TAKES_A_STEP.search(self.node.name) and any(
+            isinstance(one, ast.Attribute) and one.attr == "backward"
+            for loop in ast.walk(self.node)
+            if isinstance(loop, _LOOPS)
+            for one in ast.walk(loop)
         )
 
     def parameters(self) -> list[ast.arg]:
@@ -193,18 +189,5 @@ def _annotated(annotation: ast.expr) -> Value | None:
     """Return what an annotation says: `Tensor | None` is a tensor, `list[Tensor]` nothing that is known."""
     text = annotation.value if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
     words = set(re.findall(r"\w+", str(text))) - _AROUND_TYPES
-    kinds = [_ANNOTATED.get(word) for word in words]
-    return (
-        TENSOR if TENSOR in kinds and None not in kinds else kinds[0] if len(kinds) == 1 else None
-    )
-
-
-def _has_loop(body: list[ast.stmt]) -> bool:
-    for node in body:
-        if isinstance(node, _LOOPS):
-            return True
-        if isinstance(node, ast.If | ast.With | ast.Try):
-            inner = [*node.body, *getattr(node, "orelse", ()), *getattr(node, "finalbody", ())]
-            if _has_loop(inner):
-                return True
-    return False
+    kinds = {_ANNOTATED.get(word) for word in words}
+    return kinds.pop() if len(kinds) == 1 else None

@@ -200,7 +200,7 @@ class Statements(ast.NodeVisitor):
         self._expressions.truth(node.test)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        """Keeps the function for its calls; a decorator may make a hook of it."""
+        """Keeps the function for its calls."""
         frame = self._frame
         function = Function(node, [frame.names, *frame.outer])
         places = [*node.args.posonlyargs, *node.args.args]

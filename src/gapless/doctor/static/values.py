@@ -55,7 +55,6 @@ MODULE = Value("module", of=TENSOR)  # not moved, as far as one can see
 
 TENSORS = frozenset(["tensor", "host tensor", "pinned", "device", "output"])
 ON_DEVICE = frozenset(["device", "output"])
-ON_HOST = frozenset(["host", "none", "host tensor", "pinned"])
 
 
 def tuple_of(parts: list[Value]) -> Value:
