@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from gapless.doctor.static.scope import Class
 from gapless.doctor.static.values import (
-    HOST,
     ON_DEVICE,
     TENSORS,
     Value,
@@ -21,11 +20,6 @@ from gapless.doctor.static.values import (
 
 if TYPE_CHECKING:
     from gapless.doctor.static.flow import Flow
-
-
-_PAIRS = frozenset(
-    ["items", "named_parameters", "named_buffers", "named_modules", "named_children"]
-)
 
 
 def bind(flow: Flow, target: ast.expr, value: Value) -> None:
@@ -84,26 +78,3 @@ def note_copy(
 def parts_of_index(flow: Flow, node: ast.expr) -> list[Value]:
     """Return what the parts of an index are."""
     return [flow.value(one) for one in (node.elts if isinstance(node, ast.Tuple) else [node])]
-
-
-def bind_each(flow: Flow, target: ast.expr, source: ast.expr, value: Value) -> None:
-    """Bind the targets of a loop to the elements of what it goes over, which has this value."""
-    if isinstance(source, ast.Call):
-        name = getattr(source.func, "attr", getattr(source.func, "id", ""))
-        parts = target.elts if isinstance(target, ast.Tuple) else []
-        if name in ("tqdm", "track") and source.args:
-            first = source.args[0]
-            return bind_each(flow, target, first, flow.quietly(first))
-        if name == "enumerate" and len(parts) == 2 and source.args:
-            bind(flow, parts[0], HOST)
-            first = source.args[0]
-            return bind_each(flow, parts[1], first, flow.quietly(first))
-        if name == "zip" and len(parts) == len(source.args):
-            for part, argument in zip(parts, source.args, strict=True):
-                bind_each(flow, part, argument, flow.quietly(argument))
-            return None
-        if name in _PAIRS and len(parts) == 2:
-            bind(flow, parts[0], HOST)
-            return bind(flow, parts[1], element_of(value))
-    keys = value.form == "dict" and value.kind == "list"
-    return bind(flow, target, HOST if keys else element_of(value))

@@ -20,10 +20,13 @@ from gapless.doctor.static.values import (
     UNKNOWN,
     Value,
     dict_of,
+    each_of,
     element_of,
     join,
     list_of,
+    pairs_of,
     strongest,
+    tuple_of,
 )
 
 
@@ -181,6 +184,8 @@ _BUILTINS: dict[str, _Handler] = {
     **dict.fromkeys(["sum", "next"], lambda flow, done, path: element_of(done.first)),
     **dict.fromkeys(torch_names.HOST_BUILTINS, lambda flow, done, path: HOST),
     "range": _range,
+    "enumerate": lambda flow, done, path: pairs_of(each_of(done.first)),
+    "zip": lambda flow, done, path: list_of(tuple_of([each_of(one) for one in done.values])),
     "dict": _dict,
     "abs": lambda flow, done, path: strongest(done.values),
 }

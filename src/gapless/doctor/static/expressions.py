@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gapless.doctor.static import calls
-from gapless.doctor.static.bindings import bind, bind_each, parts_of_index
+from gapless.doctor.static.bindings import bind, parts_of_index
 from gapless.doctor.static.hints import SETTINGS, meant_by
 from gapless.doctor.static.scope import NEVER, OFTEN, Class, Function
 from gapless.doctor.static.torch_names import HOST_ATTRIBUTES, TENSOR_ATTRIBUTES
@@ -29,6 +29,7 @@ from gapless.doctor.static.values import (
     UNKNOWN_MASK,
     Value,
     dict_of,
+    each_of,
     element_of,
     is_host_index,
     is_mask,
@@ -306,7 +307,7 @@ class Expressions(ast.NodeVisitor):
         frame = self._frame
         names, frame.names = frame.names, dict(frame.names)
         for one in node.generators:
-            bind_each(self._flow, one.target, one.iter, self.visit(one.iter))
+            bind(self._flow, one.target, each_of(self.visit(one.iter)))
             for condition in one.ifs:
                 self.truth(condition)
         if isinstance(node, ast.DictComp):

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from gapless.doctor.static.frame import Frame, keep
-from gapless.doctor.static.scope import NEVER, ONCE, Function, Wait
+from gapless.doctor.static.scope import ONCE, Function, Wait
 from gapless.doctor.static.values import UNKNOWN, Value
 
 
@@ -58,14 +58,6 @@ class Flow:
         return [found[line] for line in sorted(found)]
 
     # --- what the other files ask of the walk
-
-    def quietly(self, node: ast.expr) -> Value:
-        """Go through an expression again, whose waits are known; return what it is."""
-        frame = self.frame
-        level, frame.level = frame.level, NEVER
-        value = self.value(node)
-        frame.level = level
-        return value
 
     def report(self, line: int, cause: str, call: str, *, sure: bool) -> None:
         """Note that a line waits."""

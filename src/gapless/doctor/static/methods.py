@@ -27,6 +27,7 @@ from gapless.doctor.static.values import (
     element_of,
     join,
     list_of,
+    pairs_of,
     strongest,
     tuple_of,
 )
@@ -168,7 +169,8 @@ def _of_module(flow: Flow, done: Call, module: Value) -> Value:
         return module
     is_moved = module.of is not None and module.of.kind in ON_DEVICE
     if name in ("parameters", "named_parameters", "buffers", "named_buffers"):
-        return list_of(DEVICE if is_moved else TENSOR)
+        held = DEVICE if is_moved else TENSOR
+        return pairs_of(held) if name.startswith("named") else list_of(held)
     if name == "state_dict":
         return Value("list", "dict", DEVICE if is_moved else TENSOR)
     if name in torch_names.MODULE_CALLS:
@@ -203,8 +205,10 @@ def _of_list(flow: Flow, done: Call, base: Value) -> Value:
         if isinstance(function.value, ast.Name) and function.value.id in flow.frame.names:
             flow.frame.names[function.value.id] = new
         return HOST
-    if done.name in ("items", "copy"):
+    if done.name == "copy":
         return base
+    if done.name == "items":
+        return pairs_of(base.of or UNKNOWN)
     if done.name == "values":
         return list_of(base.of)
     return element_of(base) if done.name in torch_names.OF_LISTS else HOST
@@ -235,7 +239,7 @@ def _prepare(flow: Flow, done: Call, base: Value) -> Value:
     """Let Accelerate move modules, and the batches of loaders as they come."""
     moved = {"loader": Value("loader", of=DEVICE), "module": Value("module", of=OUTPUT)}
     prepared = [moved.get(one.kind, one) for one in done.values]
-    return prepared[0] if len(prepared) == 1 else tuple_of(prepared) if prepared else UNKNOWN
+    return prepared[0] if len(prepared) == 1 else tuple_of(prepared)
 
 
 def _update_average(flow: Flow, done: Call, base: Value) -> Value:
@@ -298,7 +302,7 @@ _OF_TENSORS: dict[str, _Handler] = {
     "new_tensor": _new_tensor,
     "type_as": _as_other,
     "as_subclass": lambda flow, done, base: UNKNOWN,
-    "items": lambda flow, done, base: base,
+    "items": lambda flow, done, base: pairs_of(base),
     "values": lambda flow, done, base: base,
     "keys": lambda flow, done, base: HOST,
 }
@@ -309,6 +313,10 @@ _OF_UNKNOWNS: dict[str, _Handler] = {
     "synchronize": _synchronize_unknown,
     "get_scale": _get_scale,
     "prepare": _prepare,
+    **dict.fromkeys(
+        ["items", "named_parameters", "named_buffers", "named_modules", "named_children"],
+        lambda flow, done, base: pairs_of(UNKNOWN),
+    ),
     "update_parameters": _update_average,
     **dict.fromkeys(torch_names.TENSOR_SHAPES, _shape_of_unknown),
     "bool": lambda flow, done, base: Value("tensor", "mask"),

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from gapless.doctor.static import calls
-from gapless.doctor.static.bindings import bind, bind_each
+from gapless.doctor.static.bindings import bind
 from gapless.doctor.static.expressions import Expressions, result_of, runs_on_gpu
 from gapless.doctor.static.flow import Flow
 from gapless.doctor.static.frame import joined_names, keep
@@ -14,6 +14,7 @@ from gapless.doctor.static.scope import NEVER, OFTEN, Class, Function
 from gapless.doctor.static.values import (
     NONE,
     Value,
+    each_of,
     element_of,
     join,
     list_of,
@@ -95,7 +96,7 @@ class Statements(ast.NodeVisitor):
     def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
         """Goes over the elements of a value."""
         source = self._flow.value(node.iter)  # once, whatever the loop does
-        self._loop(node, lambda: bind_each(self._flow, node.target, node.iter, source))
+        self._loop(node, lambda: bind(self._flow, node.target, each_of(source)))
 
     def visit_While(self, node: ast.While) -> None:
         """May ask an event until it is done."""
@@ -206,7 +207,7 @@ class Statements(ast.NodeVisitor):
         places = [*node.args.posonlyargs, *node.args.args]
         for one, default in zip(reversed(places), reversed(node.args.defaults), strict=False):
             if isinstance(default, ast.Attribute | ast.Name):
-                value = self._flow.quietly(default)
+                value = self._flow.value(default)
                 if value.kind in ("named", "function"):
                     function.defaults[one.arg] = value
         self._flow.functions.append(function)

@@ -166,7 +166,7 @@ def _note_values(flow: Flow, done: Call, path: str, place: str | None) -> None:
 def _load(flow: Flow, done: Call, path: str) -> Value:
     """Read a file: what it holds is where it was, or on the host."""
     places = [one.value for one in done.node.keywords if one.arg == "map_location"]
-    is_on_host = bool(places) and flow.quietly(places[0]).kind == "cpu name"
+    is_on_host = bool(places) and flow.value(places[0]).kind == "cpu name"
     return HOST_TENSOR if is_on_host else UNKNOWN
 
 

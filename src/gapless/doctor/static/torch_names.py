@@ -122,7 +122,8 @@ HOST_MODULES = _words(
     """
 )
 RETURN_THE_FIRST = _words(
-    "copy.deepcopy copy.copy functools.partial tqdm.tqdm tqdm.auto.tqdm tqdm.notebook.tqdm tqdm.rich.tqdm"
+    "copy.deepcopy copy.copy functools.partial tqdm.tqdm tqdm.auto.tqdm tqdm.notebook.tqdm tqdm.rich.tqdm "
+    "rich.progress.track"
 )
 HOST_BUILTINS = _words(
     """

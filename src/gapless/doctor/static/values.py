@@ -59,6 +59,8 @@ ON_DEVICE = frozenset(["device", "output"])
 
 def tuple_of(parts: list[Value]) -> Value:
     """Return a tuple with these elements."""
+    if not parts:
+        return EMPTY
     joined = parts[0]
     for one in parts[1:]:
         joined = join(joined, one)
@@ -101,6 +103,16 @@ def element_of(value: Value) -> Value:
     if value.kind == "host":
         return HOST
     return value if value.kind == "module" else UNKNOWN
+
+
+def each_of(value: Value) -> Value:
+    """Return what a loop over a value goes over: of a dict, its keys."""
+    return HOST if value.kind == "list" and value.form == "dict" else element_of(value)
+
+
+def pairs_of(value: Value) -> Value:
+    """Return a list of such values, each behind a name or a number."""
+    return list_of(tuple_of([HOST, value]))
 
 
 def is_mask(index: Value) -> bool:
