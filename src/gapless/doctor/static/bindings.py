@@ -31,7 +31,7 @@ def bind(flow: Flow, target: ast.expr, value: Value) -> None:
             for one, its in zip(target.elts, value.parts, strict=True):
                 bind(flow, one, its)
             return
-        part = value if value.kind == "loader" else element_of(value)
+        part = element_of(value)
         for one in target.elts:
             bind(flow, one, part)
     elif isinstance(target, ast.Attribute):

@@ -237,7 +237,7 @@ def _of_object(flow: Flow, done: Call, base: Value) -> Value:
 
 def _prepare(flow: Flow, done: Call, base: Value) -> Value:
     """Let Accelerate move modules, and the batches of loaders as they come."""
-    moved = {"loader": Value("loader", of=DEVICE), "module": Value("module", of=OUTPUT)}
+    moved = {"list": list_of(DEVICE), "module": Value("module", of=OUTPUT)}
     prepared = [moved.get(one.kind, one) for one in done.values]
     return prepared[0] if len(prepared) == 1 else tuple_of(prepared)
 

@@ -19,6 +19,7 @@ from gapless.doctor.static.values import (
     TENSORS,
     UNKNOWN,
     Value,
+    list_of,
     strongest,
 )
 
@@ -112,7 +113,7 @@ def _of_distributions(flow: Flow, done: Call, path: str) -> Value:
 def _of_data(flow: Flow, done: Call, path: str) -> Value:
     if not path.endswith("DataLoader"):
         return UNKNOWN
-    return Value("loader", of=PINNED if done.flag("pin_memory") else HOST_TENSOR)
+    return list_of(PINNED if done.flag("pin_memory") else HOST_TENSOR)
 
 
 def _factory(flow: Flow, done: Call, path: str) -> Value:

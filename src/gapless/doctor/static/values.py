@@ -14,7 +14,7 @@ class Value:
         form: of a tensor: "mask" where it is of booleans; "hint" where only its name says that it is one. Of a module:
             "torch" where it is of torch's own. Of a list: "dict", "tuple". Of the host: "array". Of
             what is unknown: "mask" where it was compared.
-        of: of a list or loader: what its elements are; of a module: what it returns.
+        of: of a list, or a loader: what its elements are; of a module: what it returns.
         what: of what is imported, or made by a class of torch: its name, such as "torch.optim.Adam"; of
             functions and classes of the file, and what these make: the function or class.
         parts: of a tuple: what each of its elements is.
@@ -96,7 +96,7 @@ def named(path: str) -> Value:
 
 def element_of(value: Value) -> Value:
     """Return what iterating over a value, or an index, yields."""
-    if value.kind in ("list", "loader"):
+    if value.kind == "list":
         return value.of or UNKNOWN
     if value.kind in TENSORS:
         return replace(value, form="mask" if value.form == "mask" else "")
@@ -137,7 +137,7 @@ def join(one: Value, other: Value) -> Value:
 
 
 def _join_alike(one: Value, other: Value) -> Value:
-    if one.kind in ("list", "loader", "module"):
+    if one.kind in ("list", "module"):
         both = one.of and other.of and join(one.of, other.of)
         what = one.what if one.what == other.what else None
         form = one.form if one.form == other.form else ""
