@@ -6,35 +6,33 @@ when it has happened, so the code is read before a module is captured: the funct
 the stack when it is called, and those that they lead to by the names in them. Code of installed packages is
 not read: Lightning, transformers and others hand such flags on for everybody.
 
-A flag is followed as far as that needs no run of anybody's code: through variables, attributes that no
-function sets, and `hasattr`. What is False now and stays so, and branches that are never taken, speak
-against nothing.
+What is False in the code speaks against nothing, nor does an argument of that name whose default is False:
+whoever passes it is looked at as well. Nor does `is_second_order` of an optimizer, as many scripts ask for it:
+an optimizer of second order differentiates gradients from its first step on, which is seen before a capture.
 """
 
 from __future__ import annotations
 
 import ast
-import dis
 import linecache
 from dataclasses import dataclass
 from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gapless.device.user_line import UserCode, module_that_runs
 from gapless.graphs.modules.module_refusals import may_differentiate
-from gapless.graphs.modules.modules_between import ModulesBetween
 from gapless.graphs.reads.code_kinds import site_of
 from gapless.graphs.reads.failed_look import Look
-from gapless.graphs.reads.static_values import UNKNOWN, StaticValues, arguments_of, truth
 from gapless.graphs.reads.user_functions import UserFunctions
 from gapless.graphs.refusal import unreadable
 from gapless.python_private import getframe
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from types import CodeType, FrameType
 
     from gapless.graphs.capture_report import CaptureReport
@@ -102,19 +100,17 @@ class CreateGraphSearch:
     def __init__(self) -> None:
         self._own = UserCode(module_that_runs())
         # By the code on the stack, and what its variables hold: a loop calls many modules from few places.
-        self._known: dict[Any, list[_Place]] = {}
+        self._known: dict[Any, str] = {}
 
-    def site(self, frame: FrameType | None, module: torch.nn.Module) -> str:
+    def site(self, frame: FrameType | None) -> str:
         """Return file:line of one that the code on the stack leads to, "" if there is none."""
         functions = UserFunctions(self._own)
         try:
-            return self._site(functions, frame, module)
+            return self._site(functions, frame)
         finally:
             functions.forget()
 
-    def _site(
-        self, functions: UserFunctions, frame: FrameType | None, module: torch.nn.Module
-    ) -> str:
+    def _site(self, functions: UserFunctions, frame: FrameType | None) -> str:
         while frame is not None:
             if self._own.owns(frame.f_code.co_filename, frame.f_globals):
                 functions.add_frame(frame)
@@ -123,11 +119,10 @@ class CreateGraphSearch:
         found = self._known.get(key)
         if found is None:
             functions.follow()
-            found = _places_in(functions)
-            is_of_any = all(place.modules is None for place in found)
-            if is_of_any and len(self._known) < _MOST_KNOWN:
+            found = _first_site(functions)
+            if len(self._known) < _MOST_KNOWN:
                 self._known[key] = found
-        return next((place.site for place in found if place.may_be_of(module)), "")
+        return found
 
 
 _SEARCH = CreateGraphSearch()
@@ -144,32 +139,12 @@ def where_it_may_be(
     """
     site = ""
     with Look(module.forward) as look:
-        site = _SEARCH.site(frame, module)
+        site = _SEARCH.site(frame)
     return site, look.failure
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A backward pass whose gradients may be differentiated.
-
-    Attributes:
-        site: file and line.
-        modules: whose gradients they are; None if that is not known.
-    """
-
-    site: str
-    modules: list[torch.nn.Module] | None
-
-    def may_be_of(self, module: torch.nn.Module) -> bool:
-        """Return whether they may be gradients of a module, or of a part of it."""
-        if self.modules is None:
-            return True
-        within = set(module.modules())
-        return any(one in within or module in set(one.modules()) for one in self.modules)
-
-
-def _places_in(functions: UserFunctions) -> list[_Place]:
-    """Return the backward passes whose gradients may be differentiated."""
+def _first_site(functions: UserFunctions) -> str:
+    """Return the first backward pass whose gradients may be differentiated, "" if there is none."""
     mentions = {
         code: found
         for code in functions.places
@@ -177,77 +152,14 @@ def _places_in(functions: UserFunctions) -> list[_Place]:
         and (found := _mentions_of_function(code))
     }
     # What was typed at a prompt has no lines to read.
-    unread = [code for code in functions.places if _names_flag(code) and not _text_of(code)]
-    places = [_Place(site_of(code, None), None) for code in unread]
-    if not mentions:
-        return places
-    stored = frozenset[str]().union(*map(_attributes_set_by, functions.places))
+    unread = (code for code in functions.places if _names_flag(code) and not _text_of(code))
+    for code in unread:
+        return site_of(code, None)
     for code, found in mentions.items():
-        names = functions.names_in(code)
         for mention in found:
-            values = StaticValues(names, mention.around, stored, flag=_FLAG)
-            if mention.may_ask(values):
-                modules = _modules_of(mention, values, functions, stored)
-                places.append(_Place(site_of(code, mention.node.lineno), modules))
-    return places
-
-
-def _modules_of(
-    mention: _Mention, values: StaticValues, functions: UserFunctions, stored: frozenset[str]
-) -> list[torch.nn.Module] | None:
-    """Return the modules between outputs and inputs of a gradient; None if that is not known."""
-    ends = mention.ends()
-    if ends is None or not any(values.value(mention.node.func) is one for one in _BY_PLACE):  # type: ignore[attr-defined]
-        return None
-    outputs, inputs = ends
-    function = values.function()
-    given: dict[str, list[Any]] = {}
-    if isinstance(function, ast.FunctionDef):
-        given = _arguments_given(function, functions, stored)
-    return ModulesBetween(values, inputs, given).behind(outputs)
-
-
-def _arguments_given(
-    function: ast.FunctionDef, functions: UserFunctions, stored: frozenset[str]
-) -> dict[str, list[Any]]:
-    """Return what a function is called with by the code that is known, where all of that is known."""
-    found: dict[str, list[Any]] = {name: [] for name in arguments_of(function)}
-    if functions.are_given(function.name):  # who calls it then is not known
-        return {}
-    for code in functions.places:
-        calls = list(_calls_of(function.name, code)) if _names(code, function.name) else []
-        if _num_uses(code, function.name) > len(calls):
-            return {}
-        names = functions.names_in(code)
-        for call, around in calls:
-            values = StaticValues(names, around, stored, flag=_FLAG)
-            given = _given_by(call, function)
-            for name in found:
-                found[name].append(values.value(given[name]) if name in given else UNKNOWN)
-    return {name: some for name, some in found.items() if some and UNKNOWN not in some}
-
-
-def _names(code: CodeType, name: str) -> bool:
-    return name in code.co_names or name in code.co_freevars or name in code.co_varnames
-
-
-def _num_uses(code: CodeType, name: str) -> int:
-    """Return how often a function names another one, to call it or to hand it on."""
-    if not _names(code, name):
-        return 0
-    return sum(
-        at.argval == name and at.opname.startswith("LOAD") for at in dis.get_instructions(code)
-    )
-
-
-def _given_by(call: ast.Call, function: ast.FunctionDef) -> dict[str, ast.expr]:
-    names = list(arguments_of(function))
-    if isinstance(call.func, ast.Attribute) and names[:1] == ["self"]:
-        del names[0]
-    if any(isinstance(one, ast.Starred) for one in call.args):
-        return {}
-    found = dict(zip(names, call.args, strict=False))
-    return found | {one.arg: one.value for one in call.keywords if one.arg is not None}
+            if mention.may_ask(functions.places[code]):
+                return site_of(code, mention.node.lineno)
+    return ""
 
 
 def _names_flag(code: CodeType) -> bool:
@@ -272,63 +184,93 @@ class _Mention:
     around: tuple[ast.AST, ...]
     callee: tuple[Any, ...] | None = None
 
-    def ends(self) -> tuple[ast.expr, ast.expr] | None:
-        """Return the outputs and the inputs of a call of `torch.autograd.grad`, None if it is none."""
-        if not isinstance(self.node, ast.Call):
-            return None
-        named = {one.arg: one.value for one in self.node.keywords}
-        both = [*self.node.args[:2], *[named[n] for n in ("outputs", "inputs") if n in named]]
-        return (both[0], both[1]) if len(both) == 2 else None
+    def may_ask(self, scopes: Sequence[Mapping[str, Any]]) -> bool:
+        """Return whether it may ask for gradients that can be differentiated.
 
-    def may_ask(self, values: StaticValues) -> bool:
-        """Return whether it may ask for gradients that can be differentiated."""
-        if not values.may_run():
-            return False
+        Args:
+            scopes: variables around the function that it stands in.
+        """
         if self.callee is not None and isinstance(self.node, ast.Call):
-            called = values.value(self.node.func)
+            called = _value_of(self.node.func, scopes)
             if not any(called is one for one in self.callee):
                 return False
-        if self.flag is None:
-            return True
-        value = values.value(self.flag)
-        return value is UNKNOWN or truth(value)
+        return self.flag is None or not _is_false(self.flag, self.around)
+
+
+def _value_of(node: ast.expr, scopes: Sequence[Mapping[str, Any]]) -> Any:
+    """Return what a name stands for, or one in a module; None if that is not known."""
+    if isinstance(node, ast.Name):
+        return next((scope[node.id] for scope in scopes if node.id in scope), None)
+    base = _value_of(node.value, scopes) if isinstance(node, ast.Attribute) else None
+    return vars(base).get(node.attr) if isinstance(base, ModuleType) else None  # type: ignore[attr-defined]
+
+
+def _is_false(flag: ast.expr, around: tuple[ast.AST, ...]) -> bool:
+    """Return whether a flag is False, in what it stands in, the innermost first."""
+    if not isinstance(flag, ast.Name):
+        return _says_no(flag)
+    for place in around:
+        stores = _assigned(place).get(flag.id, [])
+        if isinstance(place, _FUNCTIONS) and flag.id in _arguments_of(place):
+            default = _arguments_of(place)[flag.id]
+            return flag.id == _FLAG and not stores and (default is None or _says_no(default))
+        if stores:
+            return all(map(_says_no, stores))
+    return False
+
+
+def _says_no(node: ast.expr | None) -> bool:
+    if isinstance(node, ast.Constant):
+        return not node.value
+    return node is not None and "is_second_order" in ast.unparse(node)
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+def _arguments_of(place: Any) -> dict[str, ast.expr | None]:
+    """Return the names of a function's arguments, each with its default."""
+    given = place.args
+    named = [*given.posonlyargs, *given.args]
+    defaults = [*[None] * (len(named) - len(given.defaults)), *given.defaults]
+    pairs = [*zip(named, defaults, strict=True)]
+    pairs += zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    return {one.arg: default for one, default in pairs}
+
+
+@cache
+def _assigned(place: ast.AST) -> dict[str, list[ast.expr | None]]:
+    """Return what variables are assigned in a function or a file; None where that is not plain."""
+    plain: dict[int, ast.expr | None] = {}
+    found: dict[str, list[ast.expr | None]] = {}
+    if not isinstance(place, (*_FUNCTIONS, ast.Module)):
+        return found
+    for node in ast.walk(place):
+        if isinstance(node, ast.Assign):
+            plain |= {id(target): node.value for target in node.targets}
+        elif isinstance(node, ast.AnnAssign):
+            plain[id(node.target)] = node.value
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            found.setdefault(node.id, []).append(plain.get(id(node)))
+    return found
 
 
 @cache
 def _mentions_in(path: str, text: str) -> list[_Mention]:
-    return [
-        mention for node, around in _nodes_in(path, text) for mention in _mentions_of(node, around)
-    ]
-
-
-@cache
-def _nodes_in(path: str, text: str) -> list[tuple[ast.AST, tuple[ast.AST, ...]]]:
-    """Return the calls, tables and assignments of a file, and what each stands in."""
     try:
         tree = ast.parse(text, path)
     except (SyntaxError, ValueError):  # magic of notebooks
         return []
-    found: list[tuple[ast.AST, tuple[ast.AST, ...]]] = []
+    found: list[_Mention] = []
 
     def visit(node: ast.AST, around: tuple[ast.AST, ...]) -> None:
-        if isinstance(node, ast.Call | ast.Dict | ast.Assign):
-            found.append((node, around))
+        found.extend(_mentions_of(node, around))
         inner = (node, *around)
         for child in ast.iter_child_nodes(node):
             visit(child, inner)
 
     visit(tree, ())
     return found
-
-
-def _calls_of(name: str, code: CodeType) -> Iterator[tuple[ast.Call, tuple[ast.AST, ...]]]:
-    """Yield the calls in a function of what has a name, and what each stands in."""
-    own = _lines_of(code)
-    for node, around in _nodes_in(code.co_filename, _text_of(code)):
-        if not isinstance(node, ast.Call) or own.isdisjoint(_range_of(node)):
-            continue
-        if getattr(node.func, "attr", getattr(node.func, "id", "")) == name:
-            yield node, around
 
 
 def _mentions_of(node: ast.AST, around: tuple[ast.AST, ...]) -> Iterator[_Mention]:
@@ -374,11 +316,3 @@ def _lines_of(code: CodeType) -> set[int]:
 
 def _range_of(node: ast.expr) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
-
-
-@cache
-def _attributes_set_by(code: CodeType) -> frozenset[str]:
-    """Return the attributes that a function sets, unless it makes the object."""
-    if code.co_name in ("__init__", "__post_init__"):
-        return frozenset()
-    return frozenset(at.argval for at in dis.get_instructions(code) if at.opname == "STORE_ATTR")

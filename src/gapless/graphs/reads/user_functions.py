@@ -14,12 +14,11 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from gapless.device.user_line import UserCode, module_that_runs
-from gapless.graphs.reads.static_values import Names
 from gapless.graphs.reads.value_places import entries_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
 
@@ -38,21 +37,6 @@ _PLAIN = (bool, int, float, str, type(None))
 _CONTAINERS = (list, tuple, dict)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a function of the user was found.
-
-    Attributes:
-        scopes: variables around it by name, the innermost first.
-        frame: of a call of it, or of the function that it stands in; None if there is none.
-        owner: the class whose method it is.
-    """
-
-    scopes: Sequence[dict[str, Any]]
-    frame: FrameType | None = None
-    owner: type | None = None
-
-
 @dataclass
 class UserFunctions:
     """The user's functions that code leads to, by the names in it.
@@ -62,12 +46,12 @@ class UserFunctions:
 
     Attributes:
         own: tells the user's code from others'.
-        places: of these functions.
+        places: of these functions the variables around them by name, the innermost first.
         names: that stand in them, of variables and of attributes.
     """
 
     own: UserCode = field(default_factory=lambda: UserCode(module_that_runs()))
-    places: dict[CodeType, Place] = field(default_factory=dict)
+    places: dict[CodeType, Sequence[dict[str, Any]]] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     _variables: dict[FrameType, dict[str, Any]] = field(default_factory=dict)
     _todo: list[CodeType] = field(default_factory=list)
@@ -110,7 +94,7 @@ class UserFunctions:
             if not isinstance(owner, type):
                 break
             self._add_class(owner)
-        self._add_code(frame.f_code, Place([frame.f_globals], frame))
+        self._add_code(frame.f_code, [frame.f_globals])
 
     def follow(self) -> None:
         """Add all that the functions so far lead to."""
@@ -119,7 +103,7 @@ class UserFunctions:
         while self._todo:
             code = self._todo.pop()
             for name in code.co_names:
-                for scope in self.places[code].scopes:
+                for scope in self.places[code]:
                     self._add(scope.get(name), _DEPTH)
                 self._add(sys.modules.get(name), _DEPTH)
                 if name not in self.names:
@@ -131,26 +115,6 @@ class UserFunctions:
         """End the cycle that would hold all that was found, such as the loop's batches, until a collection."""
         self._waiting = {}
 
-    def names_in(self, code: CodeType) -> Names:
-        """Return what names in a function stand for: of a method that is not on the stack, its object too."""
-        place = self.places[code]
-        if place.frame is not None:
-            return Names(self._variables[place.frame], place.scopes)
-        if place.owner is not None and code.co_argcount:
-            objects = _objects_in([*self._variables.values(), *place.scopes], place.owner)
-            if len(objects) == 1:
-                return Names({code.co_varnames[0]: objects[0]}, place.scopes)
-        return Names({}, place.scopes)
-
-    def are_given(self, name: str) -> bool:
-        """Return whether variables on the stack hold a function of this name by another one."""
-        return any(
-            getattr(_kind_of(part), "co_name", None) == name and key != name
-            for variables in self._variables.values()
-            for key, value in variables.items()
-            for part in self._parts_of_variable(value)
-        )
-
     def owns_class(self, kind: type) -> bool:
         """Return whether a class is the user's."""
         module = sys.modules.get(kind.__module__)
@@ -161,14 +125,14 @@ class UserFunctions:
         names = vars(module)
         return self.own.owns(names.get("__file__") or "<", names)
 
-    def _add_code(self, code: CodeType, place: Place) -> None:
+    def _add_code(self, code: CodeType, scopes: Sequence[dict[str, Any]]) -> None:
         if code in self.places or len(self.places) >= _MOST_FUNCTIONS:
             return
-        self.places[code] = place
+        self.places[code] = scopes
         self._todo.append(code)
         for constant in code.co_consts:
             if isinstance(constant, CodeType):
-                self._add_code(constant, place)
+                self._add_code(constant, scopes)
 
     def _add(self, value: Any, depth: int) -> None:
         """Add what a value holds that can be called, if it is the user's."""
@@ -196,11 +160,10 @@ class UserFunctions:
             return []
         return [type(value), *self._attributes_of(value)]
 
-    def _add_function(self, function: FunctionType, owner: type | None = None) -> None:
+    def _add_function(self, function: FunctionType) -> None:
         cells = dict(zip(function.__code__.co_freevars, _contents(function), strict=True))
         if self.own.owns(function.__code__.co_filename, function.__globals__):
-            place = Place([cells, function.__globals__], owner=owner)
-            self._add_code(function.__code__, place)
+            self._add_code(function.__code__, [cells, function.__globals__])
         # A package's decorator may stand around the user's function.
         for value in [*cells.values(), vars(function).get("__wrapped__")]:
             self._add(value, _DEPTH)
@@ -214,9 +177,7 @@ class UserFunctions:
             if function is None:
                 continue
             is_called = name.startswith("__") or any(hasattr(other, name) for other in others)
-            self._add_by_name(
-                name, partial(self._add_function, function, kind), is_named=is_called
-            )
+            self._add_by_name(name, partial(self._add_function, function), is_named=is_called)
         for base in kind.__bases__:
             self._add(base, 1)
 
@@ -264,22 +225,6 @@ def _items_of(value: Any) -> list[Any]:
     if type(value) not in _CONTAINERS or len(value) > _MOST_ITEMS:
         return []
     return list(value.values() if type(value) is dict else value)
-
-
-def _objects_in(tables: Iterable[Mapping[str, Any]], kind: type) -> list[Any]:
-    """Return the objects of a class that variables hold, or objects of theirs."""
-    found: dict[int, Any] = {}
-    values = [value for table in tables for value in list(table.values())]
-    inner = [
-        part
-        for value in values
-        if not issubclass(type(value), type | ModuleType)
-        for part in (entries_of(value) or {}).values()
-    ]
-    for value in (*values, *inner):
-        if issubclass(type(value), kind):
-            found[id(value)] = value
-    return list(found.values())
 
 
 def _contents(function: FunctionType) -> Iterator[Any]:
