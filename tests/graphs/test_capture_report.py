@@ -10,7 +10,6 @@ import torch
 import gapless
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.refusal import Refusal, host_read
-from gapless.pipeline.tree.flatten import flatten
 from gapless.testing import SimulatedDevice
 
 
@@ -154,39 +153,9 @@ def test_json_has_the_texts_of_refusals():
         "num_compiled": 0,
         "compile_seconds": 0.0,
         "not_compiled": [],
-        "padding": {},
         "note": None,
     }
     assert CaptureReport().as_dict()["refusal"] is None
-
-
-# --- padding ---
-
-
-def test_padding_is_told_where_it_would_have_gained():
-    """Lengths that hardly come twice, all of which fit into 64."""
-    report = CaptureReport()
-    for length in range(1, 41):
-        report.kinds.add(flatten((torch.zeros(2, length), length % 2)))
-        report.num_eager += 1
-
-    last = str(report).splitlines()[-1]
-
-    assert last == (
-        "shapes vary; with padding these would have been replayed: 25% to multiples of 8, "
-        "55% to multiples of 16, 85% to multiples of 64"
-    )
-
-
-def test_padding_is_not_told_of_one_shape_or_where_all_was_replayed():
-    """It would change nothing there."""
-    alike, replayed = CaptureReport(), CaptureReport(num_replays=1000, num_eager=4)
-    for length in (5, 5, 3, 3):
-        alike.kinds.add(flatten(torch.zeros(2, 4)))
-        replayed.kinds.add(flatten(torch.zeros(2, length)))
-
-    assert (alike.padding, list(replayed.padding)) == ({}, [8, 16, 64])
-    assert "padding" not in f"{alike}{replayed}"
 
 
 def test_a_step_that_reads_its_batch_unless_it_is_captured_is_captured_and_the_read_is_named():

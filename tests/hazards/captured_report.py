@@ -14,7 +14,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
 from torch.nn import functional as F
 
 import gapless
@@ -264,39 +263,6 @@ def changed_value_is_named(place):
     told = str(step.report)
     for word in ("alpha", "0.25", "0.75", line_of(trainer.train, "self.alpha")):
         assert word in told, told
-
-
-@captured_case(
-    "Where lengths vary, the report says what padding would have given.",
-    expect=HOLDS,
-    holds_plainly=False,
-)
-def padding_is_reckoned(place):
-    model = mlp(place)
-    optimizer = sgd(model)
-
-    def train(x):
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    step = place.capture(train)
-    draw = torch.Generator().manual_seed(1)
-    lengths = torch.randint(3, 31, (40,), generator=draw).tolist()
-    with capture_warnings():
-        for length in lengths:
-            step(torch.ones(2, length, 8).to(place.torch_device))
-
-    told = str(step.report)
-    assert "padding" in told, told
-    shares = [int(share) for share in re.findall(r"(\d+) ?%", told)]
-    for multiple in (8, 16, 64):
-        assert re.search(rf"\b{multiple}\b", told), told
-    assert len(shares) >= 3, told
-    assert all(0 <= share <= 100 for share in shares)
-    assert max(shares) >= 80  # padded to 64 all lengths are one
 
 
 @captured_case(

@@ -84,7 +84,6 @@ def captures(loader: list[Pair], model: torch.nn.Module, sgd: torch.optim.Optimi
     assert_type(Trainer().step.report.num_graphs, int)
     assert_type(str(step.report), str)
     assert_type([refusal.site for refusal in step.report.refusals], list[str | None])
-    assert_type(step.report.padding, dict[int, float])
     many = gapless.capture(train_step, steps_per_launch=4, compile="dynamic")
     many(loader[:4])
     masked = gapless.capture(lambda x, y, mask=None: (x * y).mean(), device="cuda")

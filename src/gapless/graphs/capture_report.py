@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from gapless.graphs.padding_share import KindsSeen, padding_shares
 from gapless.graphs.time_spent import TimeSpent
 from gapless.report.figures import megabytes
 
@@ -16,17 +15,8 @@ if TYPE_CHECKING:
     from gapless.graphs.refusal import Refusal
 
 
-# A kind of call runs as written for its warm-up, and once more to prove its graph.
-_NUM_BEFORE_REPLAYS = 3
-
-# Padding is spoken of if it would have given this share of calls more.
-_WORTH_A_LINE = 0.01
-
 # Less memory is not spoken of.
 _SMALLEST_BYTES = 1 << 20
-
-# Reasons that fewer shapes would mend.
-_OF_SHAPES = ("graph_limit", "memory_budget", "unlike_calls")
 
 # Nobody reads more.
 _MAX_REFUSALS = 100
@@ -123,7 +113,6 @@ class CaptureReport:
         compile_seconds: time that this took; in a capture's account it is a time of the loop as written.
         not_compiled: what could not be compiled and runs eagerly, each in one line.
         note: what else is worth knowing, None if there is nothing.
-        kinds: of calls that ran as written.
     """
 
     num_graphs: int = 0
@@ -144,7 +133,6 @@ class CaptureReport:
     compile_seconds: float = 0.0
     not_compiled: list[str] = field(default_factory=list)
     note: str | None = None
-    kinds: KindsSeen = field(default_factory=KindsSeen, compare=False, repr=False)
     _rest: _Rest = field(default_factory=_Rest, compare=False, repr=False)
     _told: set[tuple[str, ...]] = field(default_factory=set, compare=False, repr=False)
 
@@ -220,16 +208,6 @@ class CaptureReport:
                 self._told.update([one.reason for one in alike])
                 yield "; ".join([one.text for one in alike])
 
-    @property
-    def padding(self) -> dict[int, float]:
-        """The share of calls that would have been replays if tensors were padded.
-
-        By the number to whose multiples the dimensions that vary are padded; empty if none does.
-        """
-        return padding_shares(
-            self.kinds.counts, num_replays=self.num_replays, num_before=_NUM_BEFORE_REPLAYS
-        )
-
     def __str__(self) -> str:
         """Return one line on what ran as a graph and what ran as written; more say why."""
         texts = [refusal.text for refusal in self.refusals]
@@ -261,16 +239,7 @@ class CaptureReport:
             "each replay, and each value has a graph of its own"
             for site in self.batch_reads
         ]
-        return "\n".join([*lines, *self._padding_line()])
-
-    def _padding_line(self) -> list[str]:
-        if not self.num_graphs and any(one.kind not in _OF_SHAPES for one in self.refusals):
-            return []
-        shares = self.padding
-        if not shares or max(shares.values()) < self.num_replays / self.num_steps + _WORTH_A_LINE:
-            return []
-        found = ", ".join(f"{share:.0%} to multiples of {of}" for of, share in shares.items())
-        return [f"shapes vary; with padding these would have been replayed: {found}"]
+        return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; refusals are their texts."""
@@ -305,7 +274,6 @@ class CaptureReport:
             "num_compiled": self.num_compiled,
             "compile_seconds": self.compile_seconds,
             "not_compiled": list(self.not_compiled),
-            "padding": {str(of): share for of, share in self.padding.items()},
             "note": self.note,
         }
 
@@ -327,7 +295,6 @@ def summed(reports: Iterable[CaptureReport]) -> CaptureReport:
         found.not_compiled += [one for one in report.not_compiled if one not in found.not_compiled]
         found.spent.add_all(report.spent)
         found.audits.add_all(report.audits)
-        found.kinds.counts.update(report.kinds.counts)
         found.note = report.note or found.note
     return found
 

@@ -187,7 +187,7 @@ class CapturedFunction(StandIn):
         self._side.come_after_runs()
         before = self.report.num_replays
         try:
-            out: list[Any] = self._run(group, tree, batches)
+            out: list[Any] = self._run(group, tree)
             return out
         finally:
             # A run of the group counted as one step.
@@ -207,11 +207,9 @@ class CapturedFunction(StandIn):
         tree = self._trees.of(tuple(batches), {})
         return tree if is_of_one_shape(tree, len(batches)) else None
 
-    def _run(self, captured: CapturedStep, tree: Tree, group: Sequence[Any] = ()) -> Any:
+    def _run(self, captured: CapturedStep, tree: Tree) -> Any:
         done = captured.run(tree)
         if done.way != "replay":
-            for call in [self._trees.of((batch,), {}) for batch in group] or [tree]:
-                self.report.kinds.add(call)
             self._settings.tell(self.report, self._name)
         return done.out
 

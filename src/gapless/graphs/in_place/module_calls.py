@@ -203,7 +203,6 @@ class ModuleCalls:
             if torch.is_grad_enabled() is not has_grad:
                 self.is_never_captured = True
                 self.report.refuse(_SETS_GRAD_MODE)
-            self.report.kinds.add(tree)
             self.is_refused = all(step.is_refused for step in self._steps.values())
             self._tell()
         return done.out
