@@ -59,55 +59,6 @@ def derivatives_in_forward_mode_end_capturing(device):
     assert step.report.refusal.kind == "forward_mode"
 
 
-@scenario(only=ONE)
-def a_batch_that_the_step_reads_elsewhere_is_not_captured(device):
-    """It draws noise where its batch is another one than in the call before, and the loop gives one twice."""
-
-    class Noise:
-        batch = numbers = None
-
-    noise = Noise()
-
-    def train(batch):
-        if noise.batch is not batch:
-            noise.batch, noise.numbers = batch, batch.clone()
-        noise.numbers = noise.numbers * 2.0
-        return noise.numbers.sum()
-
-    step, found = gapless.capture(train, device=device), []
-    with device.allow_waits():
-        for batch in gapless.prefetch([torch.ones(2), torch.zeros(2)], device):
-            found += [toy_steps.read_back(device, step(batch)).item() for _ in range(4)]
-    assert found == [4.0, 8.0, 16.0, 32.0, 0.0, 0.0, 0.0, 0.0]
-
-
-class Compares(torch.nn.Module):
-    """Takes another way where it is given its own reference."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(2))
-        self.register_buffer("reference", torch.ones(2))
-
-    def forward(self, x):
-        return self.weight * (x if x is self.reference else x - self.reference)
-
-
-@scenario(only=ONE)
-def a_module_that_is_given_what_it_reads_elsewhere_is_not_captured(device):
-    """A graph of its own memory would take the other way, and would never be replayed."""
-    with device.allow_waits():
-        model = Compares().to(device.torch_device)
-        gapless.capture(model, device=device)
-        for _ in range(6):
-            model(model.reference).sum().backward()
-        gradient = toy_steps.read_back(device, model.weight.grad).tolist()
-    report = gapless.capture_report(model)
-    assert gradient == [6.0, 6.0]
-    assert report.num_graphs == 0
-    assert report.refusal.kind == "batch_is_read"
-
-
 class TrainsByAdam(toy_steps.Training):
     """Its counts are on the host."""
 

@@ -37,7 +37,6 @@ KINDS: Final[dict[str, Mending]] = {
     "inside_cached": "another call",  # the call stands where parametrized weights are cached
     "batch_on_host": "another call",  # a tensor of the batch is not on the device
     "batch_requires_grad": "another call",  # a tensor of the batch requires gradients
-    "batch_is_read": "the code",  # the step reads a tensor of its batch by another way as well
     "host_read": "the code",  # the step reads a value of the device
     "unlike_calls": "a rest",  # no two of the first calls are of one kind
     "too_many_changes": "a rest",  # what graphs bake in changes too often
@@ -205,15 +204,6 @@ def value_of_one_rank(site: str) -> Refusal:
         f"{site} reads a value of the batch, which may be another on each rank, so that the ranks would "
         "not replay the same; keep the value on the device",
         site=site,
-    )
-
-
-def read_elsewhere(name: str) -> Refusal:
-    """Refuse a step, or a module, that reaches a tensor of its batch by another way, and asks which one it is."""
-    return Refusal(
-        "batch_is_read",
-        f"a tensor of the batch is {name}, which the step reads as well, and which it tells from others by "
-        "`is` or as a key: a graph has a batch of its own, in which it is another one; pass a copy",
     )
 
 

@@ -99,7 +99,6 @@ class ModuleGraph:
         self._graph = graph
         self._saved = saved
         self._written_memory = WrittenMemory(written)
-        self._read = reads.ids_of_tensors()
         draws = bool(generators) or rehearsal.draws
         self._random = RandomStates(runs.device, generators, of_graphs=True) if draws else None
         self._held = held
@@ -126,8 +125,7 @@ class ModuleGraph:
     def can_take(self, leaves: Sequence[torch.Tensor]) -> bool:
         """Return whether a replay may come.
 
-        No backward pass may read the graph's memory as it is, and no argument lie where the module writes. Nor may
-        code that compares objects read an argument by another way as well.
+        No backward pass may read the graph's memory as it is, and no argument lie where the module writes.
         """
         return self._why_not_on(leaves) is None
 
@@ -136,8 +134,6 @@ class ModuleGraph:
             return "a replay would overwrite what the backward pass of an earlier call needs"
         if self._written_memory.holds_any(leaves):
             return "an argument lies in memory that the module writes"
-        if not self._read.isdisjoint(map(id, leaves)):
-            return "a tensor is both an argument and elsewhere, and the module compares it by `is`"
         return None
 
     def why_not(self, tree: Tree) -> str | None:

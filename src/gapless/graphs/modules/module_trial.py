@@ -40,7 +40,7 @@ from gapless.graphs.reads.addresses import address_of, have_elements_in_common
 from gapless.graphs.reads.beside_compiled import AtomicKernels
 from gapless.graphs.reads.touched import TouchWatch
 from gapless.graphs.reads.weight_guards import WeightsInPlace
-from gapless.graphs.refusal import Refused, read_elsewhere
+from gapless.graphs.refusal import Refused
 from gapless.graphs.replay.versions import VersionsBefore
 from gapless.graphs.side_stream import ONE_AT_A_TIME
 from gapless.pipeline.tree.tensor_layout import has_address
@@ -120,8 +120,6 @@ class ModuleTrial:
         refusals = [*seen.objections, *objections_to_call(watched, self.watch)]
         refusals += objections_to_weights(self._module, weights, self._device)
         refusals += objections_to_memory(tree, [*reads.tensors, *weights], watched)
-        name = reads.name_of_any(tree.leaves)
-        refusals += [] if name is None else [read_elsewhere(name)]
         if seen.given is None:
             self._expect_no_backward(seen)
         may_not = refusals or not self.runs.is_free()

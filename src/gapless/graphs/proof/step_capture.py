@@ -125,7 +125,6 @@ class StepCapture:
             reads=reads,
             held=others,
             written=written,
-            read=frozenset() if self._callee.is_update else reads.ids_of_tensors(),
             counted=counted,
         )
 

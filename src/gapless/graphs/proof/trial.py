@@ -22,7 +22,7 @@ from gapless.graphs.proof.same_results import NotProved, num_runs_of, prove
 from gapless.graphs.proof.step_capture import StepCapture
 from gapless.graphs.reads.addresses import address_of
 from gapless.graphs.reads.touched import TouchWatch
-from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal, read_elsewhere
+from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal
 from gapless.graphs.replay.alignment import copy_of
 from gapless.graphs.replay.kept_tensors import KeptTensors, place_of
 from gapless.graphs.replay.step_graph import StepGraph
@@ -138,14 +138,8 @@ class Trial:
         side = self._side(watched)
         kept = side.kept
         found: StepGraph | list[Refusal]
-        name = None if self.callee.is_update else reads.name_of_any(tree.leaves)
-        is_kept = reads.compares_objects and not kept.ids().isdisjoint(map(id, tree.leaves))
-        if name is None and is_kept:
-            name = "one that the step keeps"
         if kept.objection is not None:
             found = [_keeps_what_it_cannot(kept.objection)]
-        elif name is not None:
-            found = [read_elsewhere(name)]
         else:
             found = self._captured_or_refused(tree, reads, watched, side)
         if isinstance(found, list):

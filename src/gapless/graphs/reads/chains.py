@@ -75,7 +75,6 @@ class CodeReads:
         stores: what it may change.
         names: attribute names that it stores, and its constant strings.
         stores_any_name: whether it may store attributes by names that stand nowhere in it.
-        compares_objects: whether it may ask whether two things are the same one, neither of them a constant.
         given: functions that are called, or given to one, each with all that the call is given.
         called: functions and classes that are called, and the line of the first time.
     """
@@ -85,7 +84,6 @@ class CodeReads:
     stores: list[Store] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     stores_any_name: bool = False
-    compares_objects: bool = False
     given: dict[Chain, set[Chain]] = field(default_factory=dict)
     called: dict[Chain, int] = field(default_factory=dict)
 
@@ -96,7 +94,6 @@ class CodeReads:
                 mine.setdefault(chain, line)
         self.whole |= others.whole
         self.names |= others.names
-        self.compares_objects |= others.compares_objects
         for function, things in others.given.items():
             self.given.setdefault(function, set()).update(things)
         self.stores += [store for store in others.stores if store not in self.stores]

@@ -52,9 +52,6 @@ def reads_of(code: CodeType) -> CodeReads:
     return known[1]
 
 
-# What tells one object from another: `id`, and `is_` and `is_not` of `operator`.
-_IDENTITIES = frozenset(["id", "is_", "is_not"])
-
 _OPERATORS = ("COMPARE_OP", "UNARY_NEGATIVE", "UNARY_INVERT", "UNARY_POSITIVE")
 
 _JUMPS_BACK = ("JUMP_BACKWARD", "POP_JUMP_B")
@@ -86,7 +83,6 @@ class _Follower:
             was_end = False
             for instruction in instructions:
                 was_end = self._follow(instruction, after_end=was_end)
-        self._ops.out.compares_objects |= not _IDENTITIES.isdisjoint(self._code.co_names)
         for constant in self._code.co_consts:
             if isinstance(constant, str) and constant.isidentifier():
                 self._ops.out.names.add(constant)
@@ -121,13 +117,6 @@ class _Follower:
             self._use_into(at)
         else:
             self._ops.by_effect(at)
-
-    def _on_is_op(self, _at: dis.Instruction) -> None:
-        right, left = self._ops.pop(), self._ops.pop()
-        self._ops.out.compares_objects |= right.constant is NO_CONSTANT
-        self._ops.use(right)
-        self._ops.use(left)
-        self._ops.values.append(UNKNOWN)
 
     def _on_binary_op(self, at: dis.Instruction) -> None:
         if at.argrepr == "[]":

@@ -37,7 +37,7 @@ OF_OPERATOR = Value(frozenset({RESULT}))
 
 # How many values an instruction takes from the stack and puts on it, where it is not the number of
 # values that the stack loses.
-TO_ONE = dict.fromkeys(("COMPARE_OP", "CONTAINS_OP"), 2) | {"BINARY_SLICE": 3}
+TO_ONE = dict.fromkeys(("COMPARE_OP", "CONTAINS_OP", "IS_OP"), 2) | {"BINARY_SLICE": 3}
 BUILDS = {"BUILD_TUPLE", "BUILD_LIST", "BUILD_SET", "BUILD_STRING", "BUILD_SLICE"}
 UPDATES = {"LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE", "LIST_APPEND", "SET_ADD"}
 TO_ONE |= dict.fromkeys(

@@ -36,7 +36,7 @@ from gapless.graphs.reads.value_places import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection
 
     from gapless.graphs.reads.reach import Reach
     from gapless.graphs.reads.read_check import Change
@@ -62,7 +62,6 @@ class ReadGuards:
 
     Attributes:
         tensors: tensors on the device that the code reaches.
-        compares_objects: whether the user's code may ask whether two objects are the same one.
         rows: say whether all is as it was.
     """
 
@@ -80,8 +79,6 @@ class ReadGuards:
         self._seen: dict[tuple[Any, ...], str] = {}
         self.tensors: list[torch.Tensor] = []
         self._tensors: dict[int, tuple[torch.Tensor, str, str]] = {}
-        # Names of tensors that are keys, by their ids.
-        self._keys: dict[int, str] = {}
         # Lists of tensors, as they were, and as they are.
         self._lists: list[list[Any]] = []
         self._lists_now: list[list[Any]] = []
@@ -89,10 +86,6 @@ class ReadGuards:
         self._owners: list[Any] = []
         self._compiled_modules = reach.compiled
         self._listed = reach.listed
-        self.compares_objects = any(
-            executed.kind is CodeKind.USER and executed.reads.compares_objects
-            for executed in reach.codes.values()
-        )
         self.rows = GuardRows()
         self._add_environment(device_type)
         self._num_of_environment = len(self._checks)
@@ -200,11 +193,6 @@ class ReadGuards:
 
     def _add_container(self, value: Any, name: str, site: str) -> None:
         self._seen["whole", id(value)] = name
-        if isinstance(value, dict | set | frozenset):
-            # Looked up by what they are, not by their values.
-            found = [key for key in value if isinstance(key, torch.Tensor)]
-            self._owners += found
-            self._keys |= {id(key): f"a key of {name}" for key in found}
         if isinstance(value, type(os.environ)):
             data: dict[Any, Any] = vars(value)["_data"]
             copy = dict(data)
@@ -326,23 +314,6 @@ class ReadGuards:
         if id(tensor) in self._tensors:
             return
         self._tensors[id(tensor)] = (tensor, name, site)
-
-    def name_of_any(self, tensors: Iterable[torch.Tensor]) -> str | None:
-        """Return what the code calls one of these tensors, None if it compares it with nothing it reaches.
-
-        Sync: Does not block the host.
-        """
-        names = dict(self._keys)
-        if self.compares_objects:
-            names |= {key: name for key, (_, name, _) in self._tensors.items()}
-        return next((names[id(one)] for one in tensors if id(one) in names), None)
-
-    def ids_of_tensors(self) -> frozenset[int]:
-        """Return the ids of the tensors that the code may compare with others.
-
-        Sync: Does not block the host.
-        """
-        return frozenset(self._keys).union(self._tensors if self.compares_objects else ())
 
     def _add_tensors(self) -> None:
         known = list(self._tensors.values())

@@ -13,16 +13,16 @@ from __future__ import annotations
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from gapless.graphs.reads.addresses import address_of, share_memory
-from gapless.graphs.replay.tensor_copies import TensorCopies, end_of
+from gapless.graphs.reads.addresses import address_of
+from gapless.graphs.replay.tensor_copies import TensorCopies
 from gapless.pipeline.tree.containers import is_object
 from gapless.pipeline.tree.flatten import flatten
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
+
+    import torch
 
     from gapless.graphs.reads.host_run import KeptPath
     from gapless.pipeline.tree.flatten import Tree
@@ -68,8 +68,6 @@ class KeptTensors:
         self._updated: list[tuple[KeptPath, list[torch.Tensor]]] = []
         self._plain_after: list[Any] = []
         self._keys: list[Hashable] = []
-        read_trees = compress(self._before, self._are_read)
-        self._overlaps = _overlaps([leaf for tree in read_trees for leaf in tree.leaves])
 
     def __bool__(self) -> bool:
         return bool(self.paths)
@@ -122,16 +120,9 @@ class KeptTensors:
     def are_alike(self) -> bool:
         """Return whether the places hold tensors of the kinds that the graph was captured with.
 
-        They are to share memory as those did. Where a plain value will be put, anything may stand.
+        Where a plain value will be put, anything may stand.
         """
-        trees = [flatten(path.get()) for path in self._read()]
-        if [tree.key() for tree in trees] != self._keys:
-            return False
-        return _overlaps([leaf for tree in trees for leaf in tree.leaves]) == self._overlaps
-
-    def ids(self) -> set[int]:
-        """Return the ids of the tensors that the places hold."""
-        return {id(leaf) for path in self._paths for leaf in flatten(path.get()).leaves}
+        return [flatten(path.get()).key() for path in self._read()] == self._keys
 
     def fill(self) -> None:
         """Copy what the places hold to where the graph reads it.
@@ -163,34 +154,6 @@ class KeptTensors:
             path.set(value)
         for (path, _), value in zip(self._plain, self._plain_after, strict=True):
             path.set(value)
-
-
-def _overlaps(tensors: list[torch.Tensor]) -> list[tuple[int, int, int]]:
-    """Return the numbers of all pairs of tensors that have memory in common, and how far apart."""
-    if not share_memory(tensors):  # nearly always
-        return []
-    return [
-        (number, other, _begin_of(tensor) - _begin_of(tensors[number]))
-        for other, tensor in enumerate(tensors)
-        for number in range(other)
-        if _overlap(tensors[number], tensor)
-    ]
-
-
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if address_of(one) != address_of(other):
-        return False
-    if one.layout is not torch.strided:
-        return True
-    end, other_end = (end_of(tensor) * tensor.element_size() for tensor in (one, other))
-    return _begin_of(one) < other_end and _begin_of(other) < end
-
-
-def _begin_of(tensor: torch.Tensor) -> int:
-    """Return where a tensor begins in its storage, in bytes."""
-    if tensor.layout is not torch.strided:
-        return 0
-    return int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _owners_in(optimizer: torch.optim.Optimizer) -> Iterator[Any]:

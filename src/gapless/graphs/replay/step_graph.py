@@ -55,7 +55,6 @@ class StepGraph:
         reads: what the step's code reads.
         held: tensors that the graph reads or writes, whose memory must stay.
         written: the memory among them that it writes.
-        read: ids of tensors that the step's code reads by another way than its batch.
         counted: tensors whose versions a run of the step counts up, each as often as it does.
 
     Attributes:
@@ -78,7 +77,6 @@ class StepGraph:
         reads: ReadGuards,
         held: Sequence[torch.Tensor],
         written: WrittenMemory,
-        read: frozenset[int],
         counted: list[torch.Tensor],
     ) -> None:
         self.guards = guards
@@ -92,12 +90,10 @@ class StepGraph:
         self._changes = changes
         self._held = held
         self._written = written
-        self._read = read
         self._counted = counted
         self.changes_batch = bool(changes)
         self._writes_batch = changes.writes_tensors
         self._keeps = bool(kept)
-        self._compares_kept = self._keeps and reads.compares_objects
         self._puts = bool(changes.put)
         self._plain_result = None if self._keeps or self._puts else results.plain
         # What `can_take` has found, for the launch behind it.
@@ -120,21 +116,13 @@ class StepGraph:
     def can_take(self, leaves: Sequence[torch.Tensor]) -> bool:
         """Return whether a replay on these tensors overwrites nothing that is needed.
 
-        Nor may code that compares objects reach a tensor by two ways, such as by the batch and by an
-        attribute: a graph has tensors of its own for batches and what is kept.
-
         Sync: Does not block the host.
         """
         self._gradients_are_left = self.gradients.are_as_left()
         try:
             # As `WrittenMemory.holds_any`: nearly no batch lies in the storage of anything else.
             places = map(bisect_right, repeat(self._written.bounds), map(_address_of, leaves))
-            if (
-                self._gradients_are_left
-                and 1 not in map(mod, places, _TWOS)
-                and not self._compares_kept
-                and self._read.isdisjoint(map(id, leaves))
-            ):
+            if self._gradients_are_left and 1 not in map(mod, places, _TWOS):
                 return True
         except (RuntimeError, NotImplementedError):  # of sparse tensors
             pass
@@ -145,14 +133,7 @@ class StepGraph:
             return "views of its gradients are kept, which a replay would overwrite"
         if self._written.holds_any(leaves):
             return "a tensor of the batch lies in memory that the step writes"
-        is_twice = not self._read.isdisjoint(map(id, leaves))
-        if is_twice or (self._compares_kept and self._keeps_any_of(leaves)):
-            return "a tensor is both in the batch and elsewhere, and the step compares it by `is`"
         return None
-
-    def _keeps_any_of(self, leaves: Sequence[torch.Tensor]) -> bool:
-        kept = self._kept.ids()
-        return not (kept.isdisjoint(map(id, leaves)) and kept.isdisjoint(self._read))
 
     def replay(self, tree: Tree, *, is_own: bool) -> Any:
         """Launch the step on a batch; return what it returns.
