@@ -5,30 +5,12 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from hazards.captured_models import batches, mlp, poison, sgd, state
-from hazards.in_place_harness import either, in_place_case
-from hazards.in_place_models import fit, floats, update
+from hazards.captured_models import mlp, poison, sgd, state
+from hazards.in_place_harness import in_place_case
+from hazards.in_place_models import fit, floats
 
 
 # ------------------------------------------------------------------------------------- kept
-
-
-@in_place_case(
-    "The input is written again between forward and backward, which torch refuses.",
-    expect=either(),
-)
-def input_is_changed_before_backward(place):
-    model = place.capture(mlp(place))
-    optimizer, found = sgd(model), []
-    for number, (x, y) in enumerate(batches(place, 24)):
-        loss = F.cross_entropy(model(x), y)
-        if number % 8 == 7:
-            x.zero_()
-        try:
-            found.append(update(optimizer, loss))
-        except RuntimeError as error:
-            found.append("modified by an inplace operation" in str(error))
-    return found, state(model, optimizer)
 
 
 @in_place_case("Memory of batches, outputs and gradients is let go and used again by the loop.")

@@ -78,7 +78,6 @@ class Run:
     """One forward pass by a graph, whose backward pass may come.
 
     Args:
-        nodes: numbers of the operations behind each output.
         versions_of_unsaved: returns the versions of what the graph reads and nobody keeps for a run.
         random: the state of random numbers before it, None if it draws none.
         written: copies of what it has changed, from before.
@@ -91,7 +90,6 @@ class Run:
     def __init__(
         self,
         inputs: list[torch.Tensor],
-        nodes: list[set[int]],
         versions_of_unsaved: Callable[[], list[int]],
         *,
         random: dict[str, Any] | None,
@@ -103,8 +101,6 @@ class Run:
         self.is_done = False
         self.pass_number: int | None = None
         self.num_backwards = 0
-        self._nodes = nodes
-        self._nodes_before: set[int] = set()
         self._outs: list[tuple[weakref.ref[torch.Tensor], int]] = []
         self._versions_now = versions_of(inputs)
         self._versions = self._versions_now()
@@ -114,16 +110,6 @@ class Run:
     def is_left(self) -> bool:
         """Return whether the backward pass that an audit sees is over in this thread."""
         return self.pass_number not in (None, current_graph_task())
-
-    def is_apart(self, given: Sequence[torch.Tensor | None]) -> bool:
-        """Return whether a further backward pass has no operation in common with those before."""
-        nodes: set[int] = set()
-        for number, one in enumerate(given):
-            if one is not None:
-                nodes |= self._nodes[number]
-        is_apart = self.num_backwards > 0 and not nodes & self._nodes_before
-        self._nodes_before |= nodes
-        return is_apart
 
     def note_outs(self, outs: Sequence[torch.Tensor]) -> None:
         """Remember what it has returned, as long as somebody else holds that."""

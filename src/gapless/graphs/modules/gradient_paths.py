@@ -121,25 +121,6 @@ def uses_of(outputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) ->
     return found
 
 
-def nodes_behind(outputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> set[int]:
-    """Return numbers of the nodes between outputs and targets, as long as these have a graph."""
-    edges = {tensor.grad_fn for tensor in targets if tensor.grad_fn}
-    found: set[int] = set()
-    todo = _nodes_of(outputs)
-    while todo:
-        node = todo.pop()
-        if node in edges or hasattr(node, "variable") or _number_of(node) in found:
-            continue
-        found.add(_number_of(node))
-        todo += [before for before, _ in node.next_functions if before is not None]
-    return found
-
-
-def _number_of(node: Any) -> int:
-    number: int = node._sequence_nr()
-    return number
-
-
 def _take(
     take: Callable[[int, torch.Tensor], None],
     places: dict[int, int],
@@ -236,7 +217,6 @@ class CapturedPaths:
     Attributes:
         weight_edges: the weights, each as often as it is used.
         uses: how many gradients are summed to that of each target.
-        nodes: numbers of the operations behind each output.
     """
 
     def __init__(
@@ -249,7 +229,6 @@ class CapturedPaths:
     ) -> None:
         self.weights = weights
         self.uses = uses_of([leaf for leaf in outs if leaf.requires_grad], targets)
-        self.nodes = [nodes_behind([leaf], targets) for leaf in outs]
         self.needs_grad = needs_grad
         self._differentiable = [leaf.requires_grad for leaf in outs]
         self.weight_edges = repeated(weights, self.uses[len(targets) - len(weights) :])

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Graph
     from gapless.graphs.modules.backward_settings import Settings
-    from gapless.graphs.modules.rehearsal import Passes, Rehearsal, Saved
+    from gapless.graphs.modules.rehearsal import Passes, Rehearsal
     from gapless.graphs.reads.read_guards import ReadGuards
     from gapless.graphs.reads.weight_guards import Guard
     from gapless.graphs.refusal import Refusal
@@ -72,7 +72,6 @@ class ModuleGraph:
         call: Tree,
         rehearsal: Rehearsal,
         *,
-        saved: Saved,
         written: list[torch.Tensor],
         generators: Sequence[torch.Generator],
         reads: ReadGuards,
@@ -97,7 +96,6 @@ class ModuleGraph:
             passes, self.paths.uses, runs.settings, rehearsal.expected
         )
         self._graph = graph
-        self._saved = saved
         self._written_memory = WrittenMemory(written)
         draws = bool(generators) or rehearsal.draws
         self._random = RandomStates(runs.device, generators, of_graphs=True) if draws else None
@@ -154,9 +152,7 @@ class ModuleGraph:
         random = None if self._random is None else self._random.read()
         count_up(self.counted)
         paths = self.paths
-        run = Run(
-            inputs, paths.nodes, self.again.versions_of_unsaved, random=random, written=before
-        )
+        run = Run(inputs, self.again.versions_of_unsaved, random=random, written=before)
         edges = repeated(compress(inputs, paths.needs_grad), paths.uses) + paths.weight_edges
         if edges and torch.is_grad_enabled():
             outs = _apply(self, run, *edges)
@@ -218,15 +214,6 @@ class ModuleGraph:
         return self._outputs.names()
 
     # --- what autograd is told ---
-
-    def saved_of(self, run: Run, outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the tensors that autograd saves as written, and guards so."""
-        saved = self._saved
-        return [
-            *[run.inputs[number] for number in saved.inputs],
-            *[outs[number] for number in saved.outs],
-            *saved.tensors,
-        ]
 
     def backward(
         self, run: Run, given: Sequence[torch.Tensor | None]
@@ -351,17 +338,12 @@ class _Replayed(torch.autograd.Function):
         ctx.graph, ctx.run = graph, run
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*graph.paths.without_gradient(outs))
-        # Torch then tells whoever changes them before the backward pass, as it does as written.
-        ctx.save_for_backward(*graph.saved_of(run, outs))
         return tuple(outs)
 
     @staticmethod
     def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Launch the backward pass."""
-        run: Run = ctx.run
-        if not run.is_apart(given):
-            ctx.saved_tensors  # noqa: B018  # raises if one was changed, or the pass was run before
-        return (None, None, *ctx.graph.backward(run, given))
+        return (None, None, *ctx.graph.backward(ctx.run, given))
 
 
 # What `Function.apply` calls where no transform of torch.func is around.

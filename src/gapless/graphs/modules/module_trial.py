@@ -164,7 +164,7 @@ class ModuleTrial:
     ) -> Tried:
         of_gradients = self._names_of_gradients(graph)
         versions = graph.again.versions_of_unsaved
-        run = Run(tree.leaves, graph.paths.nodes, versions, random=None, written=[])
+        run = Run(tree.leaves, versions, random=None, written=[])
         look = TouchWatch(self._device, sees_reads=False) if watched.is_seen_in_audit() else None
         since = next_sequence_number()
         out: Outputs | None = None
@@ -338,11 +338,7 @@ class ModuleTrial:
         touched, weights = watched.touched, rehearsal.weights
         assert touched is not None
         beside = [one for one in touched.read if address_of(one) not in watched.known]
-        # Its own changes are put back where the call runs again.
-        changed = set(map(address_of, written))
-        saved = rehearsal.run_and_see_what_is_saved(
-            [one for one in [*reads.tensors, *beside] if address_of(one) not in changed]
-        )
+        rehearsal.warm_up()
         # Its copies are not part of the graph.
         static, gradients = rehearsal.memory()
 
@@ -362,7 +358,6 @@ class ModuleTrial:
             passes,
             tree,
             rehearsal,
-            saved=saved,
             written=written,
             generators=touched.generators,
             reads=reads,

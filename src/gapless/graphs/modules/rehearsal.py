@@ -5,26 +5,24 @@ Nothing of the user's gets a gradient, and no hook is called.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.device.torch_private import keep_from_compiler
 from gapless.graphs.modules.gradient_paths import gradients_by_use
 from gapless.graphs.modules.module_refusals import OTHER_SETTINGS
 from gapless.graphs.modules.stand_ins import with_stand_ins
-from gapless.graphs.reads.addresses import address_of
 from gapless.graphs.reads.touched import span_of
 from gapless.graphs.refusal import Refused
 from gapless.graphs.replay.alignment import aligned_as, clone_of, memory_at
 from gapless.graphs.step_call import cannot_return, cannot_return_from_host, within_a_step
-from gapless.pipeline.tree.tensor_layout import has_address, misalignment
+from gapless.pipeline.tree.tensor_layout import misalignment
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from gapless.graphs.modules.forward_runs import Runs
     from gapless.graphs.modules.left_behind import LeftBehind, Outputs
@@ -49,21 +47,6 @@ class Passes:
     given: list[torch.Tensor | None]
     targets: list[torch.Tensor]
     gradients: list[list[torch.Tensor]]
-
-
-@dataclass
-class Saved:
-    """What autograd saves of a call as written for its backward pass, and so guards.
-
-    Attributes:
-        inputs: numbers of arguments.
-        outs: numbers of outputs.
-        tensors: weights and others that were there before.
-    """
-
-    inputs: list[int]
-    outs: list[int]
-    tensors: list[torch.Tensor]
 
 
 class Rehearsal:
@@ -171,42 +154,14 @@ class Rehearsal:
         passes = self.passes(self._tree.map(_copy), self.gradients, stand_ins=False)
         return [[leaf.detach() for leaf in passes.out.leaves], passes.gradients]
 
-    def run_and_see_what_is_saved(self, others: Sequence[torch.Tensor]) -> Saved:
-        """Run both passes; return what autograd saves between them."""
-        static = self._tree.map(_copy)
-        saved: list[torch.Tensor] = []
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            saved.append(tensor.detach())
-            return tensor
-
-        # Behind a break of its graph torch would compile it, for each length of the list anew.
-        keep_from_compiler(pack)
+    def warm_up(self) -> None:
+        """Run both passes as they are captured, and see whether they draw random numbers."""
         states = self.runs.device.random_state(), torch.get_rng_state()
-        with ExitStack() as forward:
-            hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-            forward.enter_context(hooks)
-            passes = self.passes(static, self.gradients, forward.close)
+        self.passes(self._tree.map(_copy), self.gradients)
         after = self.runs.device.random_state(), torch.get_rng_state()
         self.draws = any(
             one is not None and other is not None and not torch.equal(one, other)
             for one, other in zip(states, after, strict=True)
-        )
-        places = {address_of(tensor) for tensor in saved if has_address(tensor)}
-
-        def numbers_of(tensors: Sequence[torch.Tensor]) -> list[int]:
-            return [number for number, one in enumerate(tensors) if address_of(one) in places]
-
-        of_weights = set(map(address_of, self.weights))
-        return Saved(
-            inputs=numbers_of(static.leaves),
-            outs=numbers_of(passes.out.leaves),
-            tensors=[self.weights[number] for number in numbers_of(self.weights)]
-            + [
-                others[number]
-                for number in numbers_of(others)
-                if address_of(others[number]) not in of_weights
-            ],
         )
 
 
