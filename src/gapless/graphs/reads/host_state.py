@@ -41,7 +41,6 @@ from gapless.graphs.reads.value_places import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
-    from gapless.graphs.reads.kept_reach import Reached
     from gapless.graphs.reads.reach import Reach
 
 
@@ -116,7 +115,7 @@ class HostState:
 
     def __init__(
         self,
-        reach: Reach | Reached,
+        reach: Reach,
         *,
         on_device: Callable[[torch.Tensor], bool],
         skip: set[int],
@@ -137,7 +136,7 @@ class HostState:
 
     # --- before ---
 
-    def _take(self, reach: Reach | Reached) -> None:
+    def _take(self, reach: Reach) -> None:
         for place in reach.places.values():
             if place.kind in ("cell", "class", "slot") or self._is_global(place):
                 value = place.read()
@@ -157,7 +156,7 @@ class HostState:
             self._take_tensor(tensor, name, site)
         self._take_the_rest(reach)
 
-    def _take_the_rest(self, reach: Reach | Reached) -> None:
+    def _take_the_rest(self, reach: Reach) -> None:
         """Take places of what is not taken with all it has, such as modules made at run time."""
         for place in reach.places.values():
             owners = {id(place.owner), id(place.holder)}
@@ -165,7 +164,7 @@ class HostState:
             if not (is_taken or self._is_global(place) or owners & self._skip):
                 self._places.append((place, place.read()))
 
-    def _take_states(self, reach: Reach | Reached) -> None:
+    def _take_states(self, reach: Reach) -> None:
         for value, reader, name, site in reach.states.values():
             # That a step calls a schedule is seen by itself.
             if not isinstance(value, torch.optim.lr_scheduler.LRScheduler):
@@ -402,7 +401,7 @@ def _is_dict(known: tuple[Any, str]) -> bool:
     return isinstance(known[0], dict)
 
 
-def _weights_of_optimizers(reach: Reach | Reached) -> Iterator[torch.Tensor]:
+def _weights_of_optimizers(reach: Reach) -> Iterator[torch.Tensor]:
     for value, _ in reach.objects.values():
         if isinstance(value, torch.optim.Optimizer):
             for group in value.param_groups:

@@ -35,7 +35,6 @@ from gapless.graphs.reads.host_run import HostRun, KeptPath
 from gapless.graphs.reads.host_state import EveryName, HostState
 from gapless.graphs.reads.host_writes import HostWrites
 from gapless.graphs.reads.inner_states import RandomStates
-from gapless.graphs.reads.kept_reach import KeptReach
 from gapless.graphs.reads.plain_values import is_number_like
 from gapless.graphs.reads.reach import Reach
 from gapless.graphs.reads.read_guards import ReadGuards
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from gapless.graphs.reads.executed import Executed
-    from gapless.graphs.reads.kept_reach import Reached
 
 
 @dataclass
@@ -74,7 +72,7 @@ class _Begun:
     key: Hashable
     skip: set[int]
     guards: ReadGuards | None
-    reach: Reach | Reached
+    reach: Reach
     is_of_guards: bool
     before: HostState
     gradients: list[tuple[torch.Tensor, TensorWeakRef | None]]
@@ -114,8 +112,8 @@ class HostWatch:
         # From a run to the guards that are made after it.
         self._newest: Reach | None = None
         self._newest_guards: ReadGuards | None = None
-        # What was reached when guards were made, while they hold.
-        self._kept: KeptReach | None = None
+        # What was reached when guards were made, as long as these live, and how much code had run by then.
+        self._kept: tuple[Reach, weakref.ref[ReadGuards], int] | None = None
         # Kinds of calls whose last run did nothing on the host, and ran known code alone.
         self._only_compute: set[Hashable] = set()
         self._writes = HostWrites(on_device)
@@ -186,7 +184,7 @@ class HostWatch:
         del tensors
         self.let_go()
         guards, known = self._known_now(skip)
-        reach: Reach | Reached = known or self._reach(least_runs=1, skip=skip)
+        reach: Reach = known or self._reach(least_runs=1, skip=skip)
         # Its last run, with the same to be read, ran known code alone, and did nothing but compute.
         needs_profile = known is None or (kind, key) not in self._only_compute
         self._only_compute.discard((kind, key))
@@ -227,7 +225,7 @@ class HostWatch:
             differences = list(begun.before.differences(_stored_names(begun.reach)))
             is_of_guards = self._is_of_guards(begun.reach)
         reach = begun.reach
-        run.odd = list(reach.odd.values()) if isinstance(reach, Reach) else []
+        run.odd = [] if reach is self._kept_reach else list(reach.odd.values())
         changed = begun.states.changed()
         if begun.guards is not None and is_as_before:
             self._newest_guards = begun.guards
@@ -236,21 +234,36 @@ class HostWatch:
             if begun.needs_profile and run.only_computed and not profile.runs_compiled:
                 self._only_compute.add((begun.kind, begun.key))
         elif is_of_guards and self._num_complete > 1:
-            assert isinstance(reach, Reach)
             self._newest = reach
         self._writes.sum_up(run, differences, reach, profile, changed, begun.kind)
 
-    def _known_now(self, skip: set[int]) -> tuple[ReadGuards | None, Reached | None]:
-        """Return guards that hold, and what the code reaches as long as they do; None if it is to be found."""
-        guards = None if self._kept is None else self._kept.guards(len(self._executed))
-        if guards is None or self._kept is None:
-            return None, None
-        reached = self._kept.as_known(skip)
-        return (None, None) if reached is None else (guards, reached)
+    @property
+    def _kept_reach(self) -> Reach | None:
+        return None if self._kept is None else self._kept[0]
 
-    def _is_of_guards(self, reach: Reach | Reached) -> bool:
+    def _known_now(self, skip: set[int]) -> tuple[ReadGuards | None, Reach | None]:
+        """Return guards that hold, and what the code reaches as long as they do; None if it is to be found.
+
+        To find it anew costs some plain calls. It follows from the code and from what stands in the places that
+        this reads, which guards compare: a further kind of calls that runs the same code needs no search.
+        """
+        if self._kept is None:
+            return None, None
+        reach, reference, num_codes = self._kept
+        guards = reference()
+        tables = (reach.whole, reach.objects, reach.modules, reach.tensors)
+        if (
+            guards is None
+            or num_codes != len(self._executed)
+            or not all(skip.isdisjoint(table) for table in tables)
+            or not guards.holds()
+        ):
+            return None, None
+        return guards, reach
+
+    def _is_of_guards(self, reach: Reach) -> bool:
         """Return whether guards would be made for all that the code reaches, and for nothing else."""
-        if isinstance(reach, Reach) and reach.met_skipped:
+        if reach.met_skipped:
             return False
         return not any(each.has_passing for each in self._executed.values())
 
@@ -285,7 +298,8 @@ class HostWatch:
                 guards = ReadGuards(reach, on_device=self._on_device, carried=unread)
             self._kept = None
             if not carried and not reach.met_skipped:
-                self._kept = KeptReach(reach, guards, len(self._executed))
+                guarded = weakref.ref(guards, lambda _: self.forget())
+                self._kept = (reach, guarded, len(self._executed))
             return guards
 
     def let_go(self) -> None:
@@ -362,7 +376,7 @@ def _gradients_of(
     ]
 
 
-def _stored_names(reach: Reach | Reached) -> Container[str]:
+def _stored_names(reach: Reach) -> Container[str]:
     names: set[str] = set()
     for executed in reach.codes.values():
         if executed.kind is CodeKind.USER:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from gapless.graphs.reads.chains import Chain, Store
     from gapless.graphs.reads.executed import Executed
-    from gapless.graphs.reads.kept_reach import Reached
     from gapless.graphs.reads.reach import Reach
     from gapless.graphs.reads.run_profile import RunProfile
 
@@ -49,7 +48,7 @@ class HostWrites:
         self,
         run: HostRun,
         differences: list[Difference],
-        reach: Reach | Reached,
+        reach: Reach,
         profile: RunProfile,
         random_states: list[str],
         kind: Any,
@@ -139,7 +138,7 @@ def _is_left_again(difference: Difference, left: dict[Any, Any]) -> bool:
     return is_plain and same(left.get(place.id, MISSING), after)
 
 
-def _plain_values_stored(reach: Reach | Reached) -> dict[Any, Any]:
+def _plain_values_stored(reach: Reach) -> dict[Any, Any]:
     """Return what stands in the places that the code stores to, if it is plain."""
     values = {each: reach.places[each].read() for each in reach.stored}
     return {each: value for each, value in values.items() if is_number_like(value)}
@@ -176,7 +175,7 @@ def _advice(difference: Difference) -> str:
 class _Stores:
     """Where the code stores what: finds the line for a difference."""
 
-    def __init__(self, reach: Reach | Reached) -> None:
+    def __init__(self, reach: Reach) -> None:
         self._reach = reach
         self._stores: dict[Any, list[tuple[Executed, Store]]] = {}
         for executed in reach.codes.values():

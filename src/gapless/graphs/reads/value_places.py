@@ -118,13 +118,7 @@ class Place:
 
     def without_holder(self) -> Place:
         """Return the same place, which holds on to what it is in and not to whose it is."""
-        return self.of(None)
-
-    def of(self, holder: Any) -> Place:
-        """Return the same place as one of an object."""
-        return Place(
-            self.kind, self.owner, self.key, name=self.name, site=self.site, holder=holder
-        )
+        return Place(self.kind, self.owner, self.key, name=self.name, site=self.site)
 
     @property
     def id(self) -> tuple[str, int, Any]:
