@@ -124,7 +124,6 @@ class StepCapture:
             guards=StepGuards(reads, memory, updates, kept),
             reads=reads,
             held=others,
-            written=written,
             counted=counted,
         )
 
