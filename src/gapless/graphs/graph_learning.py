@@ -13,8 +13,7 @@ from gapless.graphs.objections import objection_to_profiler
 from gapless.graphs.proof.trial import Exactness, Trial
 from gapless.graphs.reads.failed_look import Look
 from gapless.graphs.reads.host_watch import HostWatch
-from gapless.graphs.reads.observation import Observer
-from gapless.graphs.reads.weight_guards import KnownOptimizers, KnownWeights
+from gapless.graphs.reads.weight_guards import KnownWeights
 from gapless.graphs.refusal import proved_wrong, skipped_read, unreadable
 from gapless.graphs.replay.batch_changes import BatchWatch, returns_part_of
 from gapless.graphs.replay.gradient_graph import is_used_up, used_up
@@ -66,25 +65,18 @@ class Learning:
         self._report = callee.report
         self._device = device = callee.device
         self._limits: GraphLimits = pool.limits
-        optimizers = KnownOptimizers()
-        self._weights = KnownWeights(optimizers)
+        updates = Updates(device, may_cut=not callee.is_update)
+        self._weights = KnownWeights(updates.optimizers)
         self._host_watch = HostWatch(
             callee.step,
             on_device=callee.is_on_device,
             device=device.torch_device,
             torch_random=device.random_state() is not None,
         )
-        updates = Updates(device, may_cut=not callee.is_update)
         self.changes = ValueChanges(callee.report, entries, updates)
         self._warm_ups = WarmUps(
             num_warmup,
             device=device,
-            observer=Observer(
-                device,
-                optimizers=optimizers,
-                weights=self._weights,
-                is_updating=lambda: updates.is_updating,
-            ),
             updates=updates,
             host_watch=self._host_watch,
             weights=self._weights,
@@ -93,7 +85,7 @@ class Learning:
         self.trial: Trial | ModuleTrial = (
             callee.make_trial(pool, self._host_watch)
             if callee.make_trial is not None
-            else Trial(callee, pool, weights=self._weights, optimizers=optimizers, updates=updates)
+            else Trial(callee, pool, weights=self._weights, updates=updates)
         )
 
     def forget(self) -> None:

@@ -10,6 +10,7 @@ from gapless.graphs.reads.addresses import address_of
 from gapless.graphs.reads.batch_reads import ReadWatch
 from gapless.graphs.reads.beside_compiled import BesideCompiled
 from gapless.graphs.reads.host_run import HostRun
+from gapless.graphs.reads.observation import observed
 from gapless.graphs.reads.touched import TouchWatch, plain_parts
 from gapless.graphs.refusal import (
     OF_TORCH,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from gapless.graphs.entry import Entry
     from gapless.graphs.reads.gradient_order import GradientOrder
     from gapless.graphs.reads.host_watch import HostWatch
-    from gapless.graphs.reads.observation import Observer
     from gapless.graphs.reads.touched import FirstUses
     from gapless.graphs.reads.weight_guards import KnownWeights
     from gapless.graphs.updates.update_outside import Updates
@@ -65,7 +65,6 @@ class WarmUps:
     Kernels are loaded and chosen in these runs, workspaces and the optimizer's state are made.
 
     Attributes:
-        observer: of optimizers, schedulers and reads on the host.
         host_watch: of what the step reads and writes on the host.
         ran_backward: whether a backward pass was seen to run.
         num_nodes: that the loop's thread has recorded in the last run.
@@ -73,7 +72,6 @@ class WarmUps:
 
     num_warmup: int
     device: Device
-    observer: Observer
     updates: Updates
     host_watch: HostWatch
     weights: KnownWeights
@@ -152,7 +150,12 @@ class WarmUps:
             # What is replaced for the watch is put back in the reverse order.
             ONE_AT_A_TIME,
             self.order.look() as recorded,
-            self.observer.watch(is_first=is_first, is_last=is_last) as seen,
+            observed(
+                self.device,
+                self.weights,
+                is_updating=lambda: self.updates.is_updating,
+                sees_reads=is_first or is_last,
+            ) as seen,
             self.updates.watch(),
             self._watch_host(tree, entry.number) if looks else nullcontext(HostRun()) as host,
             nullcontext() if look is None else look,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gapless.graphs.proof.packing import Region
     from gapless.graphs.proof.proof_verdict import AnyVerdict, Distances, Verdict
     from gapless.graphs.reads.read_guards import ReadGuards
-    from gapless.graphs.reads.weight_guards import KnownOptimizers, KnownWeights
+    from gapless.graphs.reads.weight_guards import KnownWeights
     from gapless.graphs.replay.call_graph import CallGraph
     from gapless.graphs.updates.update_outside import Updates
     from gapless.graphs.watched import Watched
@@ -106,7 +106,6 @@ class Trial:
     callee: Callee
     graphs: GraphPool
     weights: KnownWeights
-    optimizers: KnownOptimizers
     updates: Updates
 
     def __post_init__(self) -> None:
@@ -157,7 +156,9 @@ class Trial:
         read = None if touched is None else set(map(address_of, touched.read))
         kept = KeptTensors(watched.kept, on_device=self.callee.is_on_device, read=read)
         gradients = self.weights.gradients()
-        return PythonSide(gradients, self.optimizers, kept, on_device=self.callee.is_on_device)
+        return PythonSide(
+            gradients, self.updates.optimizers(), kept, on_device=self.callee.is_on_device
+        )
 
     def _captured_or_refused(
         self, tree: Tree, reads: ReadGuards, watched: Watched, side: PythonSide

@@ -1,19 +1,18 @@
 """What an eager run of a step does that a graph could not repeat.
 
-Before a step is captured, its eager runs are watched: which optimizers it calls, whether its optimizer makes its state anew, and whether the host reads a
-value of the device. `gapless.graphs.refusal` says which of these a graph could not repeat.
+Before a step is captured, its eager runs are watched: whether a backward pass runs, what that trains, and whether the
+host reads a value of the device. `gapless.graphs.refusal` says which of these a graph could not repeat.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gapless.device.user_line import hide_folder
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gapless.device.base import Device
-    from gapless.graphs.reads.weight_guards import KnownOptimizers, KnownWeights
+    from gapless.graphs.reads.weight_guards import KnownWeights
 
 
 # What is replaced below calls on behalf of the step.
@@ -44,87 +43,49 @@ class Observation:
     ran_backward: bool = False
 
 
-class Observer:
-    """Watch eager runs of a step.
+@contextmanager
+def observed(
+    device: Device,
+    weights: KnownWeights,
+    *,
+    is_updating: Callable[[], bool],
+    sees_reads: bool,
+) -> Iterator[Observation]:
+    """Watch the body, an eager run of a step; what is returned is complete after the body.
 
     Args:
         device: where the step runs.
-        optimizers: those that the step calls are added.
         weights: those that the step trains are added.
         is_updating: says whether an optimizer's `step()` runs.
+        sees_reads: whether to look for reads of values of the device.
+
+    Sync: Does not block the host.
     """
+    seen = Observation()
+    backward, grad, thread = torch.autograd.backward, torch.autograd.grad, get_ident()
 
-    def __init__(
-        self,
-        device: Device,
-        *,
-        optimizers: KnownOptimizers,
-        weights: KnownWeights,
-        is_updating: Callable[[], bool],
-    ) -> None:
-        self._device = device
-        self._is_updating = is_updating
-        self._optimizers = optimizers
-        self._weights = weights
+    def note_read(site: str) -> None:
+        seen.host_reads.append(site)
+        if not is_updating():
+            seen.reads_of_step.append(site)
 
-    @contextmanager
-    def watch(self, *, is_first: bool, is_last: bool) -> Iterator[Observation]:
-        """Watch the body, which runs the step; what is returned is complete after the body.
+    def note_and_run(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if is_of_the_step_in(thread):
+            seen.ran_backward = True
+            weights.add_leaves_behind(tensors)
+        backward(tensors, *args, **kwargs)
 
-        Args:
-            is_first: the first run of a key: let it make state that it keeps.
-            is_last: the last run before a capture. In both, look for reads of values.
+    def note_and_return(*args: Any, **kwargs: Any) -> Any:
+        if is_of_the_step_in(thread):
+            seen.ran_backward = True
+        return grad(*args, **kwargs)
 
-        Sync: Does not block the host.
-        """
-        seen = Observation()
-
-        def note_read(site: str) -> None:
-            seen.host_reads.append(site)
-            if not self._is_updating():
-                seen.reads_of_step.append(site)
-
-        with ExitStack() as stack:
-            stack.enter_context(self._optimizers_noted())
-            stack.enter_context(self._backward_noted(seen))
-            if is_first or is_last:
-                stack.enter_context(self._device.watch_reads(note_read))
-            yield seen
-
-    @contextmanager
-    def _optimizers_noted(self) -> Iterator[None]:
-        thread = get_ident()
-
-        def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            if _is_of_the_step_in(thread):
-                self._optimizers.add(optimizer)
-
-        handle = register_optimizer_step_pre_hook(note)
-        try:
-            yield
-        finally:
-            handle.remove()
-
-    @contextmanager
-    def _backward_noted(self, seen: Observation) -> Iterator[None]:
-        backward, grad, thread = torch.autograd.backward, torch.autograd.grad, get_ident()
-
-        def note_and_run(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            if _is_of_the_step_in(thread):
-                seen.ran_backward = True
-                self._weights.add_leaves_behind(tensors)
-            backward(tensors, *args, **kwargs)
-
-        def note_and_return(*args: Any, **kwargs: Any) -> Any:
-            if _is_of_the_step_in(thread):
-                seen.ran_backward = True
-            return grad(*args, **kwargs)
-
-        with (
-            _replaced(torch.autograd, "backward", note_and_run),
-            _replaced(torch.autograd, "grad", note_and_return),
-        ):
-            yield
+    with (
+        _replaced(torch.autograd, "backward", note_and_run),
+        _replaced(torch.autograd, "grad", note_and_return),
+        device.watch_reads(note_read) if sees_reads else nullcontext(),
+    ):
+        yield seen
 
 
 # --- functions of torch that are replaced while a step is watched ---
@@ -145,7 +106,7 @@ def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
         setattr(owner, name, original)
 
 
-def _is_of_the_step_in(thread: int) -> bool:
+def is_of_the_step_in(thread: int) -> bool:
     """Whether what happens here belongs to the step that a thread runs.
 
     Backward passes run in threads of autograd, which all loops share.

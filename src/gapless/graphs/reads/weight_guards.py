@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from itertools import chain, repeat
+from itertools import repeat
 from operator import attrgetter, is_not
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
@@ -45,40 +44,14 @@ class Guard(Protocol):
 Gradients: TypeAlias = "list[tuple[torch.Tensor, torch.Tensor | None]]"
 
 
-class KnownOptimizers:
-    """The optimizers that a step was seen to call, as long as they live."""
-
-    def __init__(self) -> None:
-        self._references: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
-
-    def add(self, optimizer: torch.optim.Optimizer) -> None:
-        """Know this one too."""
-        self._references[id(optimizer)] = weakref.ref(optimizer)
-
-    def __iter__(self) -> Iterator[torch.optim.Optimizer]:
-        for reference in self._references.values():
-            optimizer = reference()
-            if optimizer is not None:
-                yield optimizer
-
-    def groups(self) -> Iterator[dict[str, Any]]:
-        """Return the parameter groups of all optimizers."""
-        for optimizer in self:
-            yield from optimizer.param_groups
-
-    def weights(self) -> list[torch.Tensor]:
-        """Return the weights of all optimizers."""
-        return list(chain.from_iterable([group["params"] for group in self.groups()]))
-
-
 class KnownWeights:
     """The weights of a step's optimizers, those behind its backward passes, and others that get gradients.
 
     Args:
-        optimizers: that the step calls.
+        optimizers: returns those that the step calls.
     """
 
-    def __init__(self, optimizers: KnownOptimizers) -> None:
+    def __init__(self, optimizers: Callable[[], Iterable[torch.optim.Optimizer]]) -> None:
         self._optimizers = optimizers
         self._leaves: dict[int, TensorWeakRef] = {}
 
@@ -93,7 +66,8 @@ class KnownWeights:
 
     def gradients(self) -> Gradients:
         """Return every weight with the gradient that it has now."""
-        weights = {id(weight): weight for weight in self._optimizers.weights()}
+        groups = [group for one in self._optimizers() for group in one.param_groups]
+        weights = {id(weight): weight for group in groups for weight in group["params"]}
         for key, reference in list(self._leaves.items()):
             leaf = reference()
             if leaf is None:

@@ -50,6 +50,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from gapless.graphs.reads.observation import is_of_the_step_in
 from gapless.graphs.refusal import Refusal, Refused
 from gapless.graphs.updates.rate_outside import (
     RateOutside,
@@ -132,8 +133,8 @@ class _OnStep:
             yield
 
     def _tell(self, number: int, *about: Any) -> None:
-        # Other threads train other models; but a backward pass has threads of its own.
-        if get_ident() == self._thread or torch._C._current_graph_task_id() != -1:
+        # Other threads train other models.
+        if is_of_the_step_in(self._thread):
             self._listeners[number](*about)
 
 
@@ -208,6 +209,10 @@ class Updates:
         if known is None or known.reference() is not optimizer:
             known = self._known[id(optimizer)] = _Known(weakref.ref(optimizer))
         return known
+
+    def optimizers(self) -> list[Optimizer]:
+        """Return the optimizers that the step was seen to call, as long as they live."""
+        return [optimizer for _, optimizer in self._alive()]
 
     def _alive(self) -> list[tuple[_Known, Optimizer]]:
         pairs = [(known, known.reference()) for known in self._known.values()]
