@@ -12,8 +12,6 @@ from gapless.device.cpu import CpuDevice
 from gapless.errors import GaplessError
 from gapless.graphs.proof import packing
 from gapless.graphs.proof.device_state import DeviceState, unlike
-from gapless.graphs.proof.fingerprints import KeptFingerprints
-from gapless.graphs.proof.packing import KeptChunks
 from gapless.graphs.proof.same_results import NotProved, prove
 from gapless.graphs.reads.touched import TouchWatch
 from gapless.testing.simulated.simulated_device import SimulatedDevice
@@ -519,62 +517,6 @@ def test_distances_are_estimated_from_projections(device, change):
     assert 0.5 < distance / 3000**0.5 < 2
 
 
-MOVES = {
-    "into other memory": lambda x: setattr(x, "data", x.data.clone()),
-    "to another place of its memory": lambda x: setattr(x, "data", x.data[2:]),
-    "to a part of its memory": lambda x: setattr(x, "data", x.data[:2]),
-    "to other places from the same on": lambda x: setattr(
-        x, "data", x.data.as_strided((6,), (2,))
-    ),
-}
-
-
-@pytest.mark.parametrize("move", MOVES)
-def test_chunks_that_are_kept_are_of_the_memory_of_now(device, move):
-    """Until something has moved they are the same ones."""
-    x, y = (torch.nn.Parameter(on(device, torch.ones(12))[:6]) for _ in range(2))
-    kept = KeptChunks()
-
-    def chunks(*tensors, step="step"):
-        return kept.of(list(tensors), lambda: packing.regions_of(tensors), step)
-
-    def put_back():
-        state = DeviceState([], device, chunks=chunks(x, y))
-        state.save()
-        with torch.no_grad():
-            x.zero_(), y.zero_()
-        state.restore()
-        state.forget()
-        return [read_back(device, one.detach()).sum() for one in (x, y)]
-
-    first = chunks(x, y)
-    assert put_back() == [6, 6]
-    assert chunks(x, y) is first
-    with torch.no_grad():
-        MOVES[move](x)
-    expected = read_back(device, x.detach()).sum()
-    assert chunks(x, y) is not first
-    assert put_back() == [expected, 6]
-    first = chunks(x, y)
-    assert first is chunks(x, y)
-    for others in [chunks(x, y, step="another"), chunks(x, x), chunks(x), chunks(x, y)]:
-        assert others is not first
-        first = others
-
-
-def test_chunks_are_not_kept_when_further_memory_of_them_has_moved():
-    """Such as a buffer that a step writes, whose storage was made smaller."""
-    x, buffer = torch.ones(2), torch.ones(9)
-    kept = KeptChunks()
-    first = kept.of([x], lambda: packing.regions_of([x, buffer]))
-    assert kept.of([x], lambda: packing.regions_of([x, buffer])) is first
-    buffer.untyped_storage().resize_(12)
-    buffer.resize_(3)
-
-    (chunk,) = kept.of([x], lambda: packing.regions_of([x, buffer]))
-    assert [piece.num_bytes for piece in chunk.pieces] == [8, 12]
-
-
 def test_memory_is_counted_once(device):
     """Views of one storage, and weights that are given twice."""
     x = on(device, torch.zeros(3000))
@@ -619,19 +561,3 @@ def test_all_random_numbers_are_put_back(device):
     assert first == draw()
     assert len(unlike(before, after)) == len(first)
     assert unlike(before, before) == []
-
-
-def test_what_fingerprints_of_little_memory_need_is_kept_on_one_stream():
-    """Of more than a few rows nothing is, so that it stays within 1.3 MiB."""
-    with SimulatedDevice(scheduler="asap") as device:
-        kept = KeptFingerprints()
-        first = kept.with_rows(device, 3)
-        with device.use_stream(device.create_stream()):
-            other = kept.with_rows(device, 3)
-        again = kept.with_rows(device, 64)
-
-        assert first.num_rows == 64
-        assert len({first, other, again}) == 3
-        assert kept.with_rows(device, 3) is again
-        assert kept.with_rows(device, 65) is not kept.with_rows(device, 65)
-        assert kept.with_rows(device, 64) is again

@@ -28,7 +28,6 @@ class GraphPool:
 
     Attributes:
         newest: the graph whose memory the next one shares, None before the first.
-        on_leave: called when no graph is left, to let go of what was kept for them.
     """
 
     def __init__(self, device: Device, host_waits: HostWaits, limits: GraphLimits) -> None:
@@ -36,7 +35,6 @@ class GraphPool:
         self.newest: Graph | None = None
         self.limits = limits
         self.gradients = PoolGradients()
-        self.on_leave: Callable[[], None] = _do_nothing
 
     def capture(
         self, work: Callable[[Cut], _T], watched: Watched, **options: Any
@@ -65,8 +63,3 @@ class GraphPool:
     def leave_memory(self) -> None:
         """Let the next graph begin a pool: no other is left."""
         self.newest, self.gradients = None, PoolGradients()
-        self.on_leave()
-
-
-def _do_nothing() -> None:
-    pass

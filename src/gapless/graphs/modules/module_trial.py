@@ -32,7 +32,6 @@ from gapless.graphs.modules.rehearsal import Rehearsal
 from gapless.graphs.modules.seen_calls import CallsSeen, Given
 from gapless.graphs.proof.capture_failure import why_it_failed
 from gapless.graphs.proof.device_state import DeviceState, RandomStates
-from gapless.graphs.proof.fingerprints import KeptFingerprints
 from gapless.graphs.proof.same_results import Comparison, NotProved, prove
 from gapless.graphs.proof.snapshot import FirstWrites
 from gapless.graphs.proof.trial import Tried, used_anew
@@ -93,11 +92,6 @@ class ModuleTrial:
         self.seen = CallsSeen(self.runs, self.watch)
         # Why there are no audits any more, "" if there are.
         self._no_room = ""
-        self._forget()
-        self.graphs.on_leave = self._forget
-
-    def _forget(self) -> None:
-        self._fingerprints = KeptFingerprints()
 
     def run(self, tree: Tree, reads: ReadGuards, watched: Watched) -> Tried:
         """Rehearse both passes on a copy of a call, and run the call as written.
@@ -255,7 +249,6 @@ class ModuleTrial:
             self._device,
             names=[names.get(address_of(one), "") for one in written],
             generators=generators,
-            fingerprints=self._fingerprints,
         )
 
     def _names_of_gradients(self, graph: ModuleGraph) -> list[str]:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gapless.device.base import Device
-    from gapless.graphs.proof.fingerprints import KeptFingerprints
     from gapless.graphs.proof.packing import Chunk
 
 
@@ -32,8 +31,6 @@ class DeviceState:
         tensors: on the device. Their memory is held.
         names: of the tensors, as many, for texts.
         generators: of random numbers that belong to the state, beside those of `RandomStates`.
-        fingerprints: of the object whose state it is; None: nothing is kept.
-        chunks: of further memory.
     """
 
     def __init__(
@@ -43,13 +40,10 @@ class DeviceState:
         *,
         names: Iterable[str] = (),
         generators: Iterable[Any] = (),
-        fingerprints: KeptFingerprints | None = None,
-        chunks: Iterable[Chunk] = (),
     ) -> None:
         self.random = RandomStates(device, generators)
-        self._kept = fingerprints
         self._device = device
-        self.chunks = [*chunks, *chunks_of(regions_of(tensors, names))]
+        self.chunks = chunks_of(regions_of(tensors, names))
         self.num_bytes = sum(chunk.num_bytes for chunk in self.chunks)
         self._copies: list[torch.Tensor] = []
         self._random: dict[str, Any] = {}
@@ -94,11 +88,9 @@ class DeviceState:
         chunks = [*self.chunks, *others]
         num_rows = max((chunk.num_rows for chunk in chunks), default=0)
         if self._fingerprints is None or self._fingerprints.num_rows < num_rows:
-            self._fingerprints = (
-                Fingerprints(self._device, num_rows=num_rows)
-                if self._kept is None
-                else self._kept.with_rows(self._device, num_rows)
-            )
+            # What a run returns may take a few rows more than the memory that it changes.
+            num_rows = 1 << max(num_rows - 1, 0).bit_length()
+            self._fingerprints = Fingerprints(self._device, num_rows=num_rows)
         return self._fingerprints.take(chunks)
 
 

@@ -28,14 +28,11 @@ from gapless.graphs.proof.packing import ROW_BYTES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gapless.device.base import Device, Stream
+    from gapless.device.base import Device
     from gapless.graphs.proof.packing import Chunk
 
 
 NUM_PROJECTIONS = 16
-
-# What fingerprints of so many rows need is kept: 1.3 MiB. Larger memory takes longer itself.
-_MOST_ROWS_KEPT = 64
 
 # Of these torch makes float64 numbers on every device.
 _NAMES = (
@@ -95,29 +92,6 @@ class Fingerprints:
             signed = (rows @ self._columns[: rows.shape[1]]) * self._rows[: chunk.num_rows]
             parts.append(_by_piece(signed, chunk, index).view(torch.int64))
         return torch.cat(parts, dim=1)
-
-
-class KeptFingerprints:
-    """What fingerprints of little memory need, from one proof of an object's graphs to the next.
-
-    To make it takes a third of an audit of a small model. What is kept is used on one stream: the next
-    stream has its own in place of it.
-    """
-
-    def __init__(self) -> None:
-        self._stream: Stream | None = None
-        self._kept: Fingerprints | None = None
-
-    def with_rows(self, device: Device, num_rows: int) -> Fingerprints:
-        """Return what takes fingerprints of chunks of so many rows, on the current stream."""
-        if num_rows > _MOST_ROWS_KEPT:
-            # What a run returns may take a few rows more than the memory that it changes.
-            return Fingerprints(device, num_rows=1 << (num_rows - 1).bit_length())
-        stream = device.current_stream()
-        if self._kept is None or stream != self._stream:
-            self._kept = Fingerprints(device, num_rows=_MOST_ROWS_KEPT)
-            self._stream = stream
-        return self._kept
 
 
 def _by_piece(rows: torch.Tensor, chunk: Chunk, index: torch.Tensor) -> torch.Tensor:

@@ -7,17 +7,16 @@ one or two calls. In the buffer each piece begins a new row, so that sums over r
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from gapless.graphs.reads.touched import PLAIN_TYPES, joined, plain_parts, span_of
+from gapless.graphs.reads.touched import joined, plain_parts, span_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from gapless.device.base import Device
 
@@ -72,7 +71,6 @@ class Chunk:
     dtype: torch.dtype
     pieces: list[Piece] = field(default_factory=list)
     num_rows: int = 0
-    is_kept: bool = False
     _copied: list[_Copied] = field(default_factory=list)
     _piece_of_row: torch.Tensor | None = None
     _places: dict[int, list[tuple[_Copied, list[torch.Tensor]]]] = field(default_factory=dict)
@@ -103,10 +101,8 @@ class Chunk:
         return self._piece_of_row
 
     def forget(self) -> None:
-        """Let go of buffers, and of device memory that was made for it unless it is kept."""
-        self._places = {}
-        if not self.is_kept:
-            self._piece_of_row = None
+        """Let go of buffers, and of device memory that was made for it."""
+        self._places, self._piece_of_row = {}, None
 
     def _places_in(self, buffer: torch.Tensor) -> list[tuple[_Copied, list[torch.Tensor]]]:
         # These hold the buffer, so that no other one begins there.
@@ -125,50 +121,6 @@ class Chunk:
                 _Copied.of(some, width, self.num_bytes) for width, some in pieces.items()
             ]
         return self._copied
-
-
-# Of a tensor, what says which bytes of its storage it is of.
-_FORM = (
-    operator.attrgetter("shape", "dtype", "device"),
-    torch.Tensor.stride,
-    torch.Tensor.data_ptr,
-)
-
-
-class KeptChunks:
-    """Chunks of the memory of some tensors, kept for the next state as long as nothing of it has moved."""
-
-    def __init__(self) -> None:
-        self._forms: list[Any] = []
-        self._chunks: list[Chunk] = []
-        self._places: list[tuple[int, int]] = []
-
-    def of(
-        self, tensors: list[torch.Tensor], regions: Callable[[], Iterable[Region]], *others: object
-    ) -> Sequence[Chunk]:
-        """Return chunks of regions; those of the last time if they are of the same memory.
-
-        Args:
-            tensors: which decide what the regions are. The memory of these is held.
-            regions: returns them.
-            others: further objects that decide.
-        """
-        if any(type(one) not in PLAIN_TYPES or one.layout is not torch.strided for one in tensors):
-            return chunks_of(regions())
-        forms = [others, *(list(map(read, tensors)) for read in _FORM)]
-        if forms != self._forms or _places_of(self._chunks) != self._places:
-            self._forms = forms
-            self._chunks = chunks_of(regions())
-            for chunk in self._chunks:
-                chunk.is_kept = True
-            self._places = _places_of(self._chunks)
-        return self._chunks
-
-
-def _places_of(chunks: list[Chunk]) -> list[tuple[int, int]]:
-    """Return where storages lie, and how large they are: either may change while one is held."""
-    storages = [piece.region.storage for chunk in chunks for piece in chunk.pieces]
-    return [(storage.data_ptr(), storage.nbytes()) for storage in storages]
 
 
 @dataclass(frozen=True, slots=True)

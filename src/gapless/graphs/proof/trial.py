@@ -15,8 +15,6 @@ import torch
 from gapless.graphs.consent import Readiness
 from gapless.graphs.proof.capture_failure import capture_failed, why_it_failed
 from gapless.graphs.proof.device_state import DeviceState, RandomStates
-from gapless.graphs.proof.fingerprints import KeptFingerprints
-from gapless.graphs.proof.packing import KeptChunks, regions_of
 from gapless.graphs.proof.python_side import PythonSide, tensors_of
 from gapless.graphs.proof.same_results import NotProved, num_runs_of, prove
 from gapless.graphs.proof.step_capture import StepCapture
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 
     from gapless.graphs.callee import Callee
     from gapless.graphs.graph_pool import GraphPool
-    from gapless.graphs.proof.packing import Region
     from gapless.graphs.proof.proof_verdict import AnyVerdict, Distances, Verdict
     from gapless.graphs.reads.read_guards import ReadGuards
     from gapless.graphs.reads.weight_guards import KnownWeights
@@ -111,11 +108,6 @@ class Trial:
     def __post_init__(self) -> None:
         self._device = self.callee.device
         self._capture = StepCapture(self.callee, self.graphs, self.updates)
-        self._forget()
-        self.graphs.on_leave = self._forget
-
-    def _forget(self) -> None:
-        self._fingerprints, self._chunks = KeptFingerprints(), KeptChunks()
 
     def run(
         self, tree: Tree, reads: ReadGuards, watched: Watched, *, like: Proved | None = None
@@ -279,37 +271,25 @@ class Trial:
         # Compiled code shows nothing of what it writes to.
         tensors += graph.reads.tensors if touched is None else []
 
-        def named(tensors: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], list[str]]:
-            on_device = list(filter(self.callee.is_on_device, tensors))
-            names = graph.reads.names_by_address() if on_device else {}
-            for weight, gradient in side.gradients:
-                name = names.get(address_of(weight))
-                if name and gradient is not None:
-                    names.setdefault(address_of(gradient), f"the gradient of {name}")
-            for optimizer in side.optimizers:
-                for tensor, name in tensors_of(optimizer, names):
-                    names.setdefault(address_of(tensor), name)
-            return on_device, [names.get(address_of(tensor), "") for tensor in on_device]
-
-        def regions() -> list[Region]:
-            batch = WrittenMemory(filter(has_address, tree.leaves))
-            apart = [tensor for tensor in watched.written if not batch.holds_any([tensor])]
-            return regions_of(*named([*tensors, *apart]))
-
-        # Others hold the memory of these as long as there are graphs.
-        chunks = self._chunks.of(
-            tensors, regions, touched, watched.beside, self._device.current_stream()
-        )
+        batch = WrittenMemory(filter(has_address, tree.leaves))
+        tensors += [tensor for tensor in watched.written if not batch.holds_any([tensor])]
         made = set(map(id, graph.gradients.made_of(side.gradients)))
-        gradients = [one for _, one in side.gradients if one is not None and id(one) not in made]
-        passing, names = named([*gradients, *side.kept.tensors()])
+        tensors += [one for _, one in side.gradients if one is not None and id(one) not in made]
+        tensors += side.kept.tensors()
+        on_device = list(filter(self.callee.is_on_device, tensors))
+        names = graph.reads.names_by_address() if on_device else {}
+        for weight, gradient in side.gradients:
+            name = names.get(address_of(weight))
+            if name and gradient is not None:
+                names.setdefault(address_of(gradient), f"the gradient of {name}")
+        for optimizer in side.optimizers:
+            for tensor, name in tensors_of(optimizer, names):
+                names.setdefault(address_of(tensor), name)
         return DeviceState(
-            passing,
+            on_device,
             self._device,
-            names=names,
+            names=[names.get(address_of(tensor), "") for tensor in on_device],
             generators=watched.generators,
-            fingerprints=self._fingerprints,
-            chunks=chunks,
         )
 
     def _touches_others(
