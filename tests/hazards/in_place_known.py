@@ -23,8 +23,6 @@ _KNOWN = {
     "autocast_with_a_late_second_call": _CASTS,
     "dropout_between_two_backward_passes": _RAISES,
     "weights_are_swapped": _SWAPS,
-    "input_is_changed_before_backward": "a backward pass that torch refuses for a changed input "
-    "leaves no gradients, where the one as written leaves those before the error",
 }
 
 
