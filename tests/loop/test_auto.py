@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from gapless.device.cpu import CpuDevice
+from gapless.graphs import warm_ups
 from gapless.graphs.callee import Callee
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.captured_step import CapturedStep
-from gapless.graphs.reads.observation import Observer
 from gapless.graphs.refusal import Refusal, host_read
 from gapless.graphs.step_run import StepRun
 from gapless.loop import auto as autostep
@@ -305,13 +305,13 @@ def test_epochs_of_one_batch_leave_nothing_to_measure_and_it_is_said():
 def test_a_step_that_is_measured_is_watched_no_more(monkeypatch):
     """Only the first two runs of a kind of batch are watched, for what a capture has to know."""
     watched = []
-    real = Observer.watch
+    real = warm_ups.observed
 
-    def counted(self, **how):
-        watched.append(how)
-        return real(self, **how)
+    def counted(*args, sees_reads, **how):
+        watched.append(sees_reads)
+        return real(*args, sees_reads=sees_reads, **how)
 
-    monkeypatch.setattr(Observer, "watch", counted)
+    monkeypatch.setattr(warm_ups, "observed", counted)
     with SimulatedDevice(scheduler="asap") as device:
         captured = CapturedStep(
             Callee(lambda batch: batch + 1, device=device, host_waits=HostWaits(device))
@@ -319,8 +319,5 @@ def test_a_step_that_is_measured_is_watched_no_more(monkeypatch):
         for _ in range(6):
             captured.run_eagerly(flatten(device.device_buffer(4)))
 
-    assert watched == [
-        {"is_first": True, "is_last": False},
-        {"is_first": False, "is_last": True},
-    ]
+    assert watched == [True, True]
     assert captured.report.num_eager == 6

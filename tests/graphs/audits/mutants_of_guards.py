@@ -355,8 +355,8 @@ VERDICTS = [
     GuardMutant(
         "the node of a replay",
         "_Replayed.backward",
-        "(None, None, *ctx.graph.backward(run, given))",
-        "(None, None, *[one if one is None else one * 2 for one in ctx.graph.backward(run, given)])",
+        "(None, None, *ctx.graph.backward(ctx.run, given))",
+        "(None, None, *[one if one is None else one * 2 for one in ctx.graph.backward(ctx.run, given)])",
         "plain",
         "in_place",
     ),
