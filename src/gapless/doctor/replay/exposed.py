@@ -11,7 +11,7 @@ All times are microseconds of one clock. No torch: gaps are made up in tests.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -60,18 +60,12 @@ class HostSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Charge:
-    """A part of a gap and its cause.
-
-    Attributes:
-        is_return: whether the host was still in the wait: the time from the end of the work until
-            the host returned. The rest of a wait's charge is work that could have been queued earlier.
-    """
+    """A part of a gap and its cause."""
 
     cause: GapCause
     start_us: float
     end_us: float
     owner: int | None = None
-    is_return: bool = False
 
     @property
     def us(self) -> float:
@@ -203,7 +197,7 @@ def _piece(
     held = next((wait for wait in reversed(waits) if wait.start_us <= start), None)
     middle = (start + end) / 2
     if held is not None and middle <= held.end_us:
-        return Charge(cause="wait", start_us=start, end_us=end, owner=held.owner, is_return=True)
+        return Charge(cause="wait", start_us=start, end_us=end, owner=held.owner)
     at = [span for span in others if span.start_us <= middle <= span.end_us]
     for kind in ("loader", "collective", "gc", "allocation"):
         span = next((span for span in at if span.kind == kind), None)
@@ -232,18 +226,8 @@ def _merged(pieces: list[Charge]) -> list[Charge]:
     merged: list[Charge] = []
     for piece in pieces:
         last = merged[-1] if merged else None
-        if last and (last.cause, last.owner, last.is_return) == (
-            piece.cause,
-            piece.owner,
-            piece.is_return,
-        ):
-            merged[-1] = Charge(
-                cause=last.cause,
-                start_us=last.start_us,
-                end_us=piece.end_us,
-                owner=last.owner,
-                is_return=last.is_return,
-            )
+        if last and (last.cause, last.owner) == (piece.cause, piece.owner):
+            merged[-1] = replace(last, end_us=piece.end_us)
         else:
             merged.append(piece)
     return merged

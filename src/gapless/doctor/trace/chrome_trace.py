@@ -126,16 +126,12 @@ class Synchronisation:
     """What the driver says of a wait; -1 where it does not know.
 
     Attributes:
-        kind: such as "Stream Sync" or "Stream Wait Event".
         stream: that the host waits for; or that waits, for an event.
         on_stream: on which the event was recorded that is waited for.
-        recorded_by: correlation of the call that recorded it.
     """
 
-    kind: str
     stream: int
     on_stream: int
-    recorded_by: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,8 +166,6 @@ class Trace:
         steps: beginnings of steps; the last one is the end of the last step.
         main: thread of the steps; None without any.
         synchronisations: by the correlation of the call.
-        device: the number of the device; None where it did nothing.
-        other_devices: that did something as well.
         clock_us: to add to `time.perf_counter_ns() / 1000` to get the trace's time; None if unknown.
     """
 
@@ -182,8 +176,6 @@ class Trace:
     steps: tuple[float, ...] = ()
     main: int | None = None
     synchronisations: Mapping[int, Synchronisation] = field(default_factory=dict)
-    device: int | None = None
-    other_devices: tuple[int, ...] = ()
     clock_us: float | None = None
 
     @cached_property
@@ -220,17 +212,14 @@ def read_trace(events: Iterable[Mapping[str, Any]], *, step_ns: Sequence[int] = 
         by_kind[event.get("cat", "")].append(event)
     host = [*by_kind["cpu_op"], *by_kind["user_annotation"]]
     steps, main = _steps(host, origin)
-    device, works, others = _works(by_kind, origin)
     return Trace(
         calls=_calls([*by_kind["cuda_runtime"], *by_kind["cuda_driver"]], origin),
-        works=works,
+        works=_works(by_kind, origin),
         operations=_operations(host, origin),
         marks=_marks(host, origin),
         steps=steps,
         main=main,
         synchronisations=_synchronisations(by_kind["cuda_sync"]),
-        device=device,
-        other_devices=others,
         clock_us=_clock(steps, step_ns),
     )
 
@@ -289,24 +278,19 @@ def _calls(events: list[Mapping[str, Any]], origin: float) -> tuple[Call, ...]:
     return tuple(sorted(found, key=lambda call: (call.start_us, -call.end_us)))
 
 
-def _works(
-    by_kind: Mapping[str, list[Mapping[str, Any]]], origin: float
-) -> tuple[int | None, tuple[Work, ...], tuple[int, ...]]:
-    """Return the device that worked most, its work, and the other devices."""
+def _works(by_kind: Mapping[str, list[Mapping[str, Any]]], origin: float) -> tuple[Work, ...]:
+    """Return the work of the device that worked most."""
     by_device: dict[int, list[Work]] = defaultdict(list)
     for category, kind in _WORK_KINDS.items():
         for event in by_kind.get(category, ()):
             args = event.get("args", {})
             by_device[_int(args.get("device", 0))].append(_work(event, kind=kind, origin=origin))
-    if not by_device:
-        return None, (), ()
-    totals = {
-        device: sum(work.end_us - work.start_us for work in works)
-        for device, works in by_device.items()
-    }
-    most = max(totals, key=lambda device: totals[device])
-    works = tuple(sorted(by_device[most], key=lambda work: (work.start_us, work.end_us)))
-    return most, works, tuple(sorted(set(by_device) - {most}))
+    most = max(
+        by_device.values(),
+        key=lambda its: sum(one.end_us - one.start_us for one in its),
+        default=[],
+    )
+    return tuple(sorted(most, key=lambda work: (work.start_us, work.end_us)))
 
 
 def _work(event: Mapping[str, Any], *, kind: str, origin: float) -> Work:
@@ -356,10 +340,8 @@ def _synchronisations(events: list[Mapping[str, Any]]) -> dict[int, Synchronisat
     for event in events:
         args = event.get("args", {})
         found[_int(args.get("correlation"))] = Synchronisation(
-            kind=str(args.get("cuda_sync_kind", event["name"])),
             stream=_known(args.get("stream")),
             on_stream=_known(args.get("wait_on_stream")),
-            recorded_by=_known(args.get("wait_on_cuda_event_record_corr_id")),
         )
     found.pop(-1, None)
     return found
