@@ -268,7 +268,8 @@ class _Walk(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         if isinstance(node.func, ast.Attribute):
             name = node.func.attr
-            if name in ("backward", "manual_backward") or (name == "step" and _is_optimizer(node)):
+            is_step = name == "step" and any(map(_OPTIMIZER.search, _words(node.func.value)))
+            if name in ("backward", "manual_backward") or is_step:
                 self._training.append(self._around)
                 self._lines_that_train.append(node.lineno)
             self._its.evaluates |= name == "eval" and not node.args
@@ -276,11 +277,6 @@ class _Walk(ast.NodeVisitor):
             called, *_ = [*_words(node.func), ""]
             self._its.calls.setdefault(called, []).append(self._around[-1])
         self.generic_visit(node)
-
-
-def _is_optimizer(call: ast.Call) -> bool:
-    owner = getattr(call.func, "value", None)
-    return any(_OPTIMIZER.search(word) for word in _words(owner))
 
 
 def _is_eval(node: ast.stmt) -> bool:

@@ -189,7 +189,7 @@ def operation(flow: Flow, done: Call, path: str, operands: list[Value]) -> Value
     if (named := device_of(done)) is not None:
         place = {"device": DEVICE, "cpu": HOST_TENSOR}.get(named, TENSOR)
     elif place.kind != "host tensor":
-        _note_operation(flow, done, path, last, place, operands)
+        _note_operation(flow, done, path, last, place)
     if last in torch_names.EQUALS or last in torch_names.HOST_FUNCTIONS:
         return HOST
     joins = last in torch_names.JOIN_MASKS and operands
@@ -199,9 +199,7 @@ def operation(flow: Flow, done: Call, path: str, operands: list[Value]) -> Value
     return place
 
 
-def _note_operation(
-    flow: Flow, done: Call, path: str, last: str, place: Value, operands: list[Value]
-) -> None:
+def _note_operation(flow: Flow, done: Call, path: str, last: str, place: Value) -> None:
     name = path if path.startswith("torch.") else f"Tensor.{last}"
     is_function = name is path
     if last in torch_names.SHAPES or (last == "where" and is_function and len(done.values) == 1):
