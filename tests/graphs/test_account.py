@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections import deque
 from random import Random
 
@@ -124,13 +122,6 @@ def test_an_action_that_takes_longer_than_was_guessed_is_the_last_for_long(facto
     assert loop.clock.now <= (1 + SHARE) * loop.as_written_s + ALLOWANCE_S + most
 
 
-def test_calls_that_take_long_are_learnt_soon():
-    """Most of what the host does to watch and to capture does not take longer for them."""
-    loop = Loop([0.3], {"watch": 2.0, "capture": 5.0}, 0.1)
-    done = [loop.call(0) for _ in range(100)]
-    assert done.index("replay") < 80
-
-
 class SlowerHost:
     """Replays that take 1 ms, on a host that becomes half as fast; all but 1 ms is the loop's own."""
 
@@ -208,19 +199,6 @@ def test_an_audit_that_replays_earn_back_is_the_way_out_of_debt():
     assert may == [False, True, False]
 
 
-def test_a_small_object_does_not_tell_what_a_large_one_takes():
-    """What is done beside runs does not grow with them: an optimizer is watched in fifty of its short calls."""
-    account = Account(lambda: 0.0)
-    small, large = CallTimes(TimeSpent()), CallTimes(TimeSpent())
-    small.num, small.as_written_s = NUM_PLAIN, 0.002
-    large.num, large.as_written_s = NUM_PLAIN, 0.1
-    account._actions["watch"] = account._actions["first watch"] = deque([(0.1, 0.002)])
-    account._actions["capture"] = deque([(0.4, 0.002)])
-    account.as_written_s = 20.0
-
-    assert account.may_learn(large, has_begun=False, num_calls=10)
-
-
 def test_a_kind_that_waits_for_room_holds_back_those_of_shorter_calls():
     """A model saves more than its optimizer, which comes behind it and needs less room."""
     account = Account(lambda: 0.0)
@@ -262,17 +240,6 @@ def test_a_pause_is_none_of_ours():
     assert loop.account.debt_s < before + 0.02
 
 
-@pytest.mark.parametrize("num_before", [4, 5, 6, 50])
-def test_a_pause_behind_any_call_is_none_of_ours(num_before):
-    """Whether it was plain, watched, captured or replayed."""
-    loop = Loop([0.01], {"watch": 3.0, "capture": 5.0}, 0.1)
-    for _ in range(num_before):
-        loop.call(0)
-    loop.call(0, pause_s=100.0)
-    loop.call(0)
-    assert loop.account.debt_s < 0.2
-
-
 def test_what_a_library_takes_to_load_leaves_less_for_all_of_them():
     """Not for watches alone: what is left is shared as ever."""
     loop = Loop([0.1], {"watch": 3.0, "capture": 5.0}, 0.1)
@@ -280,14 +247,6 @@ def test_what_a_library_takes_to_load_leaves_less_for_all_of_them():
     done = [loop.call(0) for _ in range(1_000)]
     assert done[-1] == "replay"
     assert "replay" not in done[:5]
-
-
-def test_a_loader_that_stalls_now_and_then_is_no_debt_of_ours(monkeypatch):
-    """Calls as written are longer than their median then; the loop is learnt once there is room."""
-    monkeypatch.setattr(account, "ALLOWANCE_S", 0.0)
-    loop = Loop([0.01], {"watch": 3.0, "capture": 5.0}, 0.1)
-    done = [loop.call(0, pause_s=0.03 if number % 4 == 0 else 0.0) for number in range(2_000)]
-    assert done[-1] == "replay"
 
 
 def test_what_comes_seldom_is_not_learnt():
@@ -298,20 +257,6 @@ def test_what_comes_seldom_is_not_learnt():
 
     assert done[-1] == "replay"
     assert loop.num_learnt == 1
-
-
-def test_a_kind_of_many_is_learnt_once_it_has_come_often_enough():
-    """A loop that has gone on for long is expected to go on for as long."""
-    loop = Loop([0.01] * 40, {"watch": 3.0, "capture": 20.0}, 0.5)
-    draw = Random(0)
-    learnt = []
-    for _ in range(20_000):
-        loop.call(draw.randrange(40))
-        learnt.append(loop.num_learnt)
-
-    assert learnt[500] < 20
-    assert learnt[-1] == 40
-    assert loop.account.debt_s < -60.0
 
 
 def test_what_the_first_capture_takes_is_not_expected_of_others():
@@ -379,18 +324,6 @@ def test_a_graph_whose_audit_waits_for_room_is_not_replayed(monkeypatch):
     assert any(replays[:15])
     assert not any(replays[20:30])
     assert any(replays[30:])
-
-
-def test_a_device_is_let_go_though_it_has_an_account():
-    """Many devices come and go in a run of tests: an account does not keep its own."""
-    device = SimulatedDevice()
-    reference = weakref.ref(device)
-    assert account.account_of(device) is account.account_of(device)
-
-    del device
-    gc.collect()
-
-    assert reference() is None
 
 
 # --- judged from outside, on a virtual clock ---

@@ -339,17 +339,6 @@ def test_replays_of_users_ranks_stay_quick(device, users, monkeypatch):
     assert 1 <= step.report.audits.num == step.report.audits.num_equal <= 4
 
 
-@pytest.mark.parametrize("other", [NOT_YET, NEVER])
-def test_what_a_rank_of_a_user_cannot_none_does(device, users, other):
-    """Replays go on."""
-    users(audit=other)
-    step, seen = of_users(device, audit_every=5)
-
-    assert seen == of_users(device)[1]
-    assert step.report.audits.num == 0
-    assert step.report.num_replays == 37
-
-
 @pytest.mark.filterwarnings("ignore::gapless.CaptureWarning")
 def test_a_difference_on_another_rank_of_a_user(device, users):
     """All capture anew at the next call at which they tell each other, and end at a second one."""

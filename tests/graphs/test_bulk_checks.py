@@ -137,23 +137,6 @@ def test_a_dictionary_that_is_written_to_all_the_time_is_still_compared(versions
     assert tables.hold()
 
 
-@pytest.mark.parametrize("kind", [dict, collections.OrderedDict])
-def test_a_dictionary_that_was_empty_is_compared_when_it_is_not(versions, kind):
-    table = kind()
-    tables = compared(Counted(table, "a"))
-
-    assert tables.hold()
-    table["other"] = 1
-    assert tables.hold()
-    table["a"] = 1
-    assert not tables.hold()
-    del table["a"]
-    assert tables.hold()
-    table.clear()
-    table["a"] = 1
-    assert not tables.hold()
-
-
 def test_a_dictionary_that_others_have_found_to_be_written_to_is_compared_by_all():
     """Rows that are asked in two places know of each other's changes."""
     table = {"a": 1}
@@ -278,25 +261,6 @@ def test_what_is_written_anew_with_an_equal_value_is_no_change(guarded):
         assert guards.holds(), guards.first_changed()
     model.scale = -0.0
     assert not guards.holds()
-
-
-def test_equal_defaults_of_keywords_are_others():
-    """A step reads those that are there now, which may be written to later."""
-
-    def scaled(x, *, options={"by": 2.0}):  # noqa: B006
-        return x * options["by"]
-
-    def step(batch):
-        return scaled(batch).sum()
-
-    watch, _ = watched(step)
-    guards = watch.guards()
-    assert guards.holds()
-
-    scaled.__kwdefaults__ = {"options": scaled.__kwdefaults__["options"]}
-
-    assert not guards.holds()
-    assert guards.first_changed() is not None
 
 
 def test_hooks_that_come_and_go_elsewhere_are_no_change(guarded):

@@ -89,15 +89,6 @@ def test_replays_that_are_slower_on_the_device_are_given_up(device):
     assert "3.000 ms with replays and 2.000 ms as written" in str(loop.report)
 
 
-def test_replays_that_are_slower_on_the_host_are_given_up(device):
-    """What the host spends counts where the device waits for it."""
-    loop = Loop(device, model_on(device), host=(2.0, 3.0))
-
-    loop.run(ENOUGH)
-
-    assert not any(loop.were_replays[-10:])
-
-
 def test_a_device_that_works_off_replays_says_nothing_about_the_host(device):
     """As written the host is late; a few such calls hide behind the replays that it ran ahead by."""
     loop = Loop(device, model_on(device), host=(8.0, 3.9), on_device=(3.9, 4.0))
@@ -192,20 +183,6 @@ def test_an_object_that_is_let_go_in_the_middle_does_not_keep_others_waiting(dev
 
     assert kept() is None
     assert not any(second.were_replays[-10:])
-
-
-def test_an_object_that_is_not_called_any_more_gives_way(device, monkeypatch):
-    """After many calls of the one that waits."""
-    monkeypatch.setattr(account, "_MOST_OTHERS", 40)
-    first = Loop(device, model_on(device), on_device=(1.0, 1.1))
-    first.run(3 + call_windows.NUM_BEFORE + 12)
-    second = Loop(device, model_on(device), on_device=(1.0, 1.1))
-
-    second.run(ENOUGH + 60)
-    first.run(2 * ENOUGH)
-
-    assert not any(second.were_replays[-10:])
-    assert not any(first.were_replays[-10:])
 
 
 def test_calls_of_another_kind_have_graphs_all_the_same(device):
@@ -380,17 +357,6 @@ def test_a_method_that_did_not_pay_is_measured_again(device, monkeypatch):
     assert all(loop.were_replays[-10:])
 
 
-def test_kinds_of_calls_that_pay_stay_graphs(device):
-    """Where others do not, as those of one row that act in an environment."""
-    loop = Loop(device, model_on(device))
-    for _ in range(LEFT):
-        for rows, replayed_ms in ((1, 1.1), (64, 0.5)):
-            loop._on_device = (1.0, replayed_ms)
-            loop.step(rows=rows)
-
-    assert loop.were_replays[-4:] == [False, True, False, True]
-
-
 def test_an_object_with_calls_that_wait_is_not_let_go_of(device):
     """They may be graphs once there is room."""
     loop = Loop(device, model_on(device), on_device=(1.0, 1.1))
@@ -470,17 +436,6 @@ def test_calls_that_wait_for_room_are_looked_at_now_and_then(device, monkeypatch
     assert loop.report.num_steps == 400
     assert 10 < len(looks) < 80
     assert account.account_of(device).as_written_s > 0.25
-
-
-def test_slow_calls_that_wait_are_looked_at_each_time(device, monkeypatch, looks):
-    """Beside what they take it is nothing, and the first that has room is not passed by."""
-    monkeypatch.setattr(account, "ALLOWANCE_S", 0.0)
-    monkeypatch.setattr(account, "SHARE", 0.0)
-    loop = Loop(device, Slow(device, 100.0))
-
-    loop.run(150)
-
-    assert len(looks) == 150
 
 
 def test_what_comes_before_a_call_is_known_is_no_time_as_written(device, monkeypatch):

@@ -180,19 +180,6 @@ def run_with_weights(device, weights):
     return step.report
 
 
-def test_a_few_calls_with_new_numbers_are_told_in_the_report_alone(device, recwarn):
-    """Until one comes again: whoever tries ten steps reads why none is captured."""
-    told = "argument 'weight' (float) was new in each call"
-
-    assert run_with_weights(device, [n / 100 for n in range(5)]).note is None
-    assert run_with_weights(device, [n / 100 for n in range(10)]).note == told
-    assert run_with_weights(device, [*[n / 100 for n in range(10)], 0.05]).note is None
-    assert run_with_weights(device, [*[n / 100 for n in range(10)], 0.09]).note is None
-    # Then a refusal says it.
-    assert run_with_weights(device, [n / 100 for n in range(40)]).note is None
-    assert [one for one in recwarn if "was new" in str(one.message)] == []
-
-
 @pytest.mark.parametrize("num_calls", [1, 2, 3, 4])
 def test_a_number_that_stays_for_a_few_calls_ends_watching_and_is_named(device, num_calls):
     """As a weight on a schedule: each number would be a graph that is not used again."""
@@ -223,24 +210,6 @@ def test_odd_calls_with_numbers_that_never_come_again_run_on(device, form):
     assert returned == [len(ODD_CALLS[form](0, x))] * 90
 
 
-NAMED = {
-    "by its function": (lambda x, beta: x * 1.0, "argument 'beta' (int) differs"),
-    "by its place": (lambda *args: args[0] * 1.0, "argument 2 (int) differs"),
-}
-
-
-@pytest.mark.parametrize("form", NAMED)
-def test_an_argument_that_never_comes_again_is_named(device, form):
-    """What a function takes as `*args` has a number alone."""
-    function, said = NAMED[form]
-    step = gapless.capture(function, device=device)
-    (x,) = gapless.prefetch([torch.ones(2)], device)
-    for number in range(80):
-        step(x, number // 2)
-
-    assert said in str(step.report.refusal)
-
-
 @pytest.mark.parametrize(
     "weights",
     [
@@ -257,32 +226,6 @@ def test_numbers_that_come_again_or_stay_have_graphs(device, weights):
 
     assert report.num_graphs == len(set(weights))
     assert report.num_replays >= len(weights) - 4 * len(set(weights))
-
-
-LABELS = {
-    "in a row": lambda labels: labels,
-    "every other one": lambda labels: labels.repeat_interleave(2)[::2],
-    "one": lambda labels: labels[1],
-    "in columns": lambda labels: labels.view(2, 2).t(),
-}
-
-
-@pytest.mark.parametrize("kind", LABELS)
-def test_labels_beside_floats_keep_all_their_bits(device, kind):
-    """They are copied into a graph in one launch with the floats."""
-
-    def step(batch):
-        rows, labels = batch
-        return rows * 1.0, labels + 0
-
-    seen_as_float = [0x7F800001_7FC00001, -1, 1, -(2**63)]
-    data = [(torch.ones(3), torch.tensor(seen_as_float) ^ number) for number in range(12)]
-    data = [(rows, LABELS[kind](labels)) for rows, labels in data]
-    captured = gapless.capture(step, device=device)
-    found = [captured(batch)[1].tolist() for batch in gapless.prefetch(data, device)]
-
-    assert found == [labels.tolist() for _, labels in data]
-    assert captured.report.num_replays == 9
 
 
 # --- warm-up ---
@@ -335,24 +278,6 @@ def test_code_that_was_compiled_before_is_seen_to_run(device, is_view):
 
     assert is_view == [True, False]
     assert step.report.num_graphs == 1
-
-
-def test_without_compiled_code_no_batch_is_copied_for_a_warm_up_run(device, is_view):
-    """Only compiled code tells the difference."""
-    step = gapless.capture(plain_sum, device=device)
-    for batch in gapless.prefetch(views_on(device), device):
-        step(batch)
-
-    assert is_view == [True, True]
-
-
-def test_under_auto_the_last_run_before_a_capture_takes_a_batch_of_its_own(device, is_view):
-    """The first steps of `auto` are eager too, and one of them counts as that run."""
-    with TrainLoop(plan="auto", device=device) as loop:
-        loop.run_epoch(views_on(device) * 4, compiled_sum())
-
-    assert loop.capture_report.num_graphs == 1
-    assert is_view == [True, True, False]
 
 
 def test_a_step_that_reads_is_refused_with_the_line(device):

@@ -165,15 +165,6 @@ def test_a_rank_captures_again_with_one_that_has_lost_a_graph(device):
     assert loop.capture_report.num_graphs == 2
 
 
-class Flagged(Training):
-    """Reads a flag of its own, which a graph bakes in."""
-
-    flag = 0
-
-    def loss_of(self, batch):
-        return super().loss_of(batch) * (2 if self.flag else 1)
-
-
 def replays_of(device, training, data, *, before=None, on_batch=None, num=6):
     """Train for some epochs as one of two ranks; return each epoch's replays, and the report."""
     replays = [0]
@@ -187,68 +178,6 @@ def replays_of(device, training, data, *, before=None, on_batch=None, num=6):
             )
             replays.append(loop.capture_report.num_replays)
     return [after - before for before, after in pairwise(replays)], loop.capture_report
-
-
-def test_a_rate_of_each_step_is_read_anew_on_ranks_too(device):
-    """After one epoch as written its numbers are no part of the graph."""
-    training = Training(device)
-
-    def changes(epoch, progress):
-        training.group["lr"] *= 0.999
-
-    replays, report = replays_of(device, training, batches(*[4] * 60), on_batch=changes)
-
-    assert replays[-1] == 60
-    assert report.num_graphs == 2
-
-
-def test_settings_in_turn_have_a_graph_each_on_ranks_too(device):
-    """The second is captured in the second epoch that begins with it."""
-    training = Flagged(device)
-
-    def changes(epoch):
-        training.flag = epoch % 2
-
-    replays, report = replays_of(device, training, batches(*[4] * 8), before=changes, num=8)
-
-    assert replays == [5, 0, 8, 6, 8, 8, 8, 8]
-    assert len(report.changes) == 1
-
-
-def test_one_odd_call_of_each_epoch_costs_ranks_no_graph(device):
-    """What holds again when an epoch begins is kept."""
-    training = Flagged(device)
-
-    def is_odd(epoch, progress):
-        training.flag = progress.batch == 3
-
-    replays, report = replays_of(device, training, batches(*[4] * 4), on_batch=is_odd)
-
-    assert replays[1:] == [3] * 5
-    assert report.num_graphs == 1
-
-
-def test_a_mode_that_watches_one_call_costs_ranks_no_graph(device):
-    """It speaks against that call alone."""
-
-    def watches(epoch, progress):
-        torch.autograd.set_detect_anomaly(epoch == 1 and progress.batch == 4)
-
-    replays, _ = replays_of(device, Training(device), batches(*[4] * 8), on_batch=watches)
-
-    assert replays == [5, 7, 8, 8, 8, 8]
-
-
-def test_nothing_is_captured_in_a_mode_that_watches(device):
-    """Ranks go on asking until it is over."""
-
-    def watches(epoch, progress):
-        torch.autograd.set_detect_anomaly(epoch == 0 and progress.batch in (2, 3))
-
-    replays, report = replays_of(device, Training(device), batches(*[4] * 8), on_batch=watches)
-
-    assert replays == [3, *[8] * 5]
-    assert (report.num_graphs, report.changes) == (1, [])
 
 
 def test_a_rest_of_ranks_ends(device):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -120,21 +118,6 @@ def test_other_code_in_a_further_kind_is_followed():
     assert others.first_changed().name == "thing.beta"
 
 
-def test_a_write_in_a_branch_of_a_further_kind_is_told():
-    """No other code runs, but something is changed."""
-    thing = Thing(count=0)
-
-    def step(batch):
-        if len(batch) > 3:
-            thing.count += 1
-        return batch.sum()
-
-    watch, _ = watched_twice(step)
-    runs = [run_of(watch, step, 5) for _ in range(2)]
-
-    assert [names(run) for run in runs] == [[], ["thing.count"]]
-
-
 def test_a_write_in_the_second_run_of_a_further_kind_is_told():
     """That run is seen by no profiler."""
     seen = []
@@ -191,24 +174,6 @@ def test_an_object_that_a_further_kind_is_the_first_to_be_given_is_guarded():
     assert not guards.holds()
 
 
-def test_two_keys_of_one_shape_are_seen_by_a_profiler_each(profiled):
-    """Values of the batch may lead a step another way."""
-    thing = Thing(alpha=0.5)
-
-    def step(batch):
-        return batch.sum() * thing.alpha
-
-    watch, guards = watched_twice(step)
-    profiled.clear()
-    for key in (1, 2, 1, 2):
-        batch = torch.ones(5)
-        with watch.watch((batch,), {}, key=key):
-            step(batch)
-
-    assert len(profiled) == 2
-    assert guards.holds()
-
-
 def test_a_batch_that_the_step_has_reached_is_no_known_kind(searches):
     """What stands in a place may be what comes as the batch."""
     thing = Thing(kept=torch.ones(5))
@@ -222,25 +187,6 @@ def test_a_batch_that_the_step_has_reached_is_no_known_kind(searches):
         step(thing.kept)
 
     assert searches != []
-
-
-def test_nothing_is_held_once_the_guards_are_gone():
-    """What was reached is let go with them."""
-    thing = Thing(part=Thing(alpha=0.5))
-
-    def step(batch):
-        return batch.sum() * thing.part.alpha
-
-    watch, guards = watched_twice(step)
-    run_of(watch, step, 5)
-    watch.let_go()
-    part = weakref.ref(thing.part)
-    thing.part = Thing(alpha=1.0)
-    del guards
-    gc.collect()
-
-    assert watch is not None
-    assert part() is None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import torch
 import gapless
 from gapless.graphs.reads import weight_guards
 from gapless.graphs.reads.guard_rows import GuardRows
-from gapless.graphs.reads.host_watch import HostWatch
 from gapless.graphs.reads.read_check import Change
 from gapless.graphs.reads.weight_guards import GradientsInPlace, WeightsInPlace
 from gapless.graphs.replay.step_guards import StepGuards
@@ -217,27 +216,6 @@ def test_after_too_many_changes_a_step_is_tried_again(device):
     assert refusals[20].kind == "too_many_changes"
     assert refusals[-1] is None
     assert report.num_replays > 20
-
-
-def test_a_value_that_is_never_the_same_is_hardly_watched(device, monkeypatch):
-    """Where no replay comes between two changes, more than a few watched calls are in vain."""
-    watched, watch = [], HostWatch.watch
-    monkeypatch.setattr(
-        HostWatch, "watch", lambda *args, **key: watched.append(1) or watch(*args, **key)
-    )
-
-    report, _ = anneal(device, [float(number) for number in range(400)])
-
-    assert report.num_replays == 0
-    assert len(watched) < 15
-
-
-def test_a_value_that_comes_back_finds_its_graph(device):
-    """Two values in turns have a graph each."""
-    report, _ = anneal(device, [0.5, 0.25] * 20)
-
-    assert (report.num_graphs, report.refusal) == (2, None)
-    assert report.num_replays > 30
 
 
 def test_at_most_eight_values_have_a_graph_at_one_time(device):

@@ -92,28 +92,6 @@ def test_300_shapes_are_right_bounded_and_told_of_in_one_line(device):
     assert report.num_replays == before + 1
 
 
-def test_one_limit_holds_for_training_and_evaluation_together(device):
-    """They are of one object, and one memory."""
-    model = gapless.capture(model_on(device), device=device, max_graphs=3)
-    with pytest.warns(gapless.CaptureWarning, match="there are 3 graphs already"):
-        train_and_evaluate(device, model, most_rows=3)
-
-    assert num_graphs_of(model) == 3
-
-
-def test_graphs_that_are_gone_do_not_count(device):
-    """Weights that have moved are captured anew."""
-    model = gapless.capture(model_on(device), device=device, max_graphs=1)
-    train(device, model, 3, num=5)
-    model[0].weight.data = model[0].weight.data.clone()
-
-    train(device, model, 3, num=6)
-
-    report = gapless.capture_report(model)
-    assert report.refusals == []
-    assert (report.num_graphs, num_graphs_of(model)) == (2, 1)
-
-
 @pytest.mark.slow
 def test_a_budget_is_respected(device):
     """The last graph may need more than was expected of it, and none comes after it."""

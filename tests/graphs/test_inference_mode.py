@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import gapless
 from gapless.testing.simulated.simulated_device import SimulatedDevice
@@ -42,21 +41,6 @@ def predicts_in_two_forms(model):
     def step(x):
         scores = model(x)
         return {"scores": scores, "first": scores[:, 0], "best": scores.argmax(1)}
-
-    return step
-
-
-def trains_and_predicts(model):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(x):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x).sum(1), x.sum(1))
-        loss.backward()
-        optimizer.step()
-        with torch.inference_mode():
-            after = model(x)
-        return loss.detach(), after, after.argmax(1)
 
     return step
 
@@ -105,16 +89,6 @@ def test_a_replay_returns_what_the_step_returns(device, make, around):
     step = gapless.capture(make(model_on(device)), device=device)
 
     assert run(step, given, around=around) == expected
-    assert step.report.num_replays > 0, step.report.refusals
-
-
-def test_a_step_may_return_tensors_of_both_kinds(device):
-    given = batches(device)
-    expected = run(trains_and_predicts(model_on(device)), given)
-
-    step = gapless.capture(trains_and_predicts(model_on(device)), device=device)
-
-    assert run(step, given) == expected
     assert step.report.num_replays > 0, step.report.refusals
 
 
@@ -175,39 +149,3 @@ def test_one_memory_in_both_kinds_is_refused(device):
         assert alias.tolist() == doubled.tolist()
 
     assert "cannot make anew" in str(captured.report)
-
-
-class SeesItsOwnScores(nn.Module):
-    """Returns scores to train with, and the best of them to look at."""
-
-    def __init__(self, device):
-        super().__init__()
-        self.inner = model_on(device)
-
-    def forward(self, x):
-        scores = self.inner(x)
-        with torch.inference_mode():
-            best = scores.detach().max(1).values + 1
-        return scores, best
-
-
-def fit(model, given):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found = []
-    for x in given:
-        scores, best = model(x)
-        optimizer.zero_grad()
-        loss = scores.square().mean()
-        loss.backward()
-        optimizer.step()
-        found.append((best.is_inference(), best.tolist(), loss.item()))
-    return found
-
-
-def test_a_module_in_place_may_return_both(device):
-    given = batches(device)
-    expected = fit(SeesItsOwnScores(device), given)
-    model = SeesItsOwnScores(device)
-    gapless.capture(model, device=device)
-
-    assert fit(model, given) == expected

@@ -130,16 +130,6 @@ def test_tensors_that_share_memory_share_it_after_a_replay(hidden):
     assert hidden["last"]["first"].tolist() == [0.0]
 
 
-def test_what_the_loop_puts_there_is_read(hidden):
-    """Such as zeros at the beginning of a sequence."""
-    _, replay = captured(hidden, doubles)
-    replay()
-    hidden["h"] = torch.full((2,), 5.0)
-    replay()
-
-    assert hidden["h"].tolist() == [10.0, 10.0]
-
-
 def test_after_a_try_the_places_hold_what_they_held(hidden):
     """The same objects, any number of times."""
     first, number = hidden["h"], hidden.setdefault("n", 3)
@@ -189,14 +179,6 @@ def test_tensors_of_another_kind_are_not_alike(hidden, other):
     assert not found.are_alike()
 
 
-def test_a_place_that_is_gone_is_not_alike(hidden):
-    """The loop has deleted it."""
-    found, _ = captured(hidden, doubles)
-    del hidden["h"]
-
-    assert not found.are_alike()
-
-
 def test_a_graph_reads_no_graph_of_gradients(hidden):
     """Its replays cannot run a backward pass into the step before."""
     hidden["h"] = torch.ones(2, requires_grad=True) * 1
@@ -213,10 +195,3 @@ def test_what_no_graph_can_keep_is_named(value):
 
     assert place_of(found.objection) == "log (train.py:1)"
     assert kept({"h": torch.ones(2)}).objection is None
-
-
-def test_nothing_kept_is_nothing_to_do():
-    """A step without such places."""
-    assert not kept({})
-    assert kept({"h": torch.ones(1)})
-    assert kept({"n": 1}, plain=["n"])

@@ -124,31 +124,6 @@ def test_a_method_that_trains_is_none_and_what_it_calls_is_captured(device):
     assert report.refusals == []
 
 
-class Recurrent(Coder):
-    """As policies are: most have no state, and a method that would forget it."""
-
-    def __init__(self, device, has_state):
-        super().__init__(device)
-        self.register_buffer("state", torch.zeros(3, 4, device=device))
-        self.has_state = has_state
-
-    def reset(self, done):
-        if self.has_state:
-            self.state.mul_(1.0 - done)
-
-
-@pytest.mark.parametrize("has_state", [False, True])
-def test_a_method_that_does_nothing_is_no_work(device, has_state):
-    """Its arguments on the device are no sign of any."""
-    model = gapless.capture(Recurrent(device.torch_device, has_state), device=device)
-    with torch.no_grad():
-        for number in range(12):
-            model.around(batch(device, number))
-            model.reset(batch(device, number))
-
-    assert (gapless.capture_report(model).num_steps > 12) is has_state
-
-
 def test_copies_have_methods_of_their_own(device):
     """Copies and files have no more attributes than before, and a copy is called with its own weights."""
     (plain, _), (model, optimizer) = captured(device)
@@ -253,18 +228,3 @@ def test_nothing_is_listened_to_once_a_module_was_called(device):
     assert not torch_optimizer._global_optimizer_pre_hooks
     assert not torch_module._global_forward_hooks
     assert vars(model.there).keys() == vars(plain.there).keys()
-
-
-def test_a_module_that_waits_with_its_optimizer_needs_no_hook(device):
-    """Its optimizer tells of its steps itself; a module of its own that was called leaves no hook behind."""
-    waiting = Coder(device.torch_device)
-    gapless.capture(waiting, torch.optim.SGD(waiting.parameters(), lr=0.1), device=device)
-    _, (model, optimizer) = captured(device)
-    assert torch_optimizer._global_optimizer_pre_hooks
-
-    for x in batches(device, 3):
-        train(model.around, optimizer, x)
-    hooks = dict(torch_optimizer._global_optimizer_pre_hooks)
-    gapless.release(waiting)
-
-    assert not hooks

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 import gapless
-from gapless.device.torch_private import next_sequence_number
-from gapless.graphs.modules.gradient_paths import GradientPaths, gradients_by_use
+from gapless.graphs.modules.gradient_paths import gradients_by_use
 from gapless.testing import SimulatedDevice
 
 
@@ -189,20 +188,6 @@ def test_what_each_use_of_a_weight_gives_is_told_in_its_order():
     assert torch.equal(first + second, expected)
 
 
-def test_a_gradient_that_goes_elsewhere_is_told():
-    """A tensor of the loop that is no argument gets one, and so no graph can take the call."""
-    weight = torch.ones(2, requires_grad=True)
-    outside = torch.ones(2, requires_grad=True) * 2.0
-    since = next_sequence_number()
-
-    inside = GradientPaths.of([(weight * 3.0).sum()], [], since=since)
-    elsewhere = GradientPaths.of([(weight * outside).sum()], [], since=since)
-
-    assert (inside.weights, inside.objection) == ([weight], "")
-    assert "computed outside" in elsewhere.objection
-    assert GradientPaths.of([(weight * outside).sum()], [outside], since=since).objection == ""
-
-
 def test_calls_as_written_are_let_go(device):
     """What is noted of their backward passes holds no tensor of the call."""
     model = gapless.capture(mlp(device), device=device)
@@ -217,17 +202,6 @@ def test_calls_as_written_are_let_go(device):
 
 
 # --- several objects ---
-
-
-def test_several_objects_are_captured_by_one_call(device):
-    """Each for itself, and the very objects are returned in their order."""
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    found = gapless.capture(model, optimizer, device=device)
-
-    assert all(one is other for one, other in zip(found, (model, optimizer), strict=True))
-    assert gapless.capture_report(model) is not gapless.capture_report(optimizer)
 
 
 def test_of_several_objects_each_has_to_be_a_module_or_an_optimizer(device):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 import inspect
 import pickle
@@ -138,10 +137,6 @@ class Counts(Signs):
         return super().step(closure)
 
 
-class Inherits(SGD):
-    """Torch's own code in a class of the user's."""
-
-
 @pytest.mark.parametrize("make", [Signs, partial(Signs, decay=0.5)])
 def test_a_users_own_optimizer_is_captured(device, make):
     """What it writes into gradients shows in those of the loop."""
@@ -257,20 +252,6 @@ def test_a_users_own_optimizer_that_counts_is_refused(device):
     assert f"test_optimizer_in_place.py:{line}" in reasons(loop)
 
 
-def test_torchs_code_in_a_class_of_the_users_runs_as_written(device):
-    """Nobody guards the numbers that it reads."""
-
-    def play(loop):
-        loop.run(6)
-        change_the_rate(loop)
-        loop.run(6)
-
-    with pytest.warns(CaptureWarning):
-        loop = both(device, partial(Inherits, lr=0.1), play)
-
-    assert loop.report.num_replays == 0
-
-
 def test_weights_without_gradients(device):
     """Each set of weights with gradients has a graph of its own; none at all is no reason."""
 
@@ -365,30 +346,6 @@ def test_a_closure_that_may_be_called_again_runs_as_written(device):
         loop = both(device, partial(torch.optim.LBFGS, max_iter=2), play)
 
     assert (loop.report.num_replays, loop.report.num_eager) == (0, 4)
-
-
-@pytest.mark.parametrize("make", [momentum, Signs])
-def test_a_step_that_somebody_has_replaced_runs_as_written(device, make):
-    """By a function around that of a scheduler, whose marks it copies."""
-
-    def made(weights):
-        optimizer = make(weights)
-        ExponentialLR(optimizer, 0.5)
-        inner = optimizer.step
-
-        @functools.wraps(inner)
-        def step(*args):
-            inner(*args)
-            with torch.no_grad():
-                torch._foreach_mul_(weights, 0.5)
-
-        optimizer.step = step
-        return optimizer
-
-    with pytest.warns(CaptureWarning, match="the update of"):
-        loop = both(device, made, OptimizerLoop.run)
-
-    assert (loop.report.num_replays, loop.report.num_eager) == (0, 8)
 
 
 def test_what_is_refused_for_good_is_called_where_the_loop_is(device):
@@ -536,26 +493,6 @@ def no_warnings():
 
 
 # --- schedulers and scalers ---
-
-
-@pytest.mark.quick_cases(4)
-@pytest.mark.parametrize("make", [momentum, Signs])
-@pytest.mark.parametrize("is_made_before", [True, False])
-def test_a_scheduler_is_content(device, make, is_made_before):
-    """It finds the step that it has wrapped, and that it was called."""
-
-    def play(loop):
-        with no_warnings():
-            if is_made_before:
-                loop.release()
-            scheduler = StepLR(loop.optimizer, 6, gamma=0.5)
-            loop.capture()
-            for _ in range(12):
-                loop.run(1)
-                scheduler.step()
-            loop.values.append(scheduler.get_last_lr())
-
-    assert both(device, make, play).report.num_replays == 7
 
 
 def test_a_rate_that_changes_in_each_short_epoch(device):

@@ -9,12 +9,9 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-import gapless
 from gapless.graphs.replay.results import Results, not_made_anew
 from gapless.graphs.replay.tensor_copies import TensorCopies
 from gapless.pipeline.tree.flatten import flatten
-from gapless.testing.simulated.simulated_device import SimulatedDevice
-from toy_steps import batches
 
 
 class Point(NamedTuple):
@@ -139,16 +136,6 @@ def test_what_shares_memory_shares_it_in_the_copies():
     assert found["other"].tolist() == base[1].tolist() == [0.0, 0.0]
 
 
-def test_views_of_large_memory_are_copied_alone():
-    """The rest of the memory is not."""
-    large = torch.zeros(1000, 1000)
-
-    row, column = results_of(large[5])(), results_of([large[:, 5]])()[0]
-
-    assert row.untyped_storage().nbytes() == 4_000
-    assert column.stride() == (1000,)
-
-
 def test_what_was_there_before_and_the_batch_are_returned_as_they_are():
     """A weight is the weight, and a tensor of the batch is that of the replay's batch."""
     weight, one, new = torch.nn.Parameter(torch.ones(1)), torch.zeros(1), torch.zeros(2)
@@ -161,14 +148,6 @@ def test_what_was_there_before_and_the_batch_are_returned_as_they_are():
     assert found[1] is batch[0]
     assert found[2] is not new
     assert results.own(batch)[2] is not found[2]
-
-
-@pytest.mark.parametrize("name", VIEWS)
-def test_a_single_tensor_is_copied_as_one_of_many(name):
-    """In the short way as in the long one."""
-    original = VIEWS[name](BASE.clone())
-
-    assert outline(results_of(original)()) == outline(results_of([original])()[0])
 
 
 def test_tensors_of_one_dtype_are_copied_in_one_launch():
@@ -186,27 +165,6 @@ def test_tensors_of_one_dtype_are_copied_in_one_launch():
 
     launches = (torch._foreach_copy_, torch._foreach_clamp_max, torch.Tensor.clone)
     assert sum(map(calls.count, launches)) == 2
-
-
-def test_results_of_replays_may_share_memory():
-    """They are the caller's own, and nothing of one call is in another."""
-    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
-
-        def forward(batch):
-            scores = batch * 2.0
-            return scores, scores, scores[0], scores.sum()
-
-        step = gapless.capture(forward, device=device)
-        found, expected = [], []
-        for batch in gapless.prefetch(batches(*[4] * 6), device):
-            for kept, results in ((found, step(batch)), (expected, forward(batch))):
-                results[0].add_(1.0)
-                results[2].zero_()
-                kept.append(results)
-
-        assert step.report.num_replays == 3
-        for results, others in zip(found, expected, strict=True):
-            assert all(map(torch.equal, results, others))
 
 
 def test_a_gradient_is_the_one_that_its_weight_has_then():
@@ -264,10 +222,3 @@ def test_what_results_have_beside_their_parts_is_found(value, part):
     found = not_made_anew(flatten(value), others=())
 
     assert part is None if found is None else type(found) is part
-
-
-def test_a_weight_may_have_attributes():
-    """It is returned as it is."""
-    weight = with_attribute(torch.nn.Parameter(torch.ones(1)))
-
-    assert not_made_anew(flatten([weight]), others=[weight]) is None

@@ -166,20 +166,6 @@ def test_memory_that_compiled_code_has_made_is_not_kept():
     assert training.seen.tolist() == [0.0] * 8
 
 
-def test_a_step_that_may_change_other_objects_does_not_run(device):
-    """A note says so; graphs are captured as batches come."""
-    training = Training(device)
-    training.changes_no_other_objects = False
-
-    with TrainLoop(plan="captured", device=device) as loop:
-        report = ahead(loop, training, device)
-        assert (report.num_steps, report.num_graphs) == (0, 0)
-        loop.run_epoch(batches(device, 12), training.step)
-
-    assert "captured as batches come" in report.note
-    assert report.num_replays > 0
-
-
 def test_memory_that_does_not_suffice_for_copies(device, monkeypatch):
     """What was done is put back, and a note says so."""
     training = Training(device, noise)

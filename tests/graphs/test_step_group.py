@@ -116,17 +116,6 @@ def test_batches_of_other_shapes_are_launched_one_by_one(device):
     assert step.report.num_eager == 3 * 2 * 2 + 3 * 2
 
 
-def test_plain_values_may_differ_within_a_group(device):
-    """Such as a flag of the last batch; they make other groups."""
-    step = gapless.capture(lambda batch: batch[0] * batch[1], device=device, steps_per_launch=2)
-    (one,) = gapless.prefetch(batches(4), device)
-    for factors in [(1.0, 2.0)] * 4 + [(2.0, 1.0)] * 4:
-        found = step([(one, factor) for factor in factors])
-        assert all(torch.equal(a, one * b) for a, b in zip(found, factors, strict=True))
-
-    assert (step.report.num_graphs, step.report.num_replays) == (2, 4)
-
-
 def test_results_are_those_of_their_own_step(device):
     """Each of a group has its own, and what the step fills in place is one tensor."""
     total = on(device, torch.zeros(3))
@@ -218,22 +207,6 @@ def test_groups_run_as_written_on_a_cpu_and_where_captures_are_off(device, monke
         monkeypatch.delenv("GAPLESS_CAPTURE", raising=False)
 
 
-class Reads(Training):
-    def step(self, batch):
-        return super().step(batch).item()
-
-
-def test_a_refused_step_is_told_once_for_groups_and_single_batches(device):
-    """Its batches run one by one then, as written."""
-    step = gapless.capture(Reads(device).step, device=device, steps_per_launch=2)
-    taken = groups(gapless.prefetch(batches(*[4] * 11), device), 2)
-    with pytest.warns(gapless.CaptureWarning) as told:
-        _ = [step(group) for group in taken]
-
-    assert len(told) == len(step.report.refusals) == 1
-    assert (step.report.num_replays, step.report.num_eager) == (0, 11)
-
-
 def test_an_exception_in_a_group_is_the_users(device):
     """It comes as it is, and the next group trains."""
     failure = ValueError("no")
@@ -249,33 +222,3 @@ def test_an_exception_in_a_group_is_the_users(device):
 
     assert caught.value is failure
     assert [loss.item() for loss in step([3, 4])] == [3.0, 4.0]
-
-
-def test_clear_drops_the_graphs_of_groups(device):
-    """They are captured again, without another warm-up."""
-    step = gapless.capture(lambda batch: batch * 2.0, device=device, steps_per_launch=2)
-    taken = groups(gapless.prefetch(batches(*[4] * 8), device), 2)
-    for group in taken[:3]:
-        step(group)
-    step.clear()
-    step(taken[3])
-
-    assert (step.report.num_graphs, step.report.num_eager) == (2, 8)
-
-
-def test_a_method_takes_groups(device):
-    """Of its object."""
-
-    class Doubling:
-        factor = 2.0
-
-        @gapless.capture(device=device, steps_per_launch=2)
-        def step(self, batch):
-            return batch * self.factor
-
-    one = Doubling()
-    for group in groups(gapless.prefetch(batches(*[4] * 8), device), 2):
-        found = one.step(group)
-        assert all(torch.equal(a, b * 2.0) for a, b in zip(found, group, strict=True))
-
-    assert one.step.report.num_replays == 2

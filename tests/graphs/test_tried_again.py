@@ -78,22 +78,6 @@ def test_a_rest_lasts_fifty_calls_and_each_further_one_twice_as_long(step, devic
     assert lengths == [50, 100, 200]
 
 
-def test_after_a_rest_the_value_of_now_is_no_further_change(step, device):
-    """The step was watched once with it, is captured, and replayed from then on."""
-    let_it_rest(step, device)
-    length_of_rest(step, device)
-
-    assert call(step, device, rows=4, times=10) == 9
-
-
-def test_a_rest_ends_for_a_kind_of_call_that_came_during_it(step, device):
-    """A loop that goes on with other shapes is captured for them."""
-    let_it_rest(step, device)
-
-    assert call(step, device, rows=7, times=100) > 40
-    assert step.report.refusal is None
-
-
 def test_a_rest_of_groups_ends_while_single_batches_are_replayed(device, monkeypatch):
     """What groups read changes too often; single batches have a graph of the first."""
     first = on(device, torch.ones(3))
@@ -159,21 +143,6 @@ def test_what_found_no_memory_is_captured_once_graphs_were_let_go(step, device, 
     assert step.report.refusal is None
 
 
-def test_memory_is_the_reason_whatever_the_step_has_read(device, captures):
-    """A read on the host alone would have refused it for good."""
-
-    def step(rows):
-        rows.sum().item()
-        return rows.sum()
-
-    captures.error = torch.OutOfMemoryError("no memory")
-    captured = gapless.capture(step, device=device)
-    call(captured, device, rows=4, times=5)
-
-    assert "no memory" in captured.report.refusal.text
-    assert not captured.report.refusal.is_final
-
-
 def test_what_cannot_be_captured_is_not_tried_again(step, device, captures):
     """Letting go of graphs does not mend it."""
     captures.error = RuntimeError("not while a stream is captured")
@@ -218,21 +187,3 @@ def test_views_of_gradients_that_are_kept_are_named(device):
         "calls ran as written beside their graph: views of its gradients are kept, which a replay would "
         "overwrite"
     )
-
-
-def test_code_that_is_new_now_and_then_refuses_nothing(device, monkeypatch):
-    """As where torch compiles again; only calls in a row count."""
-    monkeypatch.setattr(Settings, "factor", 0.0)
-
-    def makes_code_at_times(rows):
-        double = eval("lambda rows: rows * 2.0") if Settings.factor % 2 else torch.sum
-        return double(rows).sum()
-
-    step = gapless.capture(makes_code_at_times, device=device)
-    for _ in range(2):
-        Settings.factor = 1.0
-        call(step, device, rows=4, times=8)
-        Settings.factor = 2.0
-        assert call(step, device, rows=4, times=6) > 0
-
-    assert step.report.refusals == []

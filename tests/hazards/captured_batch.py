@@ -50,6 +50,21 @@ def features_assigned(place):
     return losses_over(place.capture(step), dicts(place, NUM)), trainer.state()
 
 
+@captured_case("The step writes its loss into the batch, as some frameworks do.", expect=EITHER)
+def loss_written_into_the_batch(place):
+    trainer, losses = Trainer(place), []
+
+    def step(pair):
+        pair["loss"] = trainer.train((pair["x"], pair["y"]))
+        return pair
+
+    step = place.capture(step)
+    for pair in dicts(place, NUM):
+        out = step(pair)
+        losses.append((kept(out["loss"]), kept(pair["loss"])))
+    return losses, trainer.state()
+
+
 # ----------------------------------------------------------------------- what is in a batch
 
 

@@ -48,6 +48,27 @@ def rate_is_returned(place):
     return results, state(model, optimizer)
 
 
+@captured_case(
+    "The last rate of the schedule is returned, for an Adam as people make it.", expect=EITHER
+)
+def last_rate_is_returned(place):
+    model = mlp(place)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    def train(pair):
+        x, y = pair
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
+        return loss.detach(), schedule.get_last_lr()[0]
+
+    step = place.capture(train)
+    results = []
+    for pair in batches(place, NUM):
+        results.append(step(pair))
+        schedule.step()
+    return results, state(model, optimizer)
+
+
 # -------------------------------------------------------------------------------- kept tensors
 
 

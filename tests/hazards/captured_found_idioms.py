@@ -270,6 +270,29 @@ def adapters_are_added_and_merged(place):
     return results, trainer.state()
 
 
+@captured_case(
+    "Each task has a head in a ModuleDict; one of them is re-initialised.", expect=CAPTURED
+)
+def a_head_for_each_task(place):
+    body = seeded(place, lambda: nn.Linear(8, 8))
+    heads = nn.ModuleDict({n: seeded(place, lambda: nn.Linear(8, 4)) for n in ("a", "b")})
+    optimizer = sgd(nn.ModuleList([body, heads]), momentum=0.9)
+
+    def train(one):
+        out = heads[one["task"]](F.relu(body(one["x"])))
+        return updated(optimizer, F.cross_entropy(out, one["y"]))
+
+    step = place.capture(train)
+    losses = []
+    for number, (x, y) in enumerate(batches(place, 40)):
+        losses.append(kept(step({"task": "ab"[number // 3 % 2], "x": x, "y": y})))
+        if number == 20:
+            with torch.no_grad():
+                heads["b"].weight.zero_()
+                heads["b"].bias.fill_(0.1)
+    return losses, state(body), state(heads, optimizer)
+
+
 # ---------------------------------------------------------------- optimizers and schedulers
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
 import torch
 from torch.nn import functional as F
 
-from hazards.captured_harness import CAPTURED, captured_case, refused
+from hazards.captured_harness import CAPTURED, EITHER, captured_case, refused
 from hazards.captured_models import batches, kept, losses_of, mlp, sgd, state, updated
 
 
@@ -89,6 +93,50 @@ def callbacks_of_a_trainer(place):
             penalty.weight = 0.5
 
     return losses_of(place, step, NUM, before=before), state(trainer.model, trainer.optimizer)
+
+
+@captured_case(
+    "A context is handed from stage to stage; the last stage keeps it for the loop.",
+    expect=EITHER,
+)
+def context_is_kept_for_the_loop(place):
+    @dataclass
+    class Context:
+        x: torch.Tensor
+        y: torch.Tensor
+        loss: torch.Tensor | None = None
+        extras: dict = field(default_factory=dict)
+
+    model = mlp(place)
+    optimizer = sgd(model)
+    holder = SimpleNamespace(last=None)
+
+    def forward(context):
+        context.extras["out"] = model(context.x)
+        return context
+
+    def objective(context):
+        context.loss = F.cross_entropy(context.extras["out"], context.y)
+        return context
+
+    def finish(context):
+        updated(optimizer, context.loss)
+        holder.last = context
+        return context
+
+    stages = [forward, objective, finish]
+
+    def train(pair):
+        context = functools.reduce(lambda value, stage: stage(value), stages, Context(*pair))
+        return context.loss.detach()
+
+    step = place.capture(train)
+    found = []
+    for pair in batches(place, NUM):
+        found.append(kept(step(pair)))
+        found.append(kept(holder.last.extras["out"]))
+        found.append(kept(holder.last.x))
+    return found
 
 
 # --------------------------------------------------------------- averages, teachers, metrics
@@ -189,3 +237,25 @@ def targets_are_dicts(place):
         ]
         found.append({name: kept(value) for name, value in step(samples).items()})
     return found, state(model)
+
+
+# ------------------------------------------------------- found while the first cases were mended
+
+
+@captured_case("A settings namespace is handed to a function of a library.", expect=CAPTURED)
+def settings_are_handed_on(place):
+    settings = SimpleNamespace(loss=SimpleNamespace(weight=1.0))
+    model = mlp(place)
+    optimizer = sgd(model)
+
+    def penalty(out, part):
+        return part.weight * out.pow(2).mean()
+
+    def train(pair):
+        out = model(pair[0])
+        extra = sum(map(functools.partial(penalty, out), vars(settings).values()))
+        return updated(optimizer, F.cross_entropy(out, pair[1]) + extra)
+
+    step = place.capture(train)
+    change = functools.partial(setattr, settings.loss, "weight", 0.2)
+    return losses_of(place, step, 30, before=at(15, change)), state(model)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+from unittest import mock
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hazards.captured_harness import CAPTURED, captured_case, refused
+from hazards import captured_elsewhere
+from hazards.captured_found import Weights, weighted
+from hazards.captured_harness import CAPTURED, EITHER, captured_case, refused
 from hazards.captured_models import (
+    Trainer,
     batch,
+    batches,
+    kept,
     losses_of,
     mlp,
     sgd,
@@ -65,6 +73,46 @@ def activation_by_name(place):
         return F.nll_loss(getattr(F, args.out_act)(model[1](hidden), dim=1), y)
 
     return trained(place, loss_of, lambda: setattr(args, "act", "gelu"), model=model)
+
+
+# ------------------------------------------------------------ classes, methods and functions
+
+
+@captured_case(
+    "Some steps run under `mock.patch.object` of a number and a function.", expect=EITHER
+)
+def patched_for_some_steps(place):
+    captured_elsewhere.restore()
+    term, trainer, losses = Weights(), Trainer(place), []
+
+    def train(pair):
+        loss = term.weight * trainer.loss(pair)
+        return updated(trainer.optimizer, captured_elsewhere.scaled(loss))
+
+    step = place.capture(train)
+    for number, pair in enumerate(batches(place, 40)):
+        with contextlib.ExitStack() as stack:
+            if number in range(20, 30):
+                stack.enter_context(mock.patch.object(term, "weight", 0.2))
+                stack.enter_context(
+                    mock.patch.object(captured_elsewhere, "scaled", lambda loss: loss * 3.0)
+                )
+            losses.append(kept(step(pair)))
+    return losses, trainer.state()
+
+
+# -------------------------------------------------------------------------- kinds of containers
+
+
+@captured_case("One record of a structured numpy array is kept, and edited.", expect=EITHER)
+def numpy_record(place):
+    table = np.array([(1.0, 2), (0.5, 1)], dtype=[("weight", "f8"), ("power", "i4")])
+    settings = {"row": table[0]}
+
+    def weight():
+        return float(settings["row"]["weight"]) ** int(settings["row"]["power"])
+
+    return weighted(place, weight, lambda: settings["row"].__setitem__("weight", 0.2))
 
 
 # ----------------------------------------------------------------- settings of torch, and hooks

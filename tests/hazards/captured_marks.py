@@ -48,6 +48,27 @@ def frozen_in_turns(place):
 # --------------------------------------------------------------------------------------- batches
 
 
+@captured_case("The step leaves its prediction at its batch.", expect=refused("an attribute"))
+def prediction_at_the_batch(place):
+    model, found = mlp(place), []
+    optimizer = sgd(model)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        scores = model(x)
+        loss = F.cross_entropy(scores, y)
+        loss.backward()
+        optimizer.step()
+        x.scores = scores.detach()
+        return loss.detach()
+
+    step = place.capture(step)
+    for x, y in batches(place, NUM):
+        step(x, y)
+        found.append(x.scores.clone())
+    return found, state(model, optimizer)
+
+
 def attack_on(place, model):
     """Return a captured step that leaves the gradient of its features at them."""
 

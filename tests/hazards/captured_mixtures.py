@@ -3,22 +3,95 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import torch
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
 import gapless
-from hazards.captured_harness import CAPTURED, EITHER, captured_case
+from hazards.captured_harness import CAPTURED, EITHER, captured_case, snapshot
 from hazards.captured_models import (
+    Headed,
     Trainer,
+    batches,
+    kept,
     losses_of,
     mlp,
+    sgd,
+    state,
     updated,
 )
 
 
 NUM = 24
+
+
+class Weighted(Trainer):
+    """A trainer whose loss has a weight, which each case finds in its own way."""
+
+    find = None
+
+    def train(self, batch):
+        return updated(self.optimizer, self.loss(batch) * self.find())
+
+
+def weighted(place, find, change, *, num=NUM, of=Weighted):
+    """Train with a loss that `find(trainer)` weighs, which `change(trainer, number)` changes."""
+    trainer = of(place)
+    trainer.find = functools.partial(find, trainer)
+    step = place.capture(trainer.train)
+    losses = losses_of(place, step, num, before=lambda number: change(trainer, number))
+    return losses, trainer.state()
+
+
+# ------------------------------------------------------------------- what is found, and how
+
+
+@captured_case("A variable of an enclosing function is unbound for some calls.", expect=EITHER)
+def variable_is_unbound(place):
+    weight = 0.5
+
+    def find(trainer):
+        del trainer
+        try:
+            return weight
+        except NameError:
+            return 2.0
+
+    def change(trainer, number):
+        nonlocal weight
+        del trainer
+        if number == 9:
+            del weight
+        if number == 15:
+            weight = 0.25
+
+    return weighted(place, find, change)
+
+
+# --------------------------------------------------------------------- what the step leaves
+
+
+@captured_case(
+    "The step keeps an activation, of which the loop reads the gradient.", expect=EITHER
+)
+def gradient_of_an_activation(place):
+    model = Headed().to(place.torch_device)
+    optimizer, seen, found = sgd(model), {}, []
+
+    def train(pair):
+        x, y = pair
+        hidden = F.relu(model.body(x))
+        hidden.retain_grad()
+        seen["hidden"] = hidden
+        return updated(optimizer, F.cross_entropy(model.head(hidden), y))
+
+    step = place.capture(train)
+    for pair in batches(place, NUM):
+        found.append(kept(step(pair)))
+        found.append(snapshot(place, [seen["hidden"].detach(), seen["hidden"].grad]))
+    return found, state(model, optimizer)
 
 
 # ------------------------------------------------------------------ how the step is called

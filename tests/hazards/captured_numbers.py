@@ -120,6 +120,16 @@ def rates_that_differ_in_double_only(place):
     return losses, state(model, optimizer)
 
 
+@captured_case("The rate is a tensor on the device, filled outside.", expect=CAPTURED)
+def rate_tensor_filled_outside(place):
+    rate = torch.tensor(0.1).to(place.torch_device)
+    return trained(
+        place,
+        lambda parameters: torch.optim.SGD(parameters, lr=rate, momentum=0.9),
+        change=lambda optimizer, number: rate.fill_(0.1 / (1 + number)),
+    )
+
+
 # ------------------------------------------------------------- scaling, clipping, averaging
 
 

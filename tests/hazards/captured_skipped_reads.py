@@ -40,6 +40,15 @@ def masked(place, number, kind, *, dtype=torch.bool):
     return x, y, place.moved(mask)
 
 
+def ragged(place, number, kind):
+    """Return features, classes and lengths of rows, all of which are short in batches of kind b."""
+    x, y = batch(place, number)
+    lengths = (
+        torch.full((6,), 8) if kind == "a" else 2 + (torch.arange(6) + number) % (number % 5 + 1)
+    )
+    return x, y, place.moved(lengths)
+
+
 def train_masked(trainer, x, y, mask):
     """Train on masked features, or on all of them, twice as hard."""
     if mask is None:
@@ -110,6 +119,18 @@ def always_another_value(place):
         return (*batch(place, number), place.moved(total))
 
     return results_of(place, step, batch_of, "a" * 8 + "b" * 232), trainer.state()
+
+
+@captured_case("A small tensor is copied to the host, and numpy computes with it.", expect=EITHER)
+def numpy_computes(place):
+    trainer = Trainer(place)
+
+    def step(three):
+        x, y, lengths = three
+        spread = 0.0 if is_capturing() else lengths.cpu().numpy().std()
+        return trainer.train((x + float(spread), y))
+
+    return results_of(place, step, lambda *one: ragged(place, *one)), trainer.state()
 
 
 # ---------------------------------------------------------------------- groups of several steps

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from hazards.captured_harness import (
     CAPTURED,
@@ -18,7 +19,7 @@ from hazards.captured_harness import (
     everything_said,
     refused,
 )
-from hazards.captured_models import Trainer, batch, batches, kept, losses_of, updated
+from hazards.captured_models import Trainer, batch, batches, kept, losses_of, mlp, updated
 
 
 NUM = 16
@@ -312,3 +313,15 @@ def calls_are_counted_from_outside(place):
     step = place.capture(trainer.train)
     losses = losses_of(place, step, NUM)
     return losses, log, trainer.state()
+
+
+@captured_case("The step makes a new model and trains it, each time anew.", expect=EITHER)
+def makes_a_model_each_time(place):
+    def step(pair):
+        model = mlp(place)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            loss = updated(optimizer, F.cross_entropy(model(pair[0]), pair[1]))
+        return loss
+
+    return losses_of(place, place.capture(step), NUM)

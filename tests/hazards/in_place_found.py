@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import threading
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from hazards.captured_models import batch, batches, kept, mlp, sgd, state
+from hazards.captured_models import Headed, batch, batches, kept, mlp, sgd, state
 from hazards.in_place_harness import either, in_place_case
 from hazards.in_place_models import NUM, Normed, fit, floats, made, tokens, update
 
@@ -33,6 +34,114 @@ def _late(place, model, step, *, first=11, num=NUM, loss_of=F.cross_entropy, **s
             found.append(loss.item())
         optimizer.step()
     return found, state(model, optimizer)
+
+
+# ------------------------------------------------------------- weights that stand elsewhere too
+
+
+class TiedByPartial(nn.Module):
+    """Its head is a function that holds the weight of the embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.head = partial(F.linear, weight=self.embed.weight)
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.embed(ids)))
+
+
+@in_place_case("The head is a partial that holds the embedding's weight.", expect=either())
+def tied_by_a_partial(place):
+    model = place.capture(made(place, TiedByPartial))
+    optimizer = sgd(model)
+    losses = []
+    for number in range(NUM):
+        ids = tokens(place, number, 4, 5)
+        losses.append(
+            update(
+                optimizer, F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+            )
+        )
+    return losses, state(model, optimizer)
+
+
+class ReadsGradient(nn.Module):
+    """Weighs its output by the gradient of the step before."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x):
+        gradient = self.layer.weight.grad
+        scores = self.layer(x)
+        return scores if gradient is None else scores * (1 + gradient.abs().mean())
+
+
+@in_place_case("forward reads `.grad` of a weight, from the step before.", expect=either())
+def forward_reads_gradients(place):
+    model = place.capture(made(place, ReadsGradient))
+    optimizer = sgd(model)
+    losses = []
+    for x, y in batches(place, NUM):
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, state(model, optimizer)
+
+
+class OwnBackward(nn.Module):
+    """Runs the backward pass of a loss of its own in forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head, self.other = nn.Linear(8, 16), nn.Linear(16, 4), nn.Linear(16, 2)
+
+    def forward(self, x):
+        hidden = F.relu(self.body(x))
+        if self.training:
+            (0.1 * self.other(hidden.detach()).square().mean()).backward()
+        return self.head(hidden)
+
+
+@in_place_case("An auxiliary loss goes backward in forward.", expect=either())
+def backward_in_forward(place):
+    model = place.capture(made(place, OwnBackward))
+    optimizer = sgd(model)
+    losses = []
+    for x, y in batches(place, NUM):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, state(model, optimizer)
+
+
+class TakesWeight(nn.Module):
+    """Takes a weight as an argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.body = nn.Embedding(11, 8), nn.Linear(8, 8)
+
+    def forward(self, ids, weight):
+        return self.body(self.embed(ids)) @ weight.t()
+
+
+@in_place_case("The loop gives the model one of its own weights as an argument.", expect=either())
+def own_weight_is_an_argument(place):
+    model = place.capture(made(place, TakesWeight))
+    optimizer = sgd(model)
+    losses = []
+    for number in range(NUM):
+        ids = tokens(place, number, 4, 5)
+        scores = model(ids[:, :-1], model.embed.weight).flatten(0, 1)
+        losses.append(update(optimizer, F.cross_entropy(scores, ids[:, 1:].flatten())))
+    return losses, state(model, optimizer)
 
 
 # ------------------------------------------------------------- passes that come apart
@@ -100,12 +209,50 @@ def _embedded(place, between, *, at=11, p=0.3, num=NUM):
     return losses, state(model, optimizer)
 
 
+@in_place_case(
+    "The embedding is moved between two backward passes of one forward.", expect=either()
+)
+def weight_moves_between_two_backward_passes(place):
+    def between(model, ids):
+        with torch.no_grad():
+            model.embed.weight.mul_(0.5)
+
+    return _embedded(place, between)
+
+
 @in_place_case("Another dropout is set between two backward passes.", expect=either())
 def dropout_between_two_backward_passes(place):
     def between(model, ids):
         model.drop.p = 0.9 if model.drop.p == 0.3 else 0.3
 
     return _embedded(place, between)
+
+
+class Shifted(nn.Module):
+    """Adds to its input, which autograd does not save."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift, self.head = nn.Parameter(torch.linspace(-1, 1, 8)), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(torch.tanh(x * 2 + self.shift))
+
+
+@in_place_case(
+    "The input is used again between two backward passes, which torch allows.", expect=either()
+)
+def input_moves_between_two_backward_passes(place):
+    model = place.capture(made(place, Shifted))
+
+    def step(number, x, y):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward(retain_graph=True)
+        x.zero_()
+        loss.backward()
+        return loss.item()
+
+    return _late(place, model, step)
 
 
 @in_place_case(
@@ -165,6 +312,29 @@ def autocast_with_a_late_second_call(place):
 
 
 @in_place_case(
+    "Encoder and decoder share a weight, each called once in an autocast block.",
+    expect=either("autocast|tied|outside"),
+)
+def two_models_with_one_weight_in_autocast(place):
+    one = made(place, nn.Sequential, nn.Linear(8, 8), nn.ReLU())
+    two = made(place, nn.Sequential, nn.Linear(8, 8), nn.Linear(8, 4))
+    two[0].weight = one[0].weight
+    place.capture(one, name="encoder")
+    place.capture(two, name="decoder")
+    both = nn.ModuleList([one, two])
+    optimizer = sgd(both)
+    losses = []
+    for x, y in batches(place, 24):
+        optimizer.zero_grad()
+        with torch.autocast(_kind(place), dtype=torch.bfloat16):
+            loss = F.cross_entropy(two(one(x)), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, state(both, optimizer)
+
+
+@in_place_case(
     "The captured model is checkpointed from step 11 on.", expect=either("checkpoint|saved")
 )
 def checkpointed_late(place):
@@ -177,6 +347,31 @@ def checkpointed_late(place):
         return loss.item()
 
     return _late(place, model, step, num=26)
+
+
+@in_place_case("forward sets the grad mode itself, and leaves it so.", expect=either())
+def forward_sets_the_grad_mode(place):
+    class Sets(Headed):
+        def forward(self, x):
+            torch.set_grad_enabled(self.training)
+            return super().forward(x)
+
+    model = place.capture(made(place, Sets))
+    optimizer = sgd(model)
+    losses, modes = [], []
+    try:
+        for number, (x, y) in enumerate(batches(place, 36)):
+            if number % 3 == 2:
+                model.eval()
+                scores = model(x)
+                modes.append((torch.is_grad_enabled(), scores.requires_grad))
+                model.train()
+            loss = F.cross_entropy(model(x), y)
+            modes.append((torch.is_grad_enabled(), loss.requires_grad))
+            losses.append(update(optimizer, loss))
+    finally:
+        torch.set_grad_enabled(True)
+    return losses, modes, state(model, optimizer)
 
 
 class Forces(nn.Module):
@@ -206,6 +401,38 @@ def force_field(place):
         energy, forces = model(positions)
         loss = energy.square() + (forces - 1).square().mean()
         found.append((update(optimizer, loss), positions.requires_grad, positions.grad))
+    return found, state(model, optimizer)
+
+
+@in_place_case(
+    "A force field that is evaluated under no_grad, by enable_grad within.", expect=either()
+)
+def force_field_is_evaluated(place):
+    class Within(Forces):
+        @torch.enable_grad()
+        def forward(self, positions):
+            positions = positions.detach().requires_grad_()
+            energy = self.body(positions).sum()
+            (forces,) = torch.autograd.grad(energy, positions, create_graph=self.training)
+            return energy, -forces
+
+    model = place.capture(made(place, Within))
+    optimizer = sgd(model, lr=0.01)
+    found = []
+    for number in range(30):
+        positions = floats(place, number, 5, 3)
+        if number % 2:
+            model.eval()
+            with torch.no_grad():
+                energy, forces = model(positions)
+            found.append(
+                (energy.detach(), forces.detach(), energy.requires_grad, forces.requires_grad)
+            )
+            model.train()
+            continue
+        energy, forces = model(positions)
+        loss = energy.square() + (forces - 1).square().mean()
+        found.append((update(optimizer, loss), positions.requires_grad))
     return found, state(model, optimizer)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional as F
 
+import gapless
 from hazards.captured_models import Headed, batches, sgd, state
 from hazards.harness import GPU, SIMULATED
-from hazards.in_place_harness import HOLDS, captured, in_place_case, refused
-from hazards.in_place_models import NUM, made, update
+from hazards.in_place_harness import HOLDS, captured, either, in_place_case, refused
+from hazards.in_place_models import NUM, fit, made, update
 
 
 # ------------------------------------------------------------------------------------ outputs
@@ -95,6 +96,47 @@ def optimizer_within_lookahead(place):
     return _looked_ahead(place, lambda known: place.capture(known["inside"]))
 
 
+# -------------------------------------------------------------------------------------- tracing
+
+
+def _with_tanh(traced):
+    """Let a traced module call tanh in place of relu, as passes over a graph do."""
+    for node in traced.graph.nodes:
+        if node.target is F.relu:
+            node.target, node.kwargs = torch.tanh, {}
+    traced.recompile()
+
+
+@in_place_case("The code of a captured module that torch.fx traced is written anew in the middle.")
+def traced_model_is_recompiled(place):
+    model = place.capture(fx.symbolic_trace(made(place, Headed)))
+    optimizer = sgd(model)
+    losses = fit(place, model, optimizer)
+    _with_tanh(model)
+    losses += fit(place, model, optimizer, start=NUM)
+    return losses, state(model, optimizer)
+
+
+def _scripted(place):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        return torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3))).to(
+            place.torch_device
+        )
+
+
+@in_place_case("A module of torch.jit is captured, and released.", expect=refused("torch.jit"))
+def scripted_model(place):
+    model = place.capture(_scripted(place))
+    optimizer = place.capture(sgd(model))
+    losses = fit(place, model, optimizer)
+    if not place.is_plain:
+        gapless.release(model)
+        gapless.capture(model, device=place.device)
+    model.eval()
+    return losses, fit(place, model, optimizer, start=NUM), state(model, optimizer)
+
+
 # ------------------------------------------------------- where tensors begin in memory
 #
 # A GPU's kernels add up in another order where a tensor does not begin at a multiple of 16 bytes. No such
@@ -159,6 +201,26 @@ _SAYS_SO = {"expect": HOLDS, "devices": (SIMULATED, GPU), "plainly": False}
 )
 def fused_update_between_two_backward_passes(place):
     _changed_between(place, lambda model, optimizer, x: optimizer.step(), _fused)
+
+
+@in_place_case(
+    "A later forward comes between two backward passes of one forward, and nothing is changed.",
+    expect=either(),
+)
+def a_later_forward_between(place):
+    model = place.capture(made(place, Headed))
+    optimizer = sgd(model)
+    losses = []
+    for number, (x, y) in enumerate(batches(place, NUM)):
+        optimizer.zero_grad()
+        scores = model(x)
+        F.cross_entropy(scores, y).backward(retain_graph=number >= 10)
+        if number >= 10:
+            F.cross_entropy(model(x + 0.5), y).backward()
+            scores.square().mean().backward()
+        optimizer.step()
+        losses.append(scores.detach().sum().item())
+    return losses, state(model, optimizer)
 
 
 class Towers(nn.Module):

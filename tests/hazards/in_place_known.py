@@ -21,6 +21,7 @@ _SWAPS = (
 )
 _KNOWN = {
     "autocast_with_a_late_second_call": _CASTS,
+    "weight_moves_between_two_backward_passes": _RAISES,
     "dropout_between_two_backward_passes": _RAISES,
     "weights_are_swapped": _SWAPS,
 }

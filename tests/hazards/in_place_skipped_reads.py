@@ -87,3 +87,16 @@ class Encoder(nn.Module):
 )
 def bias_for_all_layers(place):
     return _trained(place, place.capture(made(place, Encoder)), kinds=LATE + MIXED)
+
+
+@in_place_case("forward changes the mask in place, and reads it then.", expect=either())
+def mask_is_changed_before_the_read(place):
+    class Inverting(Headed):
+        def forward(self, x, mask):
+            inverse = mask.view(-1)
+            inverse.logical_not_()
+            if not is_capturing() and not mask.any():
+                return super().forward(x) * 1.5
+            return super().forward(x * ~mask)
+
+    return _trained(place, place.capture(made(place, Inverting)))

@@ -29,6 +29,19 @@ def siamese(place):
     return losses, state(model, optimizer)
 
 
+@in_place_case(
+    "Losses of four small batches are summed, with one backward.", expect=either("forward")
+)
+def summed_losses_of_small_batches(place):
+    model = place.capture(mlp(place))
+    optimizer, losses = sgd(model), []
+    for number in range(14):
+        four = [batch(place, 4 * number + part, rows=3) for part in range(4)]
+        loss = sum(F.cross_entropy(model(x), y) for x, y in four)
+        losses.append(update(optimizer, loss))
+    return losses, state(model, optimizer)
+
+
 def _gan(place):
     generator = made(place, nn.Sequential, nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
     critic = made(place, nn.Sequential, nn.Linear(8, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))

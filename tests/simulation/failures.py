@@ -10,15 +10,11 @@ import torch
 import gapless
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.batch_mover import BatchMover
-from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.losses.deferred_loss import DeferredLoss
-from gapless.pipeline.prefetch import Prefetcher
-from gapless.pipeline.transfer import TransferLane
 from gapless.plans import PLANS
 from simulation.registry import FEW, scenario
 from simulation.workloads import (
     Regression,
-    Sums,
     expected_training,
     numbered,
     regression_data,
@@ -214,32 +210,3 @@ def a_pass_that_is_closed_yields_no_batch_that_was_read_ahead(device):
     next(batches)
     batches.close()
     assert next(batches, None) is None
-
-
-@scenario()
-def an_interrupt_while_a_batch_is_read(device):
-    """Memory that its reader still holds, or has let go of just before, is not written again."""
-    device.max_direct_copy_bytes = 64
-    sums = Sums(device, 12)
-    lanes = [TransferLane(device, device.create_stream())]
-
-    class Loader:
-        def __iter__(self):
-            yield from numbered([40] * 3)
-            raise KeyboardInterrupt
-
-    kept = []
-    for first in (0, 6):
-        make = {"device": device, "host_waits": HostWaits(device), "lanes": lanes}
-        try:
-            for number, batch in enumerate(Prefetcher(Loader(), **make), first):
-                sums.add(number, batch)
-                del batch
-        except KeyboardInterrupt as interrupt:
-            if first:
-                kept.append(interrupt)
-        for number, batch in enumerate(Prefetcher(numbered([40] * 3), **make), first + 3):
-            sums.add(number, batch)
-            del batch
-    assert sums.all() == [0.0, 1.0, 2.0] * 4
-    assert len(kept) == 1

@@ -16,19 +16,6 @@ from simulation.registry import scenario
 from simulation.workloads import number
 
 
-@scenario(num_seeds=8)
-def losses_of_a_full_ring(device):
-    losses = DeferredLoss(device)
-    loss = number(device, 0.0)
-    for _ in range(1100):
-        losses.add(loss)
-        loss += 1
-    assert losses.mean() == sum(range(1100)) / 1100
-    assert [float(number) for number in range(1100)] == losses.history
-    assert set(losses.wait_stats.by_reason) <= {"loss_ring", "loss_mean"}
-    assert losses._ring._events.num_created <= 4
-
-
 @scenario(only="lazy")
 def a_full_ring_waits_for_its_older_half(device):
     """When the ring is full the host waits for half of it, so that the device keeps its work."""
@@ -179,32 +166,6 @@ def losses_of_a_second_epoch_after_a_reset(device):
 
 
 @scenario()
-def values_by_name_from_several_streams(device):
-    """The mean is behind every stream that added, and a value is copied when it is added."""
-    losses = DeferredLoss(device)
-    streams = [device.create_stream() for _ in range(3)]
-    for count in range(9):
-        stream = streams[count % 3]
-        device.delay(stream, 1.0)
-        with device.use_stream(stream):
-            loss = number(device, 0.0)
-            loss += count
-            right = number(device, 1.0) * 2
-            losses.add(loss=loss, right=right, learning_rate=0.1, weight=count + 1)
-            loss.fill_(-1.0)
-        if count == 4:
-            losses.flush()
-    assert losses.mean() == {
-        "loss": sum(count * (count + 1) for count in range(9)) / 45,
-        "right": 2.0,
-        "learning_rate": 0.1,
-    }
-    assert losses.history["loss"] == [float(count) for count in range(9)]
-    assert losses.wait_stats.count == 1
-    assert losses._ring._events.num_created <= 3
-
-
-@scenario()
 def the_newest_values_are_asked_for_without_a_wait(device):
     losses = DeferredLoss(device)
     for count in range(4):
@@ -224,18 +185,6 @@ def numbers_of_the_host_need_no_device(device):
     assert losses.latest() == StepValues(step=1099, values={"loss": 1099.0})
     assert losses.mean() == 549.5
     assert losses.wait_stats.count == 0
-
-
-@scenario()
-def values_are_called_out_at_intervals(device):
-    """Each once and in order, by a later add or the last read."""
-    seen = []
-    losses = DeferredLoss(device, every=3, on_values=seen.append)
-    for count in range(11):
-        losses.add(number(device, float(count)))
-        assert len(seen) <= count // 3
-    losses.drain()
-    assert seen == [StepValues(step=at, values={"loss": float(at)}) for at in (2, 5, 8)]
 
 
 @scenario()

@@ -79,23 +79,6 @@ def batches_kept_or_let_go_late(device):
 
 
 @scenario()
-def views_of_batches_that_are_kept(device):
-    """Who holds a part of a batch holds its memory; and only as long as that."""
-    data = numbered([LARGE] * 20)
-    sums = Sums(device, 20)
-    views = []
-    prefetcher, _ = make_prefetcher(data, device, depth=1)
-    for number, batch in enumerate(prefetcher):
-        views.append((number, batch[3:5]))
-        del batch
-        if len(views) == 4:
-            sums.add(*views.pop(0))
-    while views:
-        sums.add(*views.pop(0))
-    assert sums.all() == list(range(20))
-
-
-@scenario()
 def left_early_and_started_again(device):
     """Copies under way, and memory that is still read, are not in the way of the next pass."""
     sums = Sums(device, 10)
@@ -113,22 +96,6 @@ def left_early_and_started_again(device):
         kept += [torch.full_like(small, 0.0) for _ in range(3)]
         sums.add(number, batch + kept[-1][0])
     assert sums.all() == [0.0, 0.0, *range(2, 10)]
-
-
-@scenario()
-def tensors_too_large_to_move_by_themselves(device):
-    """The loader may fill its memory again at once, and the host waits for nothing."""
-
-    def loader():
-        for number in range(12):
-            yield buffer.fill_(float(number))
-
-    buffer, stats = torch.empty(MEDIUM), gapless.WaitStats()
-    sums = Sums(device, 12)
-    for number, batch in enumerate(gapless.prefetch(loader(), device, wait_stats=stats)):
-        sums.add(number, batch)
-    assert sums.all() == list(range(12))
-    assert stats.count == 0
 
 
 @scenario()
@@ -251,13 +218,6 @@ def check_refilled(device, *, depth=0, count=8, **loader):
 def a_loader_that_fills_its_memory_again(device):
     assert check_refilled(device, pinned=False) == set()
     assert check_refilled(device, pinned=False, depth=2) == set()
-
-
-@scenario()
-def a_loader_that_fills_its_small_page_locked_memory_again(device):
-    for depth in (0, 2):
-        waits = check_refilled(device, pinned=True, sizes=[SMALL], depth=depth)
-        assert waits <= {"loader_memory"}
 
 
 class Pair:
