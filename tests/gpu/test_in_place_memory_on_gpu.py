@@ -88,7 +88,6 @@ def test_300_shapes_are_right_and_bounded():
     assert len(texts) == 1
     assert "there are 5 graphs already; pad batches to fewer shapes" in texts[0]
     assert report.num_graphs == 5
-    assert "with padding these would have been replayed" in str(report)
     assert in_use() <= before_in_use + (1 << 20)
     assert reserved() <= before_reserved + _PIECE
 

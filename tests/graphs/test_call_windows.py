@@ -541,6 +541,17 @@ def test_a_loop_that_is_faster_with_captures_stays(device):
 
 
 @pytest.mark.usefixtures("short_loop")
+def test_a_loop_that_has_saved_much_is_not_compared(device):
+    """Steps as written would be slower ones."""
+    loop = Whole(device, written=2.0, captured=1.0)
+    loop.run(20)
+    account.account_of(device).as_written_s += 1.0
+    loop.run(OF_LOOP)
+
+    assert all(loop.were_captured[20:])
+
+
+@pytest.mark.usefixtures("short_loop")
 def test_objects_of_a_loop_that_never_pays_are_let_go_of(device):
     """Its calls are those of a loop that was never captured."""
     loop = Whole(device, written=2.0, captured=2.2)

@@ -1,8 +1,9 @@
 """Whether a loop is faster with all that is captured in place than without any of it.
 
 Each object may pay for itself, as far as `gapless.graphs.call_windows` can tell, and all together may not: what
-lies around a replay is not the same beside other replays. So when the calls of a loop have settled, windows of
-steps run in turn with all objects captured and with none: both give the same bits. A step is a call of one
+lies around a replay is not the same beside other replays. So when the calls of a loop have settled, and the
+account does not say that they have saved much, windows of steps run in turn with all objects captured and with
+none: both give the same bits. A step is a call of one
 optimizer, and what counts is the time from the first step of a window to the first of the next, whatever is in
 between. Several windows in a row have to show a loss. The loop is then left alone, and measured again after ever
 more steps; at last the objects are let go of.
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 # Steps before the first window, and those of a window: many loops have rhythms that this is a multiple of.
 NUM_BEFORE = 300
 NUM_IN_WINDOW = 64
+
+# Of the time as written, saved by replays: nobody has to ask a loop then. The account counts too little rather.
+_SURELY_PAYS = 0.1
 
 # Steps that are left alone before they are measured again: the first time, and the second one.
 _BEFORE_NEXT = (4_000, 16_000)
@@ -105,7 +109,11 @@ class LoopWindows:
 
     def _begin(self) -> None:
         """Begin to compare, unless an object is compared for itself just now."""
-        if is_distributed() or not all(one.has_room() for one in self._members):
+        if (
+            self._saves_enough()
+            or is_distributed()
+            or not all(one.has_room() for one in self._members)
+        ):
             self._is_over = True
         elif self.is_off:
             self._set_off(is_off=False)
@@ -114,6 +122,11 @@ class LoopWindows:
             self._moments = [self._now()]
             # What drifts does not always meet the same way.
             self._set_off(is_off=len(self._pairs) % 2 == 1)
+
+    def _saves_enough(self) -> bool:
+        """Return whether replays pay without doubt; what was left alone is always compared."""
+        account = self._account
+        return not self._num_losses and -account.debt_s > _SURELY_PAYS * account.as_written_s
 
     def _now(self) -> _Moment:
         event = self._events.record(self._device.current_stream())
