@@ -195,4 +195,4 @@ def test_the_gpu_may_be_the_default_device(form):
         torch.set_default_device(None)
 
     assert weights == expected
-    assert report.num_replays > 30
+    assert report.num_replays > 30, str(report)
