@@ -196,3 +196,16 @@ def test_the_gpu_may_be_the_default_device(form):
 
     assert weights == expected
     assert report.num_replays > 30, str(report)
+
+
+def test_after_a_backward_pass_on_the_default_stream():
+    """Training that began without us goes on captured, to the same bits."""
+    losses, _ = plainly()
+    data, step, _, _ = make_training()
+    before = [step(batch.cuda()).item() for batch in data[:5]]
+
+    step = gapless.capture(step)
+    found = in_three_lines(data[5:], step)
+
+    assert losses == before + found
+    assert step.report.num_graphs == 1, step.report

@@ -741,3 +741,14 @@ def test_objects_without_a_dict_cannot_keep_graphs():
 
     with pytest.raises(TypeError, match=r"Slotted.*__slots__.*capture a function"):
         Slotted().step(torch.ones(1))
+
+
+@pytest.mark.parametrize("num_warmup", [2, 5])
+def test_warm_up_runs_are_as_many_as_asked_for(device, num_warmup):
+    """The step is captured with the batch after its last warm-up run."""
+    step = gapless.capture(lambda batch: batch * 2.0, device=device, num_warmup=num_warmup)
+    for batch in gapless.prefetch(batches(*[4] * 8), device):
+        step(batch)
+
+    # One more run proves the graph.
+    assert (step.report.num_graphs, step.report.num_eager) == (1, num_warmup + 1)
