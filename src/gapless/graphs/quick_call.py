@@ -84,7 +84,7 @@ def quick_call(
             return NOT_ALIKE
         with lock:
             # Not while another thread uses the side stream: `launch` would wait for it with the lock.
-            if order.num_inside or not can_take() or begin_call():
+            if order.num_inside or not can_take(leaves) or begin_call():
                 return NOT_ALIKE
             # As `launch`, a call less as long as all calls come from one stream.
             is_newest = current_stream() is order.newest

@@ -28,6 +28,7 @@ from gapless.graphs.replay.step_graph import StaticInputs
 from gapless.graphs.replay.step_guards import StepGuards
 from gapless.graphs.replay.tensor_copies import TensorCopies
 from gapless.graphs.replay.versions import count_up
+from gapless.graphs.replay.written_memory import WrittenMemory
 
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class ModuleGraph:
             passes, self.paths.uses, runs.settings, rehearsal.expected
         )
         self._graph = graph
+        self._written_memory = WrittenMemory(written)
         draws = bool(generators) or rehearsal.draws
         self._random = RandomStates(runs.device, generators, of_graphs=True) if draws else None
         self._held = held
@@ -118,18 +120,26 @@ class ModuleGraph:
             left=self.left,
         )
 
-    def can_take(self) -> bool:
-        """Return whether a replay may come: no backward pass may read the graph's memory as it is."""
-        return not self._is_refused and self._runs.is_free()
+    def can_take(self, leaves: Sequence[torch.Tensor]) -> bool:
+        """Return whether a replay may come.
+
+        No backward pass may read the graph's memory as it is, and no argument lie where the module writes.
+        """
+        return self._why_not_on(leaves) is None
+
+    def _why_not_on(self, leaves: Sequence[torch.Tensor]) -> str | None:
+        if self._is_refused or not self._runs.is_free():
+            return "a replay would overwrite what the backward pass of an earlier call needs"
+        if self._written_memory.holds_any(leaves):
+            return "an argument lies in memory that the module writes"
+        return None
 
     def why_not(self, tree: Tree) -> str | None:
         """Return why a replay would not do what the call as written does; None if it would."""
         wanted = [leaf for leaf in tree.leaves if leaf.requires_grad]
         if len(wanted) > 1 and share_memory(wanted):
             return "two arguments that require gradients share memory"
-        if self.can_take():
-            return None
-        return "a replay would overwrite what the backward pass of an earlier call needs"
+        return self._why_not_on(tree.leaves)
 
     def replay(self, tree: Tree, *, is_own: bool) -> Any:
         """Launch the forward pass on the arguments of a call; return what the call returns."""

@@ -124,6 +124,7 @@ class StepCapture:
             guards=StepGuards(reads, memory, updates, kept),
             reads=reads,
             held=others,
+            written=written,
             counted=counted,
         )
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from gapless.graphs.reads.read_guards import ReadGuards
@@ -27,8 +29,8 @@ class CallGraph(Protocol):
     def guards(self) -> StepGuards:
         """What has to hold before a replay."""
 
-    def can_take(self) -> bool:
-        """Return whether a replay overwrites nothing that is needed."""
+    def can_take(self, leaves: Sequence[torch.Tensor]) -> bool:
+        """Return whether a replay on these tensors overwrites nothing that is needed."""
 
     def why_not(self, tree: Tree) -> str | None:
         """Return why a replay would not do what the call as written does; None if it would."""

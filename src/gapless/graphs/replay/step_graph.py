@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from itertools import repeat
-from operator import attrgetter, contains, itemgetter
+from operator import attrgetter, contains, itemgetter, mod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from gapless.graphs.replay.kept_tensors import KeptTensors
     from gapless.graphs.replay.results import Results
     from gapless.graphs.replay.step_guards import StepGuards
+    from gapless.graphs.replay.written_memory import WrittenMemory
     from gapless.graphs.updates.update_outside import CapturedUpdates
     from gapless.pipeline.tree.flatten import Tree
 
@@ -31,9 +33,10 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, tor
 _COPIED_TOGETHER = frozenset((*_FLOATS, *_INTEGERS))
 
 _requires_grad = attrgetter("requires_grad")
+_address_of = torch.Tensor.data_ptr
 
 # Second arguments, as many as are asked for.
-_STEPS = repeat("step")
+_TWOS, _STEPS = repeat(2), repeat("step")
 
 
 class StepGraph:
@@ -51,6 +54,7 @@ class StepGraph:
         guards: what has to hold before a replay.
         reads: what the step's code reads.
         held: tensors that the graph reads or writes, whose memory must stay.
+        written: the memory among them that it writes.
         counted: tensors whose versions a run of the step counts up, each as often as it does.
 
     Attributes:
@@ -72,6 +76,7 @@ class StepGraph:
         guards: StepGuards,
         reads: ReadGuards,
         held: Sequence[torch.Tensor],
+        written: WrittenMemory,
         counted: list[torch.Tensor],
     ) -> None:
         self.guards = guards
@@ -84,6 +89,7 @@ class StepGraph:
         self._kept = kept
         self._changes = changes
         self._held = held
+        self._written = written
         self._counted = counted
         self.changes_batch = bool(changes)
         self._writes_batch = changes.writes_tensors
@@ -105,17 +111,29 @@ class StepGraph:
             return "the step changes its batch in a way that cannot be done again for this one"
         if self._writes_batch and share_memory(tree.leaves):
             return "the step writes into its batch, of which two tensors share memory"
-        if not self.gradients.may_overwrite():
-            return "views of its gradients are kept, which a replay would overwrite"
-        return None
+        return self._why_not_on(tree.leaves)
 
-    def can_take(self) -> bool:
-        """Return whether a replay overwrites nothing that is needed.
+    def can_take(self, leaves: Sequence[torch.Tensor]) -> bool:
+        """Return whether a replay on these tensors overwrites nothing that is needed.
 
         Sync: Does not block the host.
         """
         self._gradients_are_left = self.gradients.are_as_left()
-        return self._gradients_are_left or self.gradients.may_overwrite()
+        try:
+            # As `WrittenMemory.holds_any`: nearly no batch lies in the storage of anything else.
+            places = map(bisect_right, repeat(self._written.bounds), map(_address_of, leaves))
+            if self._gradients_are_left and 1 not in map(mod, places, _TWOS):
+                return True
+        except (RuntimeError, NotImplementedError):  # of sparse tensors
+            pass
+        return self._why_not_on(leaves) is None
+
+    def _why_not_on(self, leaves: Sequence[torch.Tensor]) -> str | None:
+        if not self.gradients.may_overwrite():
+            return "views of its gradients are kept, which a replay would overwrite"
+        if self._written.holds_any(leaves):
+            return "a tensor of the batch lies in memory that the step writes"
+        return None
 
     def replay(self, tree: Tree, *, is_own: bool) -> Any:
         """Launch the step on a batch; return what it returns.
