@@ -62,10 +62,11 @@ def test_lines_are_counted_wherever_they_stand(monkeypatch, tmp_path):
 
 
 def test_every_own_program_has_its_lines():
-    """Two to four, or one of a framework."""
+    """Two to four, or one of a framework; four more put counts on the host that torch 2.11 makes elsewhere."""
+    most = {"deepxde_heat": 8}
     own = [name for name in sources.NAMES if name not in scripts.SCRIPTS]
 
-    assert {name for name in own if not 1 <= sources.lines_added(name, Path()) <= 4} == set()
+    assert all(1 <= sources.lines_added(name, Path()) <= most.get(name, 4) for name in own)
 
 
 @pytest.mark.slow

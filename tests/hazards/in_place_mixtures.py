@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from hazards.captured_models import batches, kept, mlp, sgd, state
-from hazards.in_place_harness import captured, in_place_case
-from hazards.in_place_models import NUM, Normed, fit, made
+from hazards.in_place_harness import captured, either, in_place_case
+from hazards.in_place_models import NUM, Normed, fit, made, update
 
 
 # ----------------------------------------------------------------------- weights and updates
@@ -43,6 +43,34 @@ def switches_of_the_optimizer(place):
         losses += fit(place, model, optimizer, 8, start=8 * start)
         optimizer.param_groups[0][switch] = not optimizer.param_groups[0][switch]
     return losses, state(model, optimizer)
+
+
+class Remembering(nn.Module):
+    """Writes into a table that its input may be a view of."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+        self.register_buffer("table", torch.ones(12, 8))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.table.mul_(0.9)
+        return self.layer(x)
+
+
+@in_place_case("The input is a view of a buffer that forward writes, at times.", expect=either())
+def input_is_a_view_of_a_buffer(place):
+    model = made(place, Remembering)
+    place.capture(model)
+    optimizer, found = sgd(model), []
+    for number in range(NUM):
+        rows = model.table[number % 3 : number % 3 + 6]
+        rows = rows if number % 4 == 3 else rows.clone()
+        with torch.no_grad():
+            found.append(kept(model(rows)))
+        found.append(update(optimizer, model(rows).square().mean()))
+    return found, state(model, optimizer)
 
 
 # ------------------------------------------------------------------------ turns of the loop
