@@ -253,7 +253,7 @@ def a_loop_that_is_slower_with_its_captures(device):
 def a_loop_that_is_compared_on_a_late_device(device):
     """Times are read when the device has come so far, without a wait."""
     num = 2 * ENOUGH_OF_LOOP
-    with device.allow_waits():
+    with device.allow_waits(), loops_compared_soon():
         loop = WholeLoop(device, reads_losses=False)
         batches = loop.batches(num)
     with loops_compared_soon():
