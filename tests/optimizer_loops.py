@@ -77,3 +77,30 @@ def both(device, make, play, **options):
 
     assert found.values == expected.values
     return found
+
+
+def both_scaled(device, make, num, *, overflow, rate=1.0, **options):
+    """Train so many steps with a GradScaler, one with an overflow, as written and captured; the bits are the same."""
+
+    def train(**options):
+        loop = OptimizerLoop(device, make, **options)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=4)
+        seen = []
+        for number in range(num):
+            loop.optimizer.zero_grad()
+            x = on(device, torch.tensor(float("inf") if number == overflow else 0.5 + number))
+            loss = sum((weight * x).sum() for weight in loop.weights)
+            scaler.scale(loss).backward()
+            scaler.step(loop.optimizer)
+            scaler.update()
+            loop.optimizer.param_groups[0]["lr"] *= rate
+            tensors = [*loop.weights, *[weight.grad for weight in loop.weights]]
+            seen.append([tensor.tolist() for tensor in tensors])
+            seen.append(scaler.get_scale())
+        return loop, repr(seen)
+
+    _, expected = train(is_captured=False)
+    loop, found = train(**options)
+
+    assert found == expected
+    return loop

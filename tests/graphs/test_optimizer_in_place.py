@@ -23,7 +23,7 @@ from gapless.graphs.in_place.captor import captor_of
 from gapless.graphs.in_place.capture_in_place import capture_report, release
 from gapless.loop.train_loop import TrainLoop
 from gapless.testing.simulated.simulated_device import SimulatedDevice
-from optimizer_loops import OptimizerLoop, both
+from optimizer_loops import OptimizerLoop, both, both_scaled
 from toy_steps import on
 from update_loops import BUT_RATES, INSIDE, OUTSIDE
 
@@ -536,26 +536,8 @@ def test_a_scheduler_made_while_captured_goes_on_after_the_release(device):
 def test_a_gradient_scaler(device, make):
     """Steps of both kinds of optimizers are replays, and one is left out after an overflow."""
 
-    def train(is_captured):
-        loop = OptimizerLoop(device, make, is_captured=is_captured)
-        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=4)
-        seen = []
-        for number in range(10):
-            loop.optimizer.zero_grad()
-            x = on(device, torch.tensor(float("inf") if number == 6 else 0.5 + number))
-            loss = sum((weight * x).sum() for weight in loop.weights)
-            scaler.scale(loss).backward()
-            scaler.step(loop.optimizer)
-            scaler.update()
-            tensors = [*loop.weights, *[weight.grad for weight in loop.weights]]
-            seen.append([tensor.tolist() for tensor in tensors])
-            seen.append(scaler.get_scale())
-        return loop, repr(seen)
+    loop = both_scaled(device, make, 10, overflow=6)
 
-    _, expected = train(is_captured=False)
-    loop, found = train(is_captured=True)
-
-    assert found == expected
     assert loop.report.num_replays >= 6
     assert not {"grad_scale", "found_inf"} & vars(loop.optimizer).keys()
 

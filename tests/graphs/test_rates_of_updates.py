@@ -11,8 +11,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 import gapless
 from gapless.testing.simulated.simulated_device import SimulatedDevice
-from optimizer_loops import OptimizerLoop, both
-from toy_steps import on
+from optimizer_loops import OptimizerLoop, both, both_scaled
 
 
 @pytest.fixture
@@ -142,27 +141,8 @@ def test_sets_of_weights_in_turns(device, make):
 def test_a_gradient_scaler(device, every, rate):
     """Its tables and the gradients that the update unscales are as written; also after an overflow."""
 
-    def train(is_captured):
-        loop = OptimizerLoop(device, adamw, is_captured=is_captured, audit_every=every)
-        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=4)
-        seen = []
-        for number in range(16):
-            loop.optimizer.zero_grad()
-            x = on(device, torch.tensor(float("inf") if number == 11 else 0.5 + number))
-            loss = sum((weight * x).sum() for weight in loop.weights)
-            scaler.scale(loss).backward()
-            scaler.step(loop.optimizer)
-            scaler.update()
-            loop.optimizer.param_groups[0]["lr"] *= rate
-            tensors = [*loop.weights, *[weight.grad for weight in loop.weights]]
-            seen.append([tensor.tolist() for tensor in tensors])
-            seen.append(scaler.get_scale())
-        return loop, repr(seen)
+    loop = both_scaled(device, adamw, 16, overflow=11, rate=rate, audit_every=every)
 
-    _, expected = train(is_captured=False)
-    loop, found = train(is_captured=True)
-
-    assert found == expected
     assert_equal(loop.report, every=every)
 
 

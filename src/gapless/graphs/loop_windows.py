@@ -3,10 +3,9 @@
 Each object may pay for itself, as far as `gapless.graphs.call_windows` can tell, and all together may not: what
 lies around a replay is not the same beside other replays. So when the calls of a loop have settled, and the
 account does not say that they have saved much, windows of steps run in turn with all objects captured and with
-none: both give the same bits. A step is a call of one
-optimizer, and what counts is the time from the first step of a window to the first of the next, whatever is in
-between. Several windows in a row have to show a loss. The loop is then left alone, and measured again after ever
-more steps; at last the objects are let go of.
+none: both give the same bits. A step is a call of one optimizer, and what counts is the time from the first step
+of a window to the first of the next, whatever is in between. Several windows in a row have to show a loss. The
+loop is then left alone, and measured again after ever more steps; at last the objects are let go of.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 NUM_BEFORE = 300
 NUM_IN_WINDOW = 64
 
-# Of the time as written, saved by replays: nobody has to ask a loop then. The account counts too little rather.
+# A loop is not compared if replays have saved this share of its time as written, by the account.
 _SURELY_PAYS = 0.1
 
 # Steps that are left alone before they are measured again: the first time, and the second one.
