@@ -18,7 +18,7 @@ from hypothesis import settings
 from ample_room import AMPLE
 from gapless.device.find import find_device
 from gapless.device.numerics import numerics_restored, seed_everything, set_numerics
-from gapless.graphs import account, audit, loop_windows
+from gapless.graphs import account, audit
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.data.padded_layout import PaddedLayout
 from gapless.nmt.data.sampler import MicrobatchSampler, make_loader
@@ -119,11 +119,9 @@ def seldom_audits(no_leaks, request, monkeypatch):  # noqa: F811  # likewise
 
 @pytest.fixture(autouse=True)
 def ample_room(no_leaks, monkeypatch):  # noqa: F811  # looks before, and last
-    """Let tests count replays: calls are watched from the first one on, and no loop is compared, whatever that takes."""
+    """Let tests count replays: calls are watched from the first one on, whatever that takes."""
     for name, value in AMPLE.items():
         monkeypatch.setattr(account, name, value)
-    # All tests of a process with a GPU are one loop.
-    monkeypatch.setattr(loop_windows, "NUM_BEFORE", 10**9)
 
 
 @pytest.fixture

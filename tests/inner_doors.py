@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from gapless.graphs import call_windows, graph_limits, loop_windows
+from gapless.graphs import call_windows, graph_limits
 
 
 @contextmanager
 def replayed_whatever_it_takes():
     """Let no replays within the body be compared with calls as written, which would take their place."""
-    usual = call_windows.NUM_BEFORE, loop_windows.NUM_BEFORE
-    call_windows.NUM_BEFORE = loop_windows.NUM_BEFORE = 1e9
+    usual, call_windows.NUM_BEFORE = call_windows.NUM_BEFORE, 1e9
     try:
         yield
     finally:
-        call_windows.NUM_BEFORE, loop_windows.NUM_BEFORE = usual
+        call_windows.NUM_BEFORE = usual
 
 
 @contextmanager

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import gapless
-from gapless.graphs import account, call_windows, loop_windows
+from gapless.graphs import account, call_windows
 from gapless.graphs.entries import Entries
 from gapless.graphs.proof.proof_verdict import Verdict
 from gapless.pipeline.tree.call_tree import CallTrees
-from gapless.records.replay_times import NUM_PAIRS, NUM_PAIRS_OF_LOOP
+from gapless.records.replay_times import NUM_PAIRS
 from gapless.testing import SimulatedDevice
 from inner_doors import memory_fraction
 
@@ -456,122 +456,3 @@ def test_what_comes_before_a_call_is_known_is_no_time_as_written(device, monkeyp
     times = account.account_of(device)
     assert times.debt_s == pytest.approx(18 * 0.0005, rel=0.2)
     assert times.as_written_s == pytest.approx(18 * 0.1, rel=0.1)
-
-
-# --- the whole loop ---
-
-
-class Whole:
-    """A loop of two captured modules and their optimizer, and what a step of it takes of the device, in ms."""
-
-    def __init__(self, device, *, written, captured):
-        self._device, self._ms = device, {False: written, True: captured}
-        self.models = [model_on(device) for _ in range(2)]
-        weights = [one for model in self.models for one in model.parameters()]
-        self.optimizer = torch.optim.SGD(weights, lr=0.01)
-        gapless.capture(*self.models, self.optimizer, device=device)
-        self.were_captured = []
-
-    def reports(self):
-        return [gapless.capture_report(one) for one in (*self.models, self.optimizer)]
-
-    def step(self):
-        before = [report.num_replays for report in self.reports()]
-        # Windows begin with the call of an optimizer.
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        x = x_of(self._device, len(self.were_captured))
-        sum(model(x).square().mean() for model in self.models).backward()
-        after = [report.num_replays for report in self.reports()]
-        # What a single object costs does not show beside the others.
-        is_captured = any(map(int.__lt__, before, after))
-        self._device.delay(self._device.current_stream(), self._ms[is_captured])
-        self.were_captured.append(is_captured)
-
-    def run(self, num):
-        for _ in range(num):
-            self.step()
-
-
-@pytest.fixture
-def short_loop(monkeypatch):
-    monkeypatch.setattr(loop_windows, "NUM_BEFORE", 40)
-    monkeypatch.setattr(loop_windows, "NUM_IN_WINDOW", 8)
-    monkeypatch.setattr(loop_windows, "_BEFORE_NEXT", (60,))
-    monkeypatch.setattr(call_windows, "NUM_BEFORE", 10_000)
-
-
-# Steps after which the whole loop is decided.
-OF_LOOP = 40 + NUM_PAIRS_OF_LOOP * 2 * (8 + 2) + 10
-
-
-@pytest.mark.usefixtures("short_loop")
-def test_a_loop_that_is_slower_with_captures_is_left_alone_as_a_whole(device):
-    """Each object may seem to pay where only all of them together do not."""
-    loop = Whole(device, written=2.0, captured=2.2)
-
-    loop.run(OF_LOOP)
-
-    assert not any(loop.were_captured[-10:])
-    assert "2.200 ms with replays and 2.0" in str(loop.reports()[0])
-    assert all(report.refusal.kind == "does_not_pay" for report in loop.reports())
-
-
-@pytest.mark.usefixtures("short_loop")
-def test_a_loop_that_was_left_alone_is_measured_again(device):
-    """It may be faster by then."""
-    loop = Whole(device, written=2.0, captured=2.2)
-    loop.run(OF_LOOP)
-    loop._ms[True] = 1.0
-    loop.run(60 + OF_LOOP)
-
-    assert all(loop.were_captured[-10:])
-    assert [report.refusals for report in loop.reports()] == [[], [], []]
-
-
-@pytest.mark.usefixtures("short_loop")
-def test_a_loop_that_is_faster_with_captures_stays(device):
-    """Three pairs of windows are enough."""
-    loop = Whole(device, written=2.0, captured=1.0)
-
-    loop.run(OF_LOOP)
-
-    assert loop.were_captured[40:].count(False) == 3 * 8
-    assert all(loop.were_captured[-40:])
-
-
-@pytest.mark.usefixtures("short_loop")
-def test_a_loop_that_has_saved_much_is_not_compared(device):
-    """Steps as written would be slower ones."""
-    loop = Whole(device, written=2.0, captured=1.0)
-    loop.run(20)
-    account.account_of(device).as_written_s += 1.0
-    loop.run(OF_LOOP)
-
-    assert all(loop.were_captured[20:])
-
-
-@pytest.mark.usefixtures("short_loop")
-def test_objects_of_a_loop_that_never_pays_are_let_go_of(device):
-    """Its calls are those of a loop that was never captured."""
-    loop = Whole(device, written=2.0, captured=2.2)
-
-    loop.run(2 * OF_LOOP + 60 + call_windows._MANY_LEFT)
-
-    assert not {"forward", "step"} & {
-        *vars(loop.models[0]),
-        *vars(loop.models[1]),
-        *vars(loop.optimizer),
-    }
-
-
-def test_a_loop_that_is_compared_keeps_no_device():
-    """Nor does its account."""
-    with SimulatedDevice(scheduler="asap") as device:
-        loop = Whole(device, written=1.0, captured=1.0)
-        loop.run(3)
-        kept = weakref.ref(device)
-    del loop, device
-    gc.collect()
-
-    assert kept() is None

@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from gapless.records.replay_times import (
-    NUM_PAIRS,
-    PairTimes,
-    WindowTimes,
-    judged,
-    judged_loop,
-    loss_text,
-)
+from gapless.records.replay_times import NUM_PAIRS, PairTimes, WindowTimes, judged, loss_text
 
 
 TIMES = st.floats(min_value=1e-3, max_value=1e4)
@@ -96,22 +89,3 @@ def test_the_text_has_the_medians_of_both():
     pairs = [pair(4.1, 3.95), pair(9.0, 3.0), pair(4.0, 3.9), pair(4.2, 4.0), pair(4.1, 3.96)]
 
     assert loss_text(pairs) == "4.100 ms with replays and 3.950 ms as written"
-
-
-@pytest.mark.parametrize(
-    ("ratios", "expected"),
-    [
-        ([0.9, 0.9], None),
-        ([0.9, 0.9, 0.9], "pays"),
-        ([0.9, 0.98, 0.9], None),
-        ([1.1] * 6, None),
-        ([1.1] * 7, "does_not_pay"),
-        ([1.1] * 6 + [0.9], "does_not_pay"),
-        # A rollout that is now in the one window, now in the other.
-        ([1.5, 0.7, 1.5, 0.7, 1.5, 0.7, 1.5], "pays"),
-        ([1.01] * 7, "pays"),
-    ],
-)
-def test_a_loop_is_given_up_where_nearly_all_pairs_show_a_loss(ratios, expected):
-    """One pair of windows of a loop may show a gain or a loss by chance."""
-    assert judged_loop([pair(ratio, 1.0) for ratio in ratios]) == expected

@@ -68,14 +68,11 @@ SIMULATED = """
 import sys
 from functools import partial
 from gapless.cli.main import main
-from gapless.graphs import loop_windows
 from gapless.running import run_captured
 from gapless.testing import SimulatedDevice
 
 with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
     run_captured.Capturing = partial(run_captured.Capturing, device)
-    # Nothing takes time on it, so no loop could be judged.
-    loop_windows.NUM_BEFORE = 10**9
     main(["run", *sys.argv[1:]])
 """
 

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 import torch
 
 import gapless
-from gapless.graphs import call_windows, loop_windows
-from gapless.records.replay_times import NUM_PAIRS, NUM_PAIRS_OF_LOOP
-from gapless.unnoticed import Patches
+from gapless.graphs import call_windows
+from gapless.records.replay_times import NUM_PAIRS
 from inner_doors import memory_fraction
 from simulation.in_place import Scaled
 from simulation.registry import VERY_FEW, scenario
@@ -189,78 +188,6 @@ def two_modules_whose_replays_are_compared_in_turn(device):
         assert first.values() == second.values() == expected(num)
     assert is_given_up(first), str(first.report)
     assert is_given_up(second), str(second.report)
-
-
-# --- whole loops ---
-
-# Steps before a whole loop is decided, and a few more; it is read some steps later.
-ENOUGH_OF_LOOP = FEW_BEFORE + NUM_PAIRS_OF_LOOP * (2 * FEW_IN_WINDOW + 4) + 20
-
-
-@contextmanager
-def loops_compared_soon():
-    """Let comparisons of whole loops within the body begin and end soon, and none of single objects."""
-    patches = Patches()
-    patches.put(loop_windows, "NUM_BEFORE", FEW_BEFORE)
-    patches.put(loop_windows, "NUM_IN_WINDOW", FEW_IN_WINDOW)
-    # Whatever they have saved.
-    patches.put(loop_windows, "_SURELY_PAYS", 1e9)
-    patches.put(call_windows, "NUM_BEFORE", 10_000)
-    with patches:
-        yield
-
-
-class WholeLoop(Loop):
-    """Its update is captured as well, and begins a step."""
-
-    def __init__(self, device, *, reads_losses=True):
-        super().__init__(device, reads_losses=reads_losses)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        if device is not None:
-            gapless.capture(self.optimizer, device=device)
-
-    def step(self, x):
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        torch.manual_seed(len(self.losses))
-        loss = self.call(x).square().sum()
-        loss.backward()
-        self.losses.append(loss.detach())
-        if self.reads_losses:
-            loss.item()
-
-
-def expected_of_loop(num):
-    plain = WholeLoop(None)
-    plain.train(num)
-    return plain.values()
-
-
-@scenario(only=ONE)
-def a_loop_that_is_slower_with_its_captures(device):
-    """All of it is left alone, the report says so, and all pairs of windows have the same events."""
-    num = ENOUGH_OF_LOOP
-    with device.allow_waits(), loops_compared_soon(), TimedEvents(device) as events:
-        loop = WholeLoop(device)
-        loop.train(num)
-        assert loop.values() == expected_of_loop(num)
-    assert is_given_up(loop), str(loop.report)
-    # The starts of two windows, and of the step behind them.
-    assert events.num == 3
-
-
-@scenario(only="random", num_seeds=VERY_FEW)
-def a_loop_that_is_compared_on_a_late_device(device):
-    """Times are read when the device has come so far, without a wait."""
-    num = 2 * ENOUGH_OF_LOOP
-    with device.allow_waits(), loops_compared_soon():
-        loop = WholeLoop(device, reads_losses=False)
-        batches = loop.batches(num)
-    with loops_compared_soon():
-        for x in batches:
-            loop.step(x)
-    with device.allow_waits():
-        assert loop.values() == expected_of_loop(num)
 
 
 # --- memory ---

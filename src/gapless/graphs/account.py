@@ -328,10 +328,6 @@ class Account:
         self._timed, self._num_asked = weakref.ref(one), 0
         return True
 
-    def end_turn(self) -> None:
-        """Let calls of others be timed."""
-        self._timed = None
-
     def may_learn(self, times: CallTimes, *, has_begun: bool, num_calls: int) -> bool:
         """Return whether a kind may be watched: there is room, and it has begun or is likely to be worth it.
 

@@ -19,23 +19,20 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from gapless.graphs.loop_windows import loop_of
-from gapless.graphs.refusal import does_not_pay
 from gapless.graphs.step_call import DEPTH
 from gapless.pipeline.streams import EventPool
 from gapless.ranks import is_distributed
-from gapless.records.replay_times import PairTimes, WindowTimes, loss_text
+from gapless.records.replay_times import PairTimes, WindowTimes
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable
 
     from gapless.device.base import Device, Event
     from gapless.graphs.account import Account, CallTimes
     from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.captured_step import CapturedStep
     from gapless.graphs.entry import Entry
-    from gapless.graphs.refusal import Refusal
 
     _Way: TypeAlias = Literal["plain", "replay"]
 
@@ -85,7 +82,6 @@ class CallWindows:
 
     Attributes:
         is_on: whether calls have to come by here; if not, all are captured.
-        has_room: as of the arguments.
     """
 
     def __init__(
@@ -102,10 +98,7 @@ class CallWindows:
     ) -> None:
         self.is_on = True
         self._device, self._account, self._report = device, account, report
-        self.has_room, self._step, self._let_go = has_room, step, let_go
-        self._loss_of_loop: Refusal | None = None
-        self._loop = loop_of(device, account)
-        self._loop.join(self)
+        self._has_room, self._step, self._let_go = has_room, step, let_go
         self._captured, self._as_written = captured, as_written
         self._kinds: dict[Hashable, _Kind] = {}
         self._timed: _Windows | None = None
@@ -128,8 +121,6 @@ class CallWindows:
             kind = self._kinds[form] = _Kind()
         if kind.num_left:
             return self._leave(kind, args, kwargs)
-        if kind.may_be_written and self._loop.is_off:
-            return self._run_as_written(args, kwargs)
         self._num_left = 0
         now = None if self._timed is None else self._timed.end_call()
         windows = kind.windows
@@ -149,23 +140,6 @@ class CallWindows:
                 windows.counts = False
             self._note_plain(kind)
         return out
-
-    def go_with_loop(self, *, is_off: bool) -> None:
-        """Let calls come by here, or as few as before: those of the whole loop are to run as written, or again not."""
-        self.is_on = is_off or self._has_to_see_calls()
-        if not is_off and self._loss_of_loop is not None:
-            self._report.withdraw(self._loss_of_loop)
-            self._loss_of_loop = None
-
-    def leave_with_loop(self, pairs: Sequence[PairTimes], *, is_final: bool) -> None:
-        """Say that calls run as written, since the whole loop is faster so; leave them alone if that is final."""
-        if self._report.num_replays:
-            self._loss_of_loop = does_not_pay(loss_text(pairs), is_final=is_final)
-            self._report.refuse(self._loss_of_loop)
-        if is_final:
-            self.is_on = True
-            for kind in self._kinds.values():
-                kind.num_left, kind.windows = inf, None
 
     def forget(self) -> None:
         """Know nothing of calls so far."""
@@ -224,29 +198,24 @@ class CallWindows:
         if kind.is_settled or kind.windows is not None:
             return
         kind.num_replays += 1
-        if 1 < kind.num_replays < NUM_BEFORE:
+        if kind.num_replays < NUM_BEFORE:
             return
         step, entry = self._step(), self._entry()
-        may_compare = entry is not None and entry.times.may_compare and not is_distributed()
-        kind.may_be_written = may_compare
-        if step is None or entry is None or not may_compare:
+        if step is None or entry is None or not entry.times.may_compare or is_distributed():
             self._settle(kind)
-        elif kind.num_replays == NUM_BEFORE:
+        else:
             kind.windows = _Windows(self._device, step, entry)
 
     def _settle(self, kind: _Kind) -> None:
         """Let calls of a kind be captured from now on, whatever they take."""
         kind.is_settled, kind.windows = True, None
-        self.is_on = self._has_to_see_calls()
-
-    def _has_to_see_calls(self) -> bool:
-        return not all(one.is_settled for one in self._kinds.values())
+        self.is_on = not all(one.is_settled for one in self._kinds.values())
 
     def _may_time(self, kind: _Kind, windows: _Windows) -> bool:
         if not self._account.takes_turn(windows):
             self._timed = None if self._timed is windows else self._timed
             return False
-        if self._timed is not windows and (is_distributed() or not self.has_room()):
+        if self._timed is not windows and (is_distributed() or not self._has_room()):
             self._settle(kind)
             return False
         self._timed = windows
@@ -279,7 +248,6 @@ class _Kind:
         beside_s: what it had taken to look at them.
         windows: if its calls are timed.
         is_settled: whether nothing is to be timed any more.
-        may_be_written: whether calls that are graphs may as well run as written.
     """
 
     def __init__(self) -> None:
@@ -288,7 +256,7 @@ class _Kind:
         self.times: CallTimes | None = None
         self.beside_s = 0.0
         self.windows: _Windows | None = None
-        self.is_settled = self.may_be_written = False
+        self.is_settled = False
         self._take_up: Callable[[], None] | None = None
 
     def give_up(self, windows: _Windows, *, num: float) -> None:

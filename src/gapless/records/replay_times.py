@@ -28,11 +28,6 @@ _LOSS_SHARE = 0.02
 _CLEAR_SHARE = 0.2
 NUM_PAIRS = 5
 
-# Of a loop all of the first pairs have to show such a gain, or all but one of so many a loss.
-_CLEAR_SHARE_OF_LOOP = 0.05
-_NUM_CLEAR = 3
-NUM_PAIRS_OF_LOOP = 7
-
 
 @dataclass(frozen=True, kw_only=True)
 class WindowTimes:
@@ -82,20 +77,6 @@ def judged(pairs: Sequence[PairTimes]) -> Literal["pays", "does_not_pay"] | None
     if len(pairs) < NUM_PAIRS:
         return None
     return "does_not_pay" if median(ratios) > 1.0 + _LOSS_SHARE else "pays"
-
-
-def judged_loop(pairs: Sequence[PairTimes]) -> Literal["pays", "does_not_pay"] | None:
-    """Return what pairs of windows of a whole loop have shown, None if a further one is needed.
-
-    What comes at regular times, such as a rollout, may be in the one and not in the other: no single pair decides.
-    """
-    ratios = [pair.ratio for pair in pairs]
-    if len(pairs) >= _NUM_CLEAR and max(ratios) < 1.0 - _CLEAR_SHARE_OF_LOOP:
-        return "pays"
-    if len(pairs) < NUM_PAIRS_OF_LOOP:
-        return None
-    are_losses = sum(ratio > 1.0 for ratio in ratios) >= NUM_PAIRS_OF_LOOP - 1
-    return "does_not_pay" if are_losses and median(ratios) > 1.0 + _LOSS_SHARE else "pays"
 
 
 def loss_text(pairs: Sequence[PairTimes]) -> str:

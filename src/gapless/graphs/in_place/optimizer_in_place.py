@@ -28,7 +28,6 @@ import torch
 from gapless.graphs.call_windows import CallWindows
 from gapless.graphs.in_place.captor import captor_of, left_out
 from gapless.graphs.in_place.first_calls import FIRST_CALLS
-from gapless.graphs.loop_windows import loop_of
 from gapless.graphs.modules.module_refusals import COMPILED_AROUND
 from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.reads.code_kinds import CodeKind, kind_of
@@ -91,11 +90,9 @@ class OptimizerInPlace:
             work=self._work,
             is_update=True,
         )
-        account = self._captured.callee.account
-        self._loop = loop_of(settings.device, account)
         self._windows = CallWindows(
             settings.device,
-            account,
+            self._captured.callee.account,
             self.report,
             has_room=self._limits.have_room,
             captured=self._step,
@@ -159,11 +156,7 @@ class OptimizerInPlace:
         self._as_written = as_written
         if self._is_running:  # called by `_work`
             return as_written(*args, **kwargs)
-        if is_within_a_step():
-            self.report.num_eager += 1
-            return as_written(*args, **kwargs)
-        self._loop.note_step(self)
-        if self._is_never_captured:
+        if self._is_never_captured or is_within_a_step():
             self.report.num_eager += 1
             return as_written(*args, **kwargs)
         if FIRST_CALLS.is_waiting:
