@@ -10,6 +10,7 @@ import torch
 from torch.autograd import grad
 
 from gapless.device.torch_private import (
+    DisableTorchFunction,
     call_when_cuda_starts,
     current_graph_task,
     is_multithreading_enabled,
@@ -125,7 +126,9 @@ def call_on_backward_thread(function: Callable[[], object], device: torch.device
     hook = out.grad_fn.register_prehook(call)
     try:
         # Not `torch.autograd.grad`: who watches a run replaces that, and would take this for the run's own.
-        grad(out, weight, retain_graph=True)
+        # A mode, such as that of a default device, would be handed it all the same.
+        with DisableTorchFunction():
+            grad(out, weight, retain_graph=True)
     finally:
         hook.remove()
 
