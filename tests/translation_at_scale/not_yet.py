@@ -1,0 +1,29 @@
+"""Cases that fail today, and what was seen: whoever mends one deletes its row.
+
+A row is the name of a test, with the parameters of a case in brackets, or without for all of them.
+"""
+
+from __future__ import annotations
+
+
+NOT_YET = {
+    "test_batches_change_no_translation[few tokens]": "`gapless translate` has no budget of tokens",
+    "test_batches_change_no_translation[many tokens]": "`gapless translate` has no budget of tokens",
+    "test_a_seed_repeats_its_samples": "`gapless translate` has no samples",
+    "test_samples_follow_the_softmax": "`gapless translate` has no samples",
+    "test_samples_have_scores_of_their_own": "`gapless translate` has no samples",
+    "test_samples_of_the_best_k_hold_no_other": "`gapless translate` has no samples",
+    "test_a_marian_export_is_a_start": "no `gapless export`",
+    "test_an_export_writes_over_nothing": "no `gapless export`",
+    "test_ctranslate2_translates_as_the_run_does": "no `gapless export`",
+    "test_transformers_translates_as_the_run_does": "no `gapless export`",
+    "test_what_marian_models_cannot_be_is_refused": "no `gapless export`",
+    "test_a_damaged_store_is_named_and_made_anew": "no store of tokens",
+    "test_a_killed_run_resumes_from_the_store_with_the_same_bits": "no store of tokens",
+    "test_a_run_that_is_killed_while_it_stores_can_be_started_again": "no store of tokens",
+    "test_a_second_run_takes_the_store_that_is_there": "no store of tokens",
+    "test_any_number_of_workers_makes_the_same_store": "no store of tokens",
+    "test_changed_text_is_not_the_stored_text": "no store of tokens",
+    "test_stores_are_listed_and_removed": "no store of tokens",
+    "test_memory_does_not_grow_with_the_text": "no store; a run from lists needs 52 MiB more",
+}
