@@ -27,7 +27,8 @@ MAY_READ = {
     "pipeline/losses/loss_numbers.py",  # numbers that are the host's own
     "pipeline/losses/loss_rows.py",  # rows whose copy an event says is done
     "nmt/run/rank_agreement.py",  # inside a wait declared as "checkpoint"
-    "nmt/model/decode.py",  # inside a wait declared as "decode"; and numbers that are the host's own
+    "nmt/model/decode.py",  # numbers that are the host's own
+    "nmt/model/search.py",  # copies that an event says are done
     "pipeline/tree/containers.py",  # sizes of a packed sequence, which are on the host
 }
 

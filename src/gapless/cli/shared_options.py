@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dataclasses import Field
 
     from gapless.cli.parser import Group, Parser
-    from gapless.nmt.model.decode import DecodeSettings
+    from gapless.nmt.model.decode_settings import DecodeSettings, Sampling
     from gapless.nmt.run.translator import Translator
 
 
@@ -121,8 +121,8 @@ def _shown(default: Any) -> str:
 # --- a trained model, the search and the device ---
 
 
-def add_model_options(parser: Parser) -> Group:
-    """Add the run and which of its weights; return their group."""
+def add_decode_options(parser: Parser) -> Group:
+    """Add the model, the search and the device; return the group of the search."""
     model = parser.add_group("model")
     model.add_argument(
         "run", type=file_or_folder, metavar="RUN", help="run folder of a trained model"
@@ -138,12 +138,6 @@ def add_model_options(parser: Parser) -> Group:
         metavar="N",
         help="number of newest epoch checkpoints to average",
     )
-    return model
-
-
-def add_decode_options(parser: Parser) -> Group:
-    """Add the model, the search and the device; return the group of the search."""
-    add_model_options(parser)
     search = parser.add_group("decoding")
     search.add_argument("--beam", type=int, metavar="N", help="hypotheses; none: as trained")
     search.add_argument(
@@ -170,6 +164,12 @@ def add_decode_options(parser: Parser) -> Group:
         metavar="N",
         help="most sentences on the device at once; none: as suits their lengths",
     )
+    search.add_argument(
+        "--batch-tokens",
+        type=int,
+        metavar="N",
+        help="most tokens at once: sentences x beam x source length; none: as suits the device",
+    )
     add_device_option(parser)
     return search
 
@@ -190,7 +190,11 @@ def make_translator(options: argparse.Namespace) -> Translator:
 
 
 def decode_settings(
-    translator: Translator, options: argparse.Namespace, *, n_best: int = 1
+    translator: Translator,
+    options: argparse.Namespace,
+    *,
+    n_best: int = 1,
+    sampling: Sampling | None = None,
 ) -> DecodeSettings:
     """Return how to search: as the options say, or else as the run was trained."""
     return translator.settings(
@@ -199,7 +203,9 @@ def decode_settings(
         early_stopping=options.early_stopping,
         max_length=options.max_length,
         batch=options.batch,
+        batch_tokens=options.batch_tokens,
         n_best=n_best,
+        sampling=sampling,
     )
 
 

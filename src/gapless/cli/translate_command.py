@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from gapless.cli.parser import Parser
     from gapless.nmt.data.text_files import ByteStream
+    from gapless.nmt.model.decode_settings import Sampling
     from gapless.nmt.run.translator import Translation
 
 
@@ -35,8 +36,9 @@ Standard input is answered as it comes, and a file {FILE_LINES:,} lines at a tim
 line gives one line: where the model writes line ends or control characters,
 spaces or replacement characters are printed. Files and pipes get them in UTF-8.
 
-With --n-best above 1 each line is: number ||| translation ||| score. A
-sentence that begins with a hyphen stands behind --.
+With --n-best above 1 each line is: number ||| translation ||| score. With
+--sample these are so many samples, and a seed gives a line the same ones
+whatever the batches. A sentence that begins with a hyphen stands behind --.
 """
 
 
@@ -51,6 +53,26 @@ def add_options(parser: Parser) -> None:
         metavar="N",
         help="translations of each sentence [default: 1]",
     )
+    sampling = parser.add_group("sampling")
+    sampling.add_argument(
+        "--sample", action="store_true", help="draw translations instead of searching the best"
+    )
+    sampling.add_argument(
+        "--temperature",
+        type=float,
+        metavar="NUMBER",
+        help="divides the model's scores; below 1 likely tokens become likelier [default: 1]",
+    )
+    sampling.add_argument(
+        "--top-k", type=int, metavar="N", help="draw among so many likeliest tokens; none: all"
+    )
+    sampling.add_argument(
+        "--top-p",
+        type=float,
+        metavar="SHARE",
+        help="draw among the fewest likeliest tokens of this probability together [default: 1]",
+    )
+    sampling.add_argument("--seed", type=int, metavar="N", help="of what is drawn [default: 0]")
     text = parser.add_group("text")
     # argparse takes a * for required unless it has a default.
     text.add_argument(
@@ -75,7 +97,9 @@ def run(options: Namespace) -> int:
     from gapless.nmt.run.translator import longest_source
 
     translator = make_translator(options)
-    settings = decode_settings(translator, options, n_best=options.n_best)
+    settings = decode_settings(
+        translator, options, n_best=options.n_best, sampling=_sampling(options)
+    )
     most = longest_source(translator.config)
     of_file = None if options.file is None else read_lines(_regular(options.file))
     num_done = num_cut = num_long = 0
@@ -106,6 +130,19 @@ def run(options: Namespace) -> int:
     if num_cut:
         warn(f"{num_cut} of {num_done} translations are cut; --max-length lets them be longer")
     return 0
+
+
+def _sampling(options: Namespace) -> Sampling | None:
+    """Return how translations are drawn; None: they are searched."""
+    from gapless.nmt.model.decode_settings import Sampling
+
+    names = ("temperature", "top_k", "top_p", "seed")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if given and not options.sample:
+        raise UsageError(
+            f"--{next(iter(given)).replace('_', '-')} is of samples; give --sample too"
+        )
+    return Sampling(**given) if options.sample else None
 
 
 def _regular(file: Path) -> Path:

@@ -105,6 +105,11 @@ def any_algorithm() -> Iterator[None]:
         torch.use_deterministic_algorithms(True, warn_only=warn_only)
 
 
+def matmul_dtype(precision: str) -> torch.dtype:
+    """Return in which type a forward pass at this precision multiplies matrices."""
+    return _HALF.get(precision, torch.float32)
+
+
 def autocast(device: Device, precision: str) -> AbstractContextManager[object]:
     """Return the context in which a forward pass runs at this precision."""
     if precision not in _HALF:

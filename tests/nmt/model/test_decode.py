@@ -12,8 +12,11 @@ from hypothesis import given, settings, strategies as st
 
 from gapless.device.find import find_device
 from gapless.nmt.data.vocab import BOS, EOS, PAD, UNK
-from gapless.nmt.model.decode import Decoder, DecodeSettings
-from gapless.nmt.model.transformer import LayerCache, ModelSizes, Transformer
+from gapless.nmt.model import decode
+from gapless.nmt.model.decode import Decoder
+from gapless.nmt.model.decode_settings import DecodeSettings
+from gapless.nmt.model.incremental import Incremental
+from gapless.nmt.model.transformer import ModelSizes, Transformer
 from gapless.pipeline.host_waits import HostWaits
 
 
@@ -24,8 +27,8 @@ WORDS = (UNK, 4, 5)
 class TableModel:
     """Scores of the next token by source and target so far, drawn at random once each.
 
-    Has the surface of a `Transformer` that the decoder uses; the "keys" of its cache are the
-    target so far, so that a wrong order of the cache gives wrong scores.
+    Has the surface of a `Transformer` and its `Incremental` that the decoder uses; the "keys" of its cache are the
+    target so far, so that a wrong past gives wrong scores.
     """
 
     def __init__(self, seed, *, sharpness=2.0, max_positions=50):
@@ -34,6 +37,10 @@ class TableModel:
         self.max_positions = max_positions
         self.training = True
         self.num_steps = 0
+        self.num_layers = self.heads = self.width = 1
+        self.vocab = VOCAB
+        self.row_bytes = 1
+        self.dtype = torch.float32
 
     def eval(self):
         self.training = False
@@ -43,21 +50,29 @@ class TableModel:
 
     def encode(self, src, src_mask):
         assert not self.training
-        return src * src_mask.squeeze(1)
+        return (src * src_mask.squeeze(1)).float()
 
-    def start_cache(self, memory):
-        return [LayerCache(None, None, memory, memory)]
+    def refresh(self):
+        return False
 
-    def decode_step(self, last_ids, cache, *, position, src_mask):
+    def source(self, memory, out):
+        out.copy_(memory[:, None, None, None, :, None])
+
+    def step(self, ids, position, cache, *, out):
         self.num_steps += 1
-        (layer,) = cache
-        so_far = last_ids.unsqueeze(1)
-        if layer.self_keys is not None:
-            so_far = torch.cat((layer.self_keys, so_far), dim=1)
-        layer.self_keys = layer.self_values = so_far
-        assert position + 1 == so_far.shape[1]
-        rows = zip(layer.cross_keys.tolist(), so_far.tolist(), strict=True)
-        return torch.tensor([self.logits(source, target) for source, target in rows])
+        beam = ids.shape[1]
+        at = int(position) * beam
+        for row in range(beam):
+            cache.own[:, 0, 0, 0, at + row, 0] = ids[:, row]
+            cache.past[:, 0, row, at + row] = 0.0
+        for row, (sentence, hypothesis) in enumerate(
+            itertools.product(range(len(ids)), range(beam))
+        ):
+            is_past = cache.past[sentence, 0, hypothesis] == 0.0
+            target = cache.own[sentence, 0, 0, 0, :, 0][is_past].int().tolist()
+            source = cache.source[sentence, 0, 0, 0, :, 0].int().tolist()
+            assert len(target) == int(position) + 1
+            out[row] = torch.tensor(self.logits(source, target))
 
     def logits(self, source, target):
         text = [token for token in source if token != PAD]
@@ -74,6 +89,18 @@ class TableModel:
         ids = [*target, EOS]
         total = sum(self.log_probs(source, ids[:at])[token] for at, token in enumerate(ids))
         return total / len(ids) ** penalty
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _models_make_their_own_steps():
+    """A table is its own decoder of single steps."""
+
+    def steps(model, *, dtype):
+        return model if isinstance(model, TableModel) else Incremental(model, dtype=dtype)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "Incremental", steps)
+        yield
 
 
 def make_decoder(model):
@@ -198,7 +225,7 @@ def test_the_models_mode_is_restored(was_training):
     make_decoder(model).translate([[4]], DecodeSettings(max_length=2))
     assert was_training == model.training
 
-    model.decode_step = None
+    model.step = None
     with pytest.raises(TypeError):
         make_decoder(model).translate([[4]], DecodeSettings(max_length=2))
     assert was_training == model.training

@@ -9,6 +9,7 @@ import torch
 
 from gapless.nmt.data.batch import Batch, causal_mask
 from gapless.nmt.data.vocab import BOS, EOS, PAD
+from gapless.nmt.model.incremental import Cache, Incremental
 from gapless.nmt.model.transformer import ModelSizes, Residual, Transformer, sinusoids
 
 
@@ -104,9 +105,20 @@ def test_a_cached_step_equals_the_whole_pass_in_a_padded_batch(norm, share):
     mask = (src != PAD).unsqueeze(1)
     trg = torch.tensor([[BOS, 8, 9, 5, 10], [BOS, 4, 4, 7, 1]])
     whole = model.generator(model(src, trg, mask))
-    cache = model.start_cache(model.encode(src, mask))
+    decoder = Incremental(model, dtype=torch.float32)
+    cache = Cache(
+        own=torch.zeros(2, decoder.num_layers, 2, decoder.heads, 5, decoder.width),
+        past=torch.full((2, 1, 1, 5), -torch.inf),
+        source=torch.empty(2, decoder.num_layers, 2, decoder.heads, 4, decoder.width),
+        is_source=torch.where(mask.unsqueeze(1), 0.0, -torch.inf),
+    )
+    steps = []
 
-    steps = [model.decode_step(trg[:, at], cache, position=at, src_mask=mask) for at in range(5)]
+    with torch.inference_mode():
+        decoder.source(model.encode(src, mask), out=cache.source)
+        for at in range(5):
+            steps.append(torch.empty(2, decoder.vocab))
+            decoder.step(trg[:, at : at + 1], torch.tensor([at]), cache, out=steps[-1])
 
     assert torch.allclose(whole, torch.stack(steps, dim=1), atol=1e-4)
 

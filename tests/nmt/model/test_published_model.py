@@ -9,7 +9,8 @@ import gapless
 from gapless.device.find import find_device
 from gapless.nmt.data.batch import causal_mask
 from gapless.nmt.data.vocab import BOS, EOS, PAD
-from gapless.nmt.model.decode import Decoder, DecodeSettings
+from gapless.nmt.model.decode import Decoder
+from gapless.nmt.model.decode_settings import DecodeSettings
 from gapless.nmt.model.transformer import ModelSizes, Transformer
 from gapless.pipeline.host_waits import HostWaits
 

@@ -8,7 +8,8 @@ import pytest
 
 from gapless.device.find import find_device
 from gapless.nmt.data.corpus import Pairs
-from gapless.nmt.model.decode import Decoder, DecodeSettings
+from gapless.nmt.model.decode import Decoder
+from gapless.nmt.model.decode_settings import DecodeSettings
 from gapless.nmt.run import validation
 from gapless.nmt.run.build import build_step
 from gapless.nmt.run.stopping import StopNow

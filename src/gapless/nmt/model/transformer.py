@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
@@ -41,8 +41,6 @@ class ModelSizes:
         norm: layer norm before (`pre`) or after (`post`) each sub-layer.
         share: `all` shares source, target and output embeddings, `decoder` shares target and
             output, `none` shares nothing.
-        activation: between the two layers of a feed-forward part.
-        output_bias: whether the output layer has a bias.
     """
 
     src_vocab: int
@@ -56,23 +54,6 @@ class ModelSizes:
     attention_dropout: float = 0.0
     norm: Literal["pre", "post"] = "pre"
     share: Literal["all", "decoder", "none"] = "decoder"
-    activation: Literal["relu", "swish", "gelu"] = "relu"
-    output_bias: bool = False
-
-
-@dataclass
-class LayerCache:
-    """Keys and values of one decoder layer while decoding.
-
-    Attributes:
-        self_keys, self_values: of the target so far, [B, H, T, E]; None before the first step.
-        cross_keys, cross_values: of the source, [B, H, S, E].
-    """
-
-    self_keys: torch.Tensor | None
-    self_values: torch.Tensor | None
-    cross_keys: torch.Tensor
-    cross_values: torch.Tensor
 
 
 class Residual(nn.Module):
@@ -96,25 +77,17 @@ class Residual(nn.Module):
         return out_BTD
 
 
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": F.relu,
-    "swish": F.silu,
-    "gelu": F.gelu,
-}
-
-
 class FeedForward(nn.Module):
-    """Two linear layers with an activation between them."""
+    """Two linear layers with a ReLU between them."""
 
     def __init__(self, sizes: ModelSizes) -> None:
         super().__init__()
         self.inner = nn.Linear(sizes.d_model, sizes.ffn)
         self.outer = nn.Linear(sizes.ffn, sizes.d_model)
-        self.activation = _ACTIVATIONS[sizes.activation]
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Apply to each position alone."""
-        out: torch.Tensor = self.outer(self.activation(self.inner(x_BTD)))
+        out: torch.Tensor = self.outer(F.relu(self.inner(x_BTD)))
         return out
 
 
@@ -157,28 +130,6 @@ class DecoderLayer(nn.Module):
         out: torch.Tensor = self.residuals[2](x, self.feed_forward)
         return out
 
-    def step(
-        self, x_B1D: torch.Tensor, cache: LayerCache, *, src_mask: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the output for one more target position, and add it to the cache."""
-        x_B1D = self.residuals[0](x_B1D, lambda x: self._attend_to_past(x, cache))
-        x_B1D = self.residuals[1](
-            x_B1D,
-            lambda x: self.cross_attention.attend(
-                x, cache.cross_keys, cache.cross_values, Dense(src_mask)
-            ),
-        )
-        out: torch.Tensor = self.residuals[2](x_B1D, self.feed_forward)
-        return out
-
-    def _attend_to_past(self, x_B1D: torch.Tensor, cache: LayerCache) -> torch.Tensor:
-        keys, values = self.self_attention.project(x_B1D)
-        if cache.self_keys is not None and cache.self_values is not None:
-            keys = torch.cat((cache.self_keys, keys), dim=2)
-            values = torch.cat((cache.self_values, values), dim=2)
-        cache.self_keys, cache.self_values = keys, values
-        return self.self_attention.attend(x_B1D, keys, values)
-
 
 class Embedding(nn.Module):
     """Scaled token embeddings plus sinusoidal positions, with dropout.
@@ -196,18 +147,14 @@ class Embedding(nn.Module):
         positions = sinusoids(max_positions, sizes.d_model)
         self.register_buffer("positions", positions, persistent=False)
 
-    def forward(
-        self, ids: torch.Tensor, *, positions: torch.Tensor | None = None, start: int = 0
-    ) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, *, positions: torch.Tensor | None = None) -> torch.Tensor:
         """Return the vectors of ids, [..., D].
 
         Args:
             ids: [..., T].
-            positions: of the ids, counted from 0, broadcast to their shape; None: from `start` on.
-            start: position of the first id.
+            positions: of the ids, counted from 0, broadcast to their shape; None: from 0 on.
         """
-        end = start + ids.shape[-1]
-        at = self.positions[start:end] if positions is None else self.positions[positions]
+        at = self.positions[: ids.shape[-1]] if positions is None else self.positions[positions]
         out: torch.Tensor = self.dropout(self.table(ids) * self.scale + at)
         return out
 
@@ -238,9 +185,7 @@ class Transformer(nn.Module):
         self.decoder = nn.ModuleList(DecoderLayer(sizes) for _ in range(sizes.decoder_layers))
         self.encoder_norm = _final_norm(sizes)
         self.decoder_norm = _final_norm(sizes)
-        self.generator = nn.Linear(sizes.d_model, sizes.tgt_vocab, bias=sizes.output_bias)
-        if sizes.output_bias:
-            nn.init.zeros_(self.generator.bias)
+        self.generator = nn.Linear(sizes.d_model, sizes.tgt_vocab, bias=False)
         if sizes.share == "none":
             nn.init.normal_(self.generator.weight, std=sizes.d_model**-0.5)
         else:
@@ -321,40 +266,6 @@ class Transformer(nn.Module):
             x = layer(x, memory, to_itself, to_source)
         out: torch.Tensor = self.decoder_norm(x)
         return out
-
-    def start_cache(self, memory_BSD: torch.Tensor) -> list[LayerCache]:
-        """Return the cache with which decoding of these sources starts."""
-        cache = []
-        for layer in self._decoder_layers():
-            keys, values = layer.cross_attention.project(memory_BSD)
-            cache.append(LayerCache(None, None, keys, values))
-        return cache
-
-    def decode_step(
-        self,
-        last_ids: torch.Tensor,
-        cache: list[LayerCache],
-        *,
-        position: int,
-        src_mask: torch.Tensor,
-    ) -> torch.Tensor:
-        """Return the logits of the next target token, [B, V].
-
-        Args:
-            last_ids: the latest id of each sentence, [B].
-            cache: of all positions before; this one is added.
-            position: of `last_ids`, counted from 0.
-            src_mask: True where the source is no padding, [B, 1, S].
-        """
-        x_B1D: torch.Tensor = self.tgt_embedding(last_ids.unsqueeze(1), start=position)
-        mask = src_mask.unsqueeze(1)
-        for layer, layer_cache in zip(self._decoder_layers(), cache, strict=True):
-            x_B1D = layer.step(x_B1D, layer_cache, src_mask=mask)
-        logits: torch.Tensor = self.generator(self.decoder_norm(x_B1D).squeeze(1))
-        return logits
-
-    def _decoder_layers(self) -> list[DecoderLayer]:
-        return cast("list[DecoderLayer]", list(self.decoder))
 
 
 def _let_lengths_vary(x: torch.Tensor, pattern: Pattern) -> None:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from gapless.nmt.data.corpus import Pairs
     from gapless.nmt.data.vocab import Vocabs
-    from gapless.nmt.model.decode import Decoder, DecodeSettings
+    from gapless.nmt.model.decode import Decoder
+    from gapless.nmt.model.decode_settings import DecodeSettings
     from gapless.nmt.settings.config import TrainConfig
     from gapless.nmt.settings.score_tokenizer import ScoreTokenizer
     from gapless.ranks import Ranks

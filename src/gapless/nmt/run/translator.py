@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from gapless.device.find import find_device
 from gapless.device.numerics import set_numerics
 from gapless.errors import RunFolderError, TranslationWarning, UserError
 from gapless.nmt.data.text_files import check_text, is_blank
-from gapless.nmt.model.decode import Decoder, DecodeSettings
+from gapless.nmt.model.decode import Decoder
+from gapless.nmt.model.decode_settings import DecodeSettings
 from gapless.nmt.run.build import load_model
 from gapless.nmt.run.out_of_memory import naming_phase
 from gapless.nmt.run.stopping import StopNow
@@ -26,9 +28,9 @@ from gapless.ranks import SingleRank
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from gapless.device.base import Device
     from gapless.nmt.data.vocab import Vocabs
-    from gapless.nmt.model.decode import Hypothesis
+    from gapless.nmt.model.decode_settings import Sampling
+    from gapless.nmt.model.search import Hypothesis
     from gapless.nmt.model.transformer import Transformer
     from gapless.nmt.settings.config import TrainConfig
     from gapless.ranks import Ranks
@@ -66,11 +68,23 @@ class Translator:
         checkpoint: str | None = None,
         average: int | None = None,
     ) -> None:
+        if checkpoint is not None and average is not None:
+            raise UserError("give `checkpoint` or `average`, not both")
+        _check_count("average", average)
+        path = Path(run)
         with naming_phase("loading the model"):
             found = find_device(device)
-            self.config, self.vocabs, model = load_trained(
-                Path(run), device=found, checkpoint=checkpoint, average=average
+            self.config, self.vocabs, model = load_model(
+                path, device=found, checkpoint=None if average else checkpoint or _newest(path)
             )
+            if average is not None:
+                every_epoch = self.config.average != "auto"
+                paths = checkpoints.newest_epochs(path, average, every_epoch=every_epoch)
+                weights = checkpoints.average_weights(
+                    paths, advice="choose a whole one with `checkpoint`, without `average`"
+                )
+                checkpoints.set_weights(model, weights, path=paths[-1])
+            _check_finite(model, path)
         precision = self.config.precision
         if not found.is_accelerator and precision in ("tf32", "fp16"):
             precision = "fp32"
@@ -87,6 +101,7 @@ class Translator:
         beam: int | None = None,
         batch: int | None = None,
         max_length: int | None = None,
+        sampling: Sampling | None = None,
     ) -> list[str]:
         """Return the best translation of each sentence, in their order; of an empty one "".
 
@@ -97,6 +112,7 @@ class Translator:
             beam: hypotheses of the search, 1 is greedy; None: as the run was trained.
             batch: most sentences on the device at once; None: as many as suit their lengths.
             max_length: most tokens of a translation; None: as the run was trained.
+            sampling: draw a translation instead of searching the best; None: search.
 
         Raises:
             TypeError: the sentences are one string, or hold something else than strings.
@@ -117,7 +133,7 @@ class Translator:
                 kind = type(sentence).__name__
                 raise TypeError(f"`sentences` must hold str, but sentence {number} is {kind}")
             check_text(sentence, where=f"sentence {number}")
-        settings = self.settings(beam=beam, batch=batch, max_length=max_length)
+        settings = self.settings(beam=beam, batch=batch, max_length=max_length, sampling=sampling)
         long: list[int] = []
         found = self.search(sentences, settings, on_long=lambda number, _: long.append(number))
         cut = [number for number, best in enumerate(found) if best[0].is_cut]
@@ -137,7 +153,9 @@ class Translator:
         early_stopping: bool | None = None,
         max_length: int | None = None,
         batch: int | None = None,
+        batch_tokens: int | None = None,
         n_best: int = 1,
+        sampling: Sampling | None = None,
     ) -> DecodeSettings:
         """Return how to search: as asked, or else as the run was trained.
 
@@ -147,18 +165,23 @@ class Translator:
             early_stopping: whether a search ends when as many as the beam have ended.
             max_length: most tokens of a translation.
             batch: most sentences on the device at once.
+            batch_tokens: most tokens at once: sentences times hypotheses times source length.
             n_best: translations of each sentence.
+            sampling: draw them; None: search.
 
         Raises:
             UserError: one of them is out of range.
         """
         config = self.config
         beam = config.beam if beam is None else beam
-        for name, value in (("beam", beam), ("batch", batch), ("max_length", max_length)):
+        counts = {"beam": beam, "batch": batch, "batch_tokens": batch_tokens, "n_best": n_best}
+        for name, value in {**counts, "max_length": max_length}.items():
             _check_count(name, value)
+        if sampling is not None:
+            _check_sampling(sampling, n_best)
         if beam > MOST_BEAM:
             raise UserError(f"`beam` must be at most {MOST_BEAM:,}, but is {beam:,}")
-        if not 1 <= n_best <= beam:
+        if sampling is None and n_best > beam:
             raise UserError(f"`n_best` must be 1 to the beam, which is {beam}, but is {n_best}")
         penalty = config.length_penalty if length_penalty is None else length_penalty
         if not abs(penalty) <= MOST_PENALTY:
@@ -177,6 +200,8 @@ class Translator:
             early_stopping=config.early_stopping if early_stopping is None else early_stopping,
             max_length=longest,
             n_best=n_best,
+            sampling=sampling,
+            batch_tokens=batch_tokens,
             batch_sentences=batch,
         )
 
@@ -214,39 +239,6 @@ class Translator:
             )
 
 
-def load_trained(
-    run: Path, *, device: Device, checkpoint: str | None = None, average: int | None = None
-) -> tuple[TrainConfig, Vocabs, Transformer]:
-    """Return the settings, the vocabularies and the model of a run to translate with.
-
-    Args:
-        run: its folder.
-        device: where the model goes.
-        checkpoint: name in the run's checkpoints; None: final, or else best.
-        average: take the mean of so many newest epoch checkpoints instead; None: do not.
-
-    Raises:
-        UserError: the folder is not a run, or the checkpoint is missing, damaged or not finite.
-
-    Sync: Blocks the host while weights are copied.
-    """
-    if checkpoint is not None and average is not None:
-        raise UserError("give `checkpoint` or `average`, not both")
-    _check_count("average", average)
-    config, vocabs, model = load_model(
-        run, device=device, checkpoint=None if average else checkpoint or _newest(run)
-    )
-    if average is not None:
-        every_epoch = config.average != "auto"
-        paths = checkpoints.newest_epochs(run, average, every_epoch=every_epoch)
-        weights = checkpoints.average_weights(
-            paths, advice="choose a whole one with `checkpoint`, without `average`"
-        )
-        checkpoints.set_weights(model, weights, path=paths[-1])
-    _check_finite(model, run)
-    return config, vocabs, model
-
-
 def _check_count(name: str, value: int | None) -> None:
     if value is None:
         return
@@ -254,6 +246,18 @@ def _check_count(name: str, value: int | None) -> None:
         raise UserError(f"`{name}` must be a whole number, but is {value!r}")
     if value < 1:
         raise UserError(f"`{name}` must be at least 1, but is {value}")
+
+
+def _check_sampling(sampling: Sampling, n_best: int) -> None:
+    _check_count("top_k", sampling.top_k)
+    if not 0 < sampling.temperature < math.inf:
+        raise UserError(f"`temperature` must be above 0, but is {sampling.temperature:g}")
+    if not 0 < sampling.top_p <= 1:
+        raise UserError(f"`top_p` must be above 0 and at most 1, but is {sampling.top_p:g}")
+    if not 0 <= sampling.seed < 2**63:
+        raise UserError(f"`seed` must be 0 to 2**63 - 1, but is {sampling.seed}")
+    if n_best > MOST_BEAM:
+        raise UserError(f"`n_best` must be at most {MOST_BEAM:,}, but is {n_best:,}")
 
 
 def _warn(text: str) -> None:

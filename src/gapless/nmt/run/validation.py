@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from gapless.errors import NonFiniteLossError
 from gapless.nmt.data.sampler import make_loader
 from gapless.nmt.model.compiling import eager_layers
-from gapless.nmt.model.decode import Decoder, DecodeSettings
+from gapless.nmt.model.decode import Decoder
+from gapless.nmt.model.decode_settings import DecodeSettings
 from gapless.nmt.run.build import training_sampler, validation_sampler
 from gapless.nmt.run.out_of_memory import OF_BATCHES
 from gapless.nmt.run.scores import evaluate, num_translated

@@ -66,8 +66,7 @@ class TrainConfig(
                 f"`columns` is {self.columns!r}, but there is no data whose columns it could name; "
                 "add `data` or leave `columns` out"
             )
-        # A model that was read may have one table of ids for two ways to split text.
-        if self.share == "all" and not self.shared_vocab and self.init_from is None:
+        if self.share == "all" and not self.shared_vocab:
             raise UserError('`share="all"` needs one vocabulary: add `shared_vocab=True`')
         if self.pack and self.fixed_shapes:
             raise UserError(

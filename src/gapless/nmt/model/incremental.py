@@ -1,0 +1,185 @@
+"""The decoder one position at a time, with the keys and values of the positions before.
+
+Shape suffixes: N sentences, K hypotheses of each, R = N * K rows, L layers, P places, S source
+length, H heads, E width of a head, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch.nn import functional as F
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from gapless.nmt.model.attention import Attention
+    from gapless.nmt.model.transformer import DecoderLayer, FeedForward, Residual, Transformer
+
+
+# For an estimate: bytes of a score, in all its forms, and positions of a hypothesis.
+_SCORE_BYTES, _POSITIONS = 10, 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    """Keys and values of sentences that are decoded together.
+
+    A place holds what one hypothesis read at one position: place `position * K + k` of a sentence.
+    A hypothesis attends to the places of its own past. So hypotheses that change their order move
+    none of the keys and values, but rows of `past`.
+
+    Attributes:
+        own: keys and values of the target, [N, L, 2, H, P, E]; those of no past are finite.
+        past: added to the scores of attention: 0 at places of the past, else -inf, [N, 1, K, P].
+        source: keys and values of the source, [N, L, 2, H, S, E].
+        is_source: 0 where the source is no padding, else -inf, [N, 1, 1, S].
+    """
+
+    own: torch.Tensor
+    past: torch.Tensor
+    source: torch.Tensor
+    is_source: torch.Tensor
+
+
+class Incremental:
+    """The weights of a trained decoder in one precision, and its step.
+
+    Args:
+        model: whose decoder it is.
+        dtype: of matrix products; sums, norms and scores stay in float32, as under autocast.
+
+    Attributes:
+        num_layers, heads, width, vocab: L, H, E and V.
+        dtype: as given.
+    """
+
+    def __init__(self, model: Transformer, *, dtype: torch.dtype) -> None:
+        sizes = model.sizes
+        self.num_layers, self.heads = sizes.decoder_layers, sizes.heads
+        self.width = sizes.d_model // sizes.heads
+        self.vocab = sizes.tgt_vocab
+        self.dtype = dtype
+        self._model = model
+        self._layers = cast("list[DecoderLayer]", list(model.decoder))
+        self._casts: dict[torch.Tensor, torch.Tensor] = {}
+        self._places: list[int] = []
+
+    @property
+    def row_bytes(self) -> int:
+        """About the memory that a hypothesis takes with its scores and some positions."""
+        of_position = self.num_layers * 2 * self.heads * self.width * self.dtype.itemsize
+        return _SCORE_BYTES * self.vocab + _POSITIONS * of_position
+
+    def refresh(self) -> bool:
+        """Take the weights that the model has now; return whether some of them were moved.
+
+        Sync: Does not block the host.
+        """
+        weights = list(self._model.parameters())
+        for weight in weights:
+            if weight in self._casts:
+                self._casts[weight].copy_(weight)
+        before, self._places = self._places, [weight.data_ptr() for weight in weights]
+        return before != self._places
+
+    def source(self, memory_NSD: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the keys and values of encoded sources, [N, L, 2, H, S, E]."""
+        for number, layer in enumerate(self._layers):
+            found = self._linear(memory_NSD, layer.cross_attention.key_value)
+            out[:, number].copy_(self._split(found, 2).permute(0, 2, 3, 1, 4))
+
+    def step(
+        self, ids_NK: torch.Tensor, position: torch.Tensor, cache: Cache, *, out: torch.Tensor
+    ) -> None:
+        """Write the logits of the next token, [R, V], and add this position to the cache.
+
+        Args:
+            ids_NK: latest token of each hypothesis.
+            position: of these tokens, counted from 0, [1].
+            cache: of all positions before.
+            out: logits.
+
+        Sync: Does not block the host.
+        """
+        model = self._model
+        num_hypotheses = ids_NK.shape[1]
+        places = position * num_hypotheses + torch.arange(num_hypotheses, device=position.device)
+        own_places = places.view(1, 1, -1, 1).expand(len(ids_NK), -1, -1, -1)
+        cache.past.scatter_(3, own_places, 0.0)
+        x_NKD = model.tgt_embedding(ids_NK, positions=position)
+        for number, layer in enumerate(self._layers):
+            own, source = cache.own[:, number], cache.source[:, number]
+            to_past = partial(self._attend_to_past, layer.self_attention, own, places, cache.past)
+            to_source = partial(self._attend, layer.cross_attention, source, cache.is_source)
+            for residual, sublayer in zip(
+                layer.residuals,
+                (to_past, to_source, partial(self._feed_forward, layer.feed_forward)),
+                strict=True,
+            ):
+                x_NKD = _residual(cast("Residual", residual), x_NKD, sublayer)
+        hidden = model.decoder_norm(x_NKD).to(self.dtype).flatten(0, 1)
+        torch.mm(hidden, self._cast(model.generator.weight).t(), out=out)
+
+    def _attend_to_past(
+        self,
+        attention: Attention,
+        own: torch.Tensor,
+        places: torch.Tensor,
+        past: torch.Tensor,
+        x_NKD: torch.Tensor,
+    ) -> torch.Tensor:
+        found = self._linear(x_NKD, attention.key_value)
+        own.index_copy_(3, places, self._split(found, 2).permute(0, 2, 3, 1, 4))
+        return self._attend(attention, own, past, x_NKD)
+
+    def _attend(
+        self,
+        attention: Attention,
+        keys_values: torch.Tensor,
+        mask: torch.Tensor,
+        x_NKD: torch.Tensor,
+    ) -> torch.Tensor:
+        queries = self._split(self._linear(x_NKD, attention.query), 1)
+        heads = F.scaled_dot_product_attention(
+            queries.squeeze(2).transpose(1, 2),
+            keys_values[:, 0],
+            keys_values[:, 1],
+            attn_mask=mask.expand(-1, self.heads, x_NKD.shape[1], -1),
+        )
+        return self._linear(heads.transpose(1, 2).flatten(2), attention.out)
+
+    def _feed_forward(self, part: FeedForward, x: torch.Tensor) -> torch.Tensor:
+        return self._linear(F.relu(self._linear(x, part.inner)), part.outer)
+
+    def _split(self, x: torch.Tensor, count: int) -> torch.Tensor:
+        """Return [N, T, count, H, E]."""
+        parts: torch.Tensor = x.unflatten(2, (count, self.heads, self.width))
+        return parts
+
+    def _linear(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
+        return F.linear(x.to(self.dtype), self._cast(linear.weight), self._cast(linear.bias))
+
+    def _cast(self, weight: torch.Tensor) -> torch.Tensor:
+        if weight.dtype == self.dtype:
+            return weight
+        found = self._casts.get(weight)
+        if found is None:
+            found = self._casts[weight] = weight.to(self.dtype)
+        return found
+
+
+def _residual(
+    residual: Residual, x: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Return what the model's own residual returns, without dropout."""
+    if residual.is_pre:
+        return x + sublayer(residual.norm(x))
+    normed: torch.Tensor = residual.norm(x + sublayer(x))
+    return normed

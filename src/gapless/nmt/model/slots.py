@@ -1,0 +1,270 @@
+"""Memory in which sentences are searched together, and the steps of their search, replayed on a GPU.
+
+Shape suffixes as in `incremental`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from gapless.nmt.model.hypotheses import Hypotheses
+from gapless.nmt.model.incremental import Cache
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gapless.device.base import Device, Graph
+    from gapless.nmt.model.decode_settings import DecodeSettings
+    from gapless.nmt.model.incremental import Incremental
+
+
+# A step is captured after so many of its shape: one takes as long as about ten that are not replayed.
+_STEPS_BEFORE_CAPTURE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes of the tensors of a search.
+
+    Attributes:
+        sentences: N.
+        hypotheses: K.
+        source: source length S.
+        positions: that steps attend to, of `room`.
+        room: positions for which there is memory.
+        longest: most positions of a translation, its end mark counted.
+        drawn: positions for which numbers are drawn; 0 for a beam search.
+    """
+
+    sentences: int
+    hypotheses: int
+    source: int
+    positions: int
+    room: int
+    longest: int
+    drawn: int
+
+
+def rounded_up(number: int, *, multiple: int) -> int:
+    """Return the smallest multiple that is not below a number."""
+    return -(-number // multiple) * multiple
+
+
+def ladder(number: int, *, below: bool = False) -> int:
+    """Return the smallest number not below this one, or the largest below it, of 1, 2, 3, 4, 6, 8, 12, 16 ..."""
+    step = 1 << max(0, number.bit_length() - 2)
+    return (number - 1) // step * step if below else rounded_up(number, multiple=step)
+
+
+class Slots:
+    """The tensors of a search of one shape, which share their memory with all other shapes.
+
+    Args:
+        cache: keys and values.
+        hypotheses: of all sentences.
+        logits: memory for them, [R, V].
+        position: of the latest tokens, [1].
+        past: that of the cache, with all room.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        hypotheses: Hypotheses,
+        *,
+        logits: torch.Tensor,
+        position: torch.Tensor,
+        past: torch.Tensor,
+    ) -> None:
+        self.cache = cache
+        self.hypotheses = hypotheses
+        self._logits = logits
+        self._position = position
+        self._past = past
+        self._num_steps = 0
+        self._graph: Graph | None = None
+
+    def start(self, *, is_beam: bool) -> None:
+        """Begin to search for translations of the sources in the cache."""
+        self.hypotheses.start(is_beam=is_beam)
+        self._position.zero_()
+        self.forget_past()
+
+    def forget_past(self) -> None:
+        """Let no hypothesis attend to any place."""
+        self._past.fill_(-math.inf)
+
+    def step(
+        self, device: Device, work: Callable[[], None], *, like: Graph | None
+    ) -> Graph | None:
+        """Queue the next step, from a graph if one comes often; return the graph.
+
+        Args:
+            device: of the tensors.
+            work: what the step consists of.
+            like: a graph of other steps, whose memory this one may use.
+
+        Sync: Does not block the host, but for a capture.
+        """
+        if self._graph is None and self._num_steps >= _STEPS_BEFORE_CAPTURE:
+            self._graph = device.capture(lambda _: work(), like=like)
+        self._num_steps += 1
+        if self._graph is None:
+            work()
+        else:
+            self._graph.replay()
+        return self._graph
+
+    def queue(self, model: Incremental, settings: DecodeSettings, *, must_end: bool) -> None:
+        """Queue a step.
+
+        Args:
+            model: gives the scores.
+            settings: of the search.
+            must_end: whether the length limit is reached.
+
+        Sync: Does not block the host.
+        """
+        cache = self.cache
+        model.step(self.hypotheses.ids, self._position, cache, out=self._logits)
+        parents = self.hypotheses.advance(
+            self._logits, self._position, settings, must_end=must_end
+        )
+        order = parents[:, None, :, None].expand_as(cache.past)
+        cache.past.copy_(cache.past.gather(2, order))
+        self._position.add_(1)
+
+    def move(self, holes: torch.Tensor, others: torch.Tensor) -> None:
+        """Let other sentences take the places of those that are done."""
+        hypotheses, cache = self.hypotheses, self.cache
+        for tensor in (
+            cache.own,
+            cache.past,
+            cache.source,
+            cache.is_source,
+            hypotheses.ids,
+            hypotheses.totals,
+            hypotheses.ended_scores,
+            hypotheses.ended_at,
+            hypotheses.num_ended,
+            hypotheses.is_done,
+            hypotheses.numbers,
+        ):
+            tensor.index_copy_(0, holes, tensor.index_select(0, others))
+
+
+class SlotMemory:
+    """The memory of all searches of a decoder.
+
+    A search of fewer sentences uses the front of what one of more sentences used, so a sentence
+    that stays there need not be moved.
+
+    Args:
+        model: whose keys and values are kept.
+        device: where.
+    """
+
+    def __init__(self, model: Incremental, device: Device) -> None:
+        self._model = model
+        self._device = device
+        self._memory: dict[str, torch.Tensor] = {}
+        self._slots: dict[Shape, Slots] = {}
+        self._settings: DecodeSettings | None = None
+        self._graph: Graph | None = None
+
+    def step(self, shape: Shape, settings: DecodeSettings, *, must_end: bool) -> None:
+        """Queue the next step of a search.
+
+        Args:
+            shape: of it.
+            settings: of it.
+            must_end: whether the length limit is reached.
+
+        Sync: Does not block the host, but for a capture.
+        """
+        if settings != self._settings:
+            # They are part of what is captured.
+            self.forget_graphs()
+            self._settings = settings
+        slots = self.slots(shape)
+        work = partial(slots.queue, self._model, settings, must_end=must_end)
+        if must_end or not self._device.is_accelerator:
+            work()
+        else:
+            self._graph = slots.step(self._device, work, like=self._graph) or self._graph
+
+    def forget_graphs(self) -> None:
+        """Capture all steps anew: the weights that they read have moved."""
+        self._slots.clear()
+        self._graph = None
+
+    def slots(self, shape: Shape) -> Slots:
+        """Return the tensors of a shape; what earlier shapes left there is finite."""
+        found = self._slots.get(shape)
+        if found is None:
+            found = self._view(shape)
+            self._slots[shape] = found
+        return found
+
+    def widen(self, shape: Shape, *, room: int) -> Shape:
+        """Return the shape with room for more positions; what its tensors hold is moved there.
+
+        Sync: Does not block the host.
+        """
+        before = self.slots(shape).cache
+        own, past = before.own.clone(), before.past.clone()
+        del before
+        wide = replace(shape, room=room)
+        after = self.slots(wide)
+        after.forget_past()
+        after.cache.own[..., : own.shape[-2], :].copy_(own)
+        after.cache.past[..., : past.shape[-1]].copy_(past)
+        return wide
+
+    def _view(self, shape: Shape) -> Slots:
+        model, dtype, integer = self._model, self._model.dtype, torch.long
+        count, beam = shape.sentences, shape.hypotheses
+        of_layers = (count, model.num_layers, 2, model.heads)
+        places, room = shape.positions * beam, shape.room * beam
+        own = self._take("own", dtype, *of_layers, room, model.width)
+        past = self._take("past", dtype, count, 1, beam, room)
+        take, each = self._take, (count, beam)
+        return Slots(
+            Cache(
+                own=own[..., :places, :],
+                past=past[..., :places],
+                source=take("source", dtype, *of_layers, shape.source, model.width),
+                is_source=take("is_source", dtype, count, 1, 1, shape.source),
+            ),
+            Hypotheses(
+                ids=take("ids", integer, *each),
+                totals=take("totals", torch.float32, *each),
+                ended_scores=take("ended_scores", torch.float32, *each),
+                ended_at=take("ended_at", integer, *each),
+                num_ended=take("num_ended", integer, count),
+                is_done=take("is_done", torch.bool, count),
+                steps=take("steps", torch.int32, shape.longest, 2, *each),
+                log_probs=take("log_probs", torch.float32, count * beam, model.vocab),
+                numbers=take("numbers", torch.float32, *each, shape.drawn),
+            ),
+            logits=take("logits", dtype, count * beam, model.vocab),
+            position=take("position", integer, 1),
+            past=past,
+        )
+
+    def _take(self, name: str, dtype: torch.dtype, *sizes: int) -> torch.Tensor:
+        numel = math.prod(sizes)
+        memory = self._memory.get(name)
+        if memory is None or memory.numel() < numel:
+            # Graphs read and write the memory that was too small.
+            self.forget_graphs()
+            memory = self._memory[name] = torch.zeros(
+                numel, dtype=dtype, device=self._device.torch_device
+            )
+        return memory[:numel].view(sizes)
