@@ -124,6 +124,25 @@ def test_a_wait_for_an_event_is_for_work_before_one_that_was_recorded():
     assert {act.until for act in recording.acts if act.wait is not None} == {21}
 
 
+def test_a_wait_for_work_of_before_the_trace_is_for_none_of_it():
+    """A step begins behind the update; what the first wait of the trace is for had been queued before."""
+    num, done = itertools.count(), [0.0]
+
+    def program(machine):
+        machine.wait("event", done=done[0])
+        done[0] = machine.record()
+        machine.host(2_500.0)
+        slow = next(num) == 0  # the profiler's first step
+        for _ in range(20):
+            machine.host(240.0 if slow else 60.0)
+            machine.launch(300.0)
+
+    recording = recorded(program)
+
+    assert [act.until for act in recording.acts if act.wait is not None] == [None, *9 * [21]]
+    assert gain_of_all(recording) == pytest.approx(0.0, abs=0.01)
+
+
 ACTS = st.lists(
     st.one_of(
         st.tuples(st.just("host"), st.floats(0, 3000)),

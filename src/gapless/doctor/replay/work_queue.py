@@ -238,6 +238,10 @@ class WaitTargets:
             last = self._last_recorded(wait)
             if last is not None:
                 return last
+            # Work behind all events cannot be it: one of before the trace is for none of its work.
+            recorded = bisect_left(self._recorded, wait.start_us)
+            if recorded:
+                count = bisect_left(self._queue.called, self._recorded[recorded - 1])
         stream = self._stream_of(wait)
         if stream is not None:
             for place in range(count - 1, -1, -1):
@@ -256,7 +260,7 @@ class WaitTargets:
     def _last_recorded(self, wait: Wait) -> int | None:
         """Return the last work before the latest event that was recorded and done when a wait returned.
 
-        Which event a wait is for the driver does not tell; work behind all events cannot be it.
+        Which event a wait is for the driver does not tell.
         """
         queue = self._queue
         for recorded in reversed(self._recorded[: bisect_left(self._recorded, wait.start_us)]):
