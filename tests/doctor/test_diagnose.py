@@ -323,6 +323,21 @@ def test_the_verdict_names_what_takes_most(cause, call, says):
     assert says in diagnose(watched(program)).verdict
 
 
+def test_a_device_that_something_else_has_is_not_called_idle():
+    """Its work was queued in time, and the device took it late."""
+
+    def program(machine):
+        machine.launch(2_000.0)
+        machine.free[7] += 3_000.0
+        machine.launch(2_000.0)
+        machine.item()
+
+    assert diagnose(watched(program)).verdict == (
+        "DEVICE-BOUND: something else has the device, such as another process: work that was queued "
+        "in time waits for it for 3.0 ms of the 7.0 ms that a step takes."
+    )
+
+
 def test_a_step_of_many_short_launches_is_launch_bound():
     """No wait is to blame, and capture is what helps."""
 

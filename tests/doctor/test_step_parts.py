@@ -171,6 +171,12 @@ VERDICTS = {
     "LAUNCH-BOUND: the device is idle 60 %": Figures(
         has_device=True, step_ms=10.0, busy_share=0.4, idle_ms={"launch": 5.0}
     ),
+    "LAUNCH-BOUND: the device is idle 60 % of the time: it pauses between short": Figures(
+        has_device=True, step_ms=10.0, busy_share=0.4, idle_ms={"device": 5.0}
+    ),
+    "DEVICE-BOUND: something else has the device": Figures(
+        has_device=True, step_ms=10.0, busy_share=0.4, idle_ms={"device": 1.0, "held": 5.0}
+    ),
     "HOST WAITS: the device is idle": Figures(
         has_device=True, step_ms=10.0, busy_share=0.4, all_waits_ms=5.0
     ),

@@ -73,6 +73,9 @@ def test_what_to_change_first_stands_below_the_verdict_unless_nothing_helps():
     assert first == "First, train.py:49 in train: Let the loader pin its batches."
     assert "First, " not in session_text(session(COPY, steps=busy))
     assert "First, " not in session_text(session(steps=steps))
+    assert "First, " not in session_text(
+        session(COPY, steps=steps, verdict="DEVICE-BOUND: something else has the device")
+    )
 
 
 @pytest.mark.parametrize(

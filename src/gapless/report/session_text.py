@@ -51,7 +51,7 @@ def session_text(
         step = f"a step takes {milliseconds(one.step_ms)} ms"
         of_nccl = known(one.collective_ms, lambda ms: f", {milliseconds(ms)} in kernels of NCCL")
         page.say(
-            f"rank {one.rank}: {step}, {data} of them batches, {own} without the backward pass"
+            f"rank {one.rank}: {step}, {data} of them batches, {own} without its backward pass and waits"
             f"{'' if of_nccl == MISSING else of_nccl}",
             indent=2,
         )
@@ -73,9 +73,10 @@ _CODES_OF = {"LAUNCH-BOUND": "GAP017", "LOADER-BOUND": "GAP016"}
 def first_to_change(session: Session) -> Finding | None:
     """Return the costliest finding that the verdict is about; None where no mend helps."""
     found = [one for one in session.findings if one.mend]
-    if not found or _is_busy(session):
+    word, steps = session.verdict.partition(":")[0], session.steps
+    is_of_device = word == "DEVICE-BOUND" and steps is not None and steps.busy_ms is not None
+    if not found or is_of_device or _is_busy(session):
         return None
-    word = session.verdict.partition(":")[0]
 
     def is_meant(one: Finding) -> bool:
         if word == "HOST WAITS":
@@ -149,7 +150,7 @@ def _say_steps(page: Page, steps: StepTimes) -> None:
         ("the device has work", steps.busy_ms, whole),
         ("  other than copies", steps.compute_ms, whole),
         ("  in kernels of NCCL", steps.collective_ms or None, whole),
-        ("the device is idle", steps.idle_ms, whole),
+        ("the device has none", steps.idle_ms, whole),
     ]
     rows = [
         (name, f"{milliseconds(value)} ms", percent(value / of) if of else "")

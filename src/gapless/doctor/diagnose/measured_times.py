@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 # At most so many findings are replayed without their wait; the others cost little.
 _MAX_PLAYED = 24
 
+# Between two pieces of work a device pauses for some microseconds; for so long only where it does something else.
+_HELD_US = 100.0
+
 # Plain steps that are shorter by this share than the replayed steps without waits were not held up by the device.
 _RAN_AHEAD = 0.02
 
@@ -150,7 +153,8 @@ class MeasuredTimes:
         for gap in gaps:
             for charge in gap.charges:
                 ms = charge.us * scale / steps / 1000.0
-                self.idle_ms[charge.cause] += ms
+                held = charge.cause == "device" and charge.us > _HELD_US
+                self.idle_ms["held" if held else charge.cause] += ms
                 key = self._known.key_of_charge(charge.cause, charge.owner)
                 if key is not None:
                     groups[key].charged_ms = (groups[key].charged_ms or 0.0) + ms

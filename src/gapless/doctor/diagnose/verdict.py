@@ -28,7 +28,7 @@ class Figures:
         has_device: whether the script uses an accelerator.
         step_ms: of a step; None where none was timed.
         busy_share: share of the step in which the device has work; None where not measured.
-        idle_ms: of the device, by cause.
+        idle_ms: of the device, by cause; "held" is what the device makes work wait that was queued in time, if long.
         all_waits_ms: that a step is predicted to become shorter by without all its waits.
         num_launches: a step.
         data_ms: in which batches are made, or waited for.
@@ -100,8 +100,7 @@ def _of_largest(figures: Figures) -> str:
     causes = {cause: figures.idle_ms.get(cause, 0.0) for cause in _SENTENCES}
     causes["waits"] = figures.all_waits_ms
     largest = max(causes, key=lambda cause: causes[cause])
-    begins = f"The device is idle {_percent(idle)} of the time"
-    begins = f"{_WORDS[largest]}: t{begins[1:]}"
+    begins = f"{_WORDS[largest]}: the device is idle {_percent(idle)} of the time"
     if causes[largest] < _LEAST_SHARE * step:
         return f"{begins}, and no single cause of it stands out."
     words = {
@@ -112,14 +111,18 @@ def _of_largest(figures: Figures) -> str:
         "rest": _ms(step - figures.all_waits_ms),
         "launches": f"{figures.num_launches:,.0f}",
     }
-    return f"{begins}: {_SENTENCES[largest].format(**words)}"
+    sentence = _SENTENCES[largest].format(**words)
+    if largest == "held":  # idle as far as this process knows: it would contradict the word
+        return f"{_WORDS[largest]}: {sentence}"
+    return f"{begins}: {sentence}"
 
 
 _WORDS = {
     "loader": "LOADER-BOUND",
     "launch": "LAUNCH-BOUND",
     "host code": "LAUNCH-BOUND",
-    "device": "DEVICE-BOUND",
+    "device": "LAUNCH-BOUND",
+    "held": "DEVICE-BOUND",
     "gc": "HOST WAITS",
     "allocation": "HOST WAITS",
     "collective": "STRAGGLER",
@@ -133,8 +136,10 @@ _SENTENCES = {
     "them, so removing waits gains at most {gain} of {step}; capturing the step may gain more.",
     "host code": "the host's own code between launches takes {idle} of the {step} that a step takes; "
     "no wait is to blame for it.",
-    "device": "work that was queued in time waits on the device for {idle} of the {step} that a step "
-    "takes; the host is not to blame.",
+    "device": "it pauses between short pieces of work, which the host queues in time, for {idle} of the {step} "
+    "that a step takes; fewer and longer ones, as of torch.compile, gain that.",
+    "held": "something else has the device, such as another process: work that was queued in time waits for "
+    "it for {idle} of the {step} that a step takes.",
     "gc": "Python's garbage collector takes {idle} of the {step} that a step takes; collect more seldom.",
     "allocation": "the driver takes {idle} of the {step} that a step takes to allocate memory, which it "
     "should do in the first steps alone.",
