@@ -194,6 +194,7 @@ def test_a_verdict_begins_with_its_word(begins):
     said = verdict_of(VERDICTS[begins], [None] if is_busy else [])
 
     assert said.startswith(begins)
+    assert not said.startswith("DEVICE-BOUND") or "idle" not in said
 
 
 def test_no_loader_keeps_up_that_was_not_seen():
@@ -233,6 +234,14 @@ def test_the_slowest_device_is_the_one_on_which_nccl_waits_least():
     assert "rank 2: a step takes 3.00 ms" in session_text(found)
     assert "0.50 in kernels of NCCL\n" in session_text(found, columns=200)
     assert together({rank: on_nccl(3.5) for rank in range(4)}).verdict == "first"
+
+
+def test_who_reads_its_loss_is_not_late_for_it():
+    """The quick process waits there for the slow one, on its device."""
+    quick, slow = rank_session(other=11.0), rank_session(data=10.0, other=1.0)
+    quick = replace(quick, steps=replace(quick.steps, wait_ms=10.0))
+
+    assert together({0: quick, 1: slow}).verdict.startswith("STRAGGLER: rank 1 takes 10.0 ms")
 
 
 def test_processes_that_are_as_quick_have_no_straggler():

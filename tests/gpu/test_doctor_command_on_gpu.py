@@ -120,3 +120,54 @@ def test_a_script_that_is_stopped_has_a_whole_report(doctor):
     assert (code, out) == (0, "")
     assert session["steps"]["num_steps"] == 20
     assert session["timeline"] is not None
+
+
+# Each step reads its loss, as most do. The second process has slower batches, or a slower device.
+TOGETHER = """\
+import sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+rank = dist.get_rank()
+device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
+if device.type == "cuda":
+    torch.cuda.set_device(device)
+model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]).to(device)
+model = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 200
+    def __getitem__(self, index):
+        if rank == 1 and sys.argv[1] == "batches":
+            time.sleep(0.03)
+        return torch.full((512,), 0.5)
+for x in torch.utils.data.DataLoader(Rows()):
+    if rank == 1 and sys.argv[1] == "device" and device.type == "cuda":
+        torch.cuda._sleep(50_000_000)
+    loss = model(x.to(device)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    loss.item()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize(("slow", "says"), [("batches", "its batches"), ("device", "NCCL")])
+def test_the_process_that_the_others_wait_for_is_named(tmp_path, slow, says):
+    """Though they wait within kernels of NCCL, and read their losses late as well."""
+    (tmp_path / "s.py").write_text(TOGETHER)
+    done = subprocess.run(
+        [sys.executable, "-m", "gapless", "doctor", "--format", "json", "--out", "report.json",
+         "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "s.py", slow],
+        check=False, capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(SRC), "NCCL_NVLS_ENABLE": "0"},
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    verdict = json.loads((tmp_path / "report.json").read_text())["verdict"]
+    assert verdict.startswith("STRAGGLER: rank 1 takes ")
+    assert says in verdict

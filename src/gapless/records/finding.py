@@ -173,7 +173,7 @@ class RankTimes:
         rank: of the process.
         step_ms: from one step to the next.
         data_ms: as in `StepTimes`.
-        own_ms: without its backward pass, in which it waits for the others.
+        own_ms: without its backward pass and its waits for the device, in which it may wait for the others.
         collective_ms: as in `StepTimes`.
     """
 

@@ -20,7 +20,7 @@ from gapless.report.json_reports import read_session, session_json
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gapless.records.finding import Finding, Session
+    from gapless.records.finding import Finding, Session, StepTimes
 
 
 # Names the folder to the processes that a launcher starts; it reports, not they.
@@ -204,12 +204,18 @@ def _times_of_ranks(sessions: Mapping[int, Session]) -> tuple[RankTimes, ...]:
             rank=rank,
             step_ms=steps.mean_ms,
             data_ms=steps.parts_ms.data,
-            own_ms=sum(vars(steps.parts_ms).values()) - steps.parts_ms.backward,
+            own_ms=max(0.0, sum(vars(steps.parts_ms).values()) - _others_ms(steps)),
             collective_ms=steps.collective_ms,
         )
         for rank, session in sorted(sessions.items())
         if (steps := session.steps) is not None and steps.parts_ms
     )
+
+
+def _others_ms(steps: StepTimes) -> float:
+    """Return how long a process may wait for others: in its backward pass, or for its device, which does."""
+    backward_ms = 0.0 if steps.parts_ms is None else steps.parts_ms.backward
+    return backward_ms + (steps.wait_ms or 0.0)
 
 
 def _straggler(ranks: Sequence[RankTimes], sessions: Mapping[int, Session]) -> str:
