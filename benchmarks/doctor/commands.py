@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
+from threading import Lock
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 
@@ -24,6 +29,9 @@ TURN = os.environ.get("DEVICE_TURN", f"{tempfile.gettempdir()}/device-turn-{os.g
 
 # A script and its arguments.
 Command = tuple[Path, tuple[str, ...]]
+
+
+_ASKING = Lock()
 
 
 class RunError(RuntimeError):
@@ -53,52 +61,85 @@ def run_doctor(
 
 
 def in_turns(
-    commands: Sequence[Command], *, rounds: int, limit_s: float = 580
-) -> list[list[float]]:
-    """Run scripts in turns in one process; return the ms a step of each, one for each round.
+    commands: Sequence[Command], *, rounds: int, uncounted: int = 1, limit_s: float = 580
+) -> list[list[dict[str, Any]]]:
+    """Run scripts in turns in one process; return what each says of itself, once for each round.
 
-    Each prints JSON with `ms_per_step` as its last line. A round before the others is not counted.
+    Each prints JSON with `ms_per_step` as its last line. Rounds before the others may not be counted.
 
     Raises:
         RunError: one of them failed.
     """
     described = json.dumps([[str(script), *arguments] for script, arguments in commands])
-    turns = ["-m", "benchmarks.doctor.turns", "--rounds", str(rounds), "--commands", described]
+    counts = ["--rounds", str(rounds), "--uncounted", str(uncounted)]
+    turns = ["-m", "benchmarks.doctor.turns", *counts, "--commands", described]
     done = run(turns, limit_s=limit_s)
-    found: list[list[float]] = [[] for _ in commands]
+    found: list[list[dict[str, Any]]] = [[] for _ in commands]
     for line in done.stdout.splitlines():
-        place, ms = json.loads(line)
-        found[place].append(ms)
+        place, said = json.loads(line)
+        found[place].append(said)
     return found
 
 
-def run(command: Sequence[str], *, limit_s: float) -> subprocess.CompletedProcess[str]:
-    """Run Python with arguments, from the root of the repository.
+def ms_of(turns: Sequence[dict[str, Any]]) -> list[float]:
+    """Return the ms a step of each round."""
+    return [said["ms_per_step"] for said in turns]
+
+
+def run(
+    command: Sequence[str], *, limit_s: float, folder: Path = ROOT, path: Sequence[Path] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with arguments, from a folder and with more folders of modules, on the cores of this thread.
 
     Raises:
         RunError: its exit code is not 0, or it took too long.
     """
-    try:
-        done = subprocess.run(
-            [sys.executable, *command],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _path(), "DEVICE_TURN": TURN},
-        )
-    except subprocess.TimeoutExpired:
-        raise RunError(f"took more than {limit_s:.0f} s") from None
-    if done.returncode:
-        raise RunError(f"exit code {done.returncode}: {last_line(done.stderr)}")
+    with tempfile.TemporaryDirectory() as name:
+        out, err, code = (Path(name) / which for which in ("out", "err", "code"))
+        asked = {
+            "words": list(command),
+            "folder": str(folder),
+            "path": list(map(str, path)),
+            "cores": sorted(os.sched_getaffinity(0)),
+            "seconds": int(limit_s),
+            "out": str(out),
+            "err": str(err),
+            "code": str(code),
+        }
+        with _ASKING:
+            server = warm_python()
+            assert server.stdin is not None
+            server.stdin.write(json.dumps(asked) + "\n")
+            server.stdin.flush()
+        while not code.exists():
+            if server.poll() is not None:
+                raise RunError("the process that runs programs has ended")
+            sleep(0.02)
+        number = int(code.read_text())
+        done = subprocess.CompletedProcess(command, number, out.read_text(), err.read_text())
+    if number == -signal.SIGALRM:
+        raise RunError(f"took more than {limit_s:.0f} s")
+    if number:
+        raise RunError(f"exit code {number}: {last_line(done.stderr)}")
     return done
+
+
+@cache
+def warm_python() -> subprocess.Popen[str]:
+    """Return the process that runs programs; begun early, it imports torch while others do."""
+    path = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.doctor.warm"],
+        stdin=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ
+        | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path), "DEVICE_TURN": TURN},
+    )
+    atexit.register(server.communicate)
+    return server
 
 
 def last_line(text: str) -> str:
     """Return the last line of a text that is not empty."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-
-
-def _path() -> str:
-    return os.pathsep.join([str(ROOT / "src"), str(ROOT)])

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.doctor.commands import ROOT, RunError, last_line
+from benchmarks.doctor.commands import RunError, run
 from benchmarks.doctor.side_by_side import side_by_side
 from benchmarks.programs_of_others import PROGRAMS, placed
 
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
 
 
 NUM_LINES = 12
-LIMIT_S = 120.0
+LIMIT_S = 120
 
 
 def measure(options: Options) -> Iterator[dict[str, Any]]:
@@ -32,16 +29,15 @@ def _said_of(name: str, options: Options) -> dict[str, Any]:
     _, commit, inside, words, more = PROGRAMS[name]
     with placed(name, options.programs) as (root, folder):
         out = root.parent / "report.txt"
-        done = subprocess.run(
-            [sys.executable, "-m", "gapless", "doctor", "--stop-after", "--out", str(out),
-             *f"{words} {more}".split()],
-            check=False, capture_output=True, text=True, timeout=LIMIT_S, cwd=folder,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(
-                [str(ROOT / "src"), str(root), os.environ.get("PYTHONPATH", "")]
-            )},
-        )  # fmt: skip
+        words = ["--stop-after", "--out", str(out), *f"{words} {more}".split()]
+        said = ""
+        try:
+            command = ["-m", "gapless", "doctor", *words]
+            run(command, limit_s=LIMIT_S, folder=folder, path=[root])
+        except RunError as error:
+            said = str(error)
         if not out.exists():
-            raise RunError(f"{name} has no report: {last_line(done.stderr)}")
+            raise RunError(f"{name} has no report: {said}")
         report = out.read_text(encoding="utf-8").splitlines()
     return {
         "at": f"{PROGRAMS[name][0]}/{inside}@{commit}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.doctor.commands import LOOPS, in_turns, run_doctor
+from benchmarks.doctor.commands import LOOPS, in_turns, ms_of, run_doctor
 from benchmarks.doctor.side_by_side import side_by_side
 from benchmarks.doctor.verdicts import OF_A_TRIAL, trial_gain
 
@@ -32,7 +32,8 @@ def _measured(name: str, options: Options) -> dict[str, Any]:
     loop, edited, word = EDITED[name]
     scripts = [LOOPS / f"{which}.py" for which in (loop, edited)]
     size = ("--small",) if options.is_small else ()
-    written, by_hand = in_turns([(script, size) for script in scripts], rounds=options.rounds)
+    turns = in_turns([(script, size) for script in scripts], rounds=options.rounds)
+    written, by_hand = map(ms_of, turns)
     session = run_doctor(
         scripts[0],
         [*size, "--num-steps", "40" if options.is_small else "900"],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.doctor import __main__ as runner, first_lines, planted, results
-from benchmarks.doctor.commands import LOOPS, PLANTED, RunError, in_turns
+from benchmarks.doctor.commands import LOOPS, PLANTED, RunError, in_turns, ms_of
 from benchmarks.doctor.options import Options
 from benchmarks.doctor.static_look import copy_sources
 from benchmarks.doctor.verdicts import (
@@ -157,10 +157,16 @@ def test_a_trial_is_found_by_a_word_of_its_name():
 # --------------------------------------------------------------------------------- measurements
 
 
+def turns_of(*ms):
+    """Return what runs scripts in turns: each step of theirs takes so long."""
+    said = [[{"ms_per_step": one, "queue_ms": 1.0, "products": 9}] for one in ms]
+    return lambda commands, **_: said[: len(commands)]
+
+
 def test_a_planted_loop_is_judged_by_what_leaving_its_wait_out_saves(monkeypatch, tmp_path):
     """The predicted gain counts before the idle time; a wait that is not found reports nothing."""
     (line,) = lines_that_wait((PLANTED / "item.py").read_text())
-    monkeypatch.setattr(planted, "in_turns", lambda *_, **__: [[10.0], [6.0]])
+    monkeypatch.setattr(planted, "in_turns", turns_of(10.0, 6.0))
 
     def rights(*findings, **more):
         monkeypatch.setattr(planted, "run_doctor", lambda *_, **__: session(*findings, **more))
@@ -174,9 +180,7 @@ def test_a_planted_loop_is_judged_by_what_leaving_its_wait_out_saves(monkeypatch
 
 def test_a_planted_case_is_chosen_by_its_loop_or_by_its_loop_and_share(monkeypatch, tmp_path):
     """As the table names it."""
-    monkeypatch.setattr(
-        planted, "in_turns", lambda commands, **_: [[10.0] for _ in range(len(commands))]
-    )
+    monkeypatch.setattr(planted, "in_turns", turns_of(10.0, 10.0))
     monkeypatch.setattr(planted, "run_doctor", lambda *_, **__: session())
 
     def names(*cases):
@@ -233,7 +237,7 @@ def test_scripts_take_turns_in_one_process():
     found = in_turns(commands, rounds=2)
 
     assert [len(times) for times in found] == [2] * 5
-    assert all(ms > 0.0 for times in found for ms in times)
+    assert all(ms > 0.0 for turns in found for ms in ms_of(turns))
     with pytest.raises(RunError, match="missing"):
         in_turns([(LOOPS / "missing.py", ())], rounds=1)
 

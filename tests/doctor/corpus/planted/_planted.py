@@ -1,6 +1,6 @@
 """A device-bound step with one wait, after which the host works for a chosen time.
 
-The device works for `--device-ms` a step. The host then works so long that a wait at the end of the
+The device works for `--device-ms` a step: as many products as that takes, or as `--products` says. The host then works so long that a wait at the end of the
 step leaves the device idle for `--exposed` of the step: host ms = device ms * exposed / (1 - exposed).
 Removing the wait saves min(device, host) of device + host: the exposed share up to one half, less
 above it, since the host is then the slower of the two (0.6 exposed: 0.4 saved).
@@ -22,6 +22,7 @@ class Planted:
         parser.add_argument("--exposed", type=float, default=0.3)
         parser.add_argument("--device-ms", type=float, default=10.0)
         parser.add_argument("--num-steps", type=int, default=60)
+        parser.add_argument("--products", type=int)
         parser.add_argument("--without-wait", action="store_true")
         chosen = parser.parse_args()
         self.waits = not chosen.without_wait
@@ -40,7 +41,8 @@ class Planted:
         self.turn = open(os.environ.get("DEVICE_TURN", os.devnull), "a")
         if "DEVICE_TURN" in os.environ:
             fcntl.flock(self.turn, fcntl.LOCK_EX)
-        self.products = self._products_for(chosen.device_ms)
+        self.products = chosen.products or self._products_for(chosen.device_ms)
+        self.queue_ms = 0.0
         self.ms_per_step = 0.0
 
     def _products_for(self, wanted_ms):
@@ -62,11 +64,13 @@ class Planted:
 
     def train_step(self):
         """Queue the device's work of a step; return its row of values and its loss."""
+        begin = time.perf_counter()
         row = self._work(self.products).detach()
         loss = (row * self.weight).square().mean()
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
+        self.queue_ms += 1000 * (time.perf_counter() - begin) / self.num_steps
         return row, loss.detach()
 
     def host_work(self):
@@ -93,4 +97,5 @@ class Planted:
     def say(self):
         print(json.dumps({"ms_per_step": self.ms_per_step, "exposed": self.exposed,
                           "host_ms": self.host_ms, "device_ms": self.device_ms,
+                          "queue_ms": self.queue_ms, "products": self.products,
                           "waits": self.waits}))
