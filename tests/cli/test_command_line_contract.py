@@ -26,6 +26,7 @@ MISTAKES = {
             "train": "",
             "translate": " run",
             "evaluate": " run",
+            "export": " run out",
             "checkpoint": " list run",
             "verify": "",
             "compare": "",
@@ -47,6 +48,7 @@ MISTAKES = {
     "one value where two are needed": ("doctor --diff one", ["--diff"]),
     "a missing run": ("translate", ["RUN"]),
     "a missing run of evaluate": ("evaluate --json", ["RUN"]),
+    "a missing folder to export to": ("export run", ["OUT"]),
     "a missing action": ("checkpoint", ["ACTION|list"]),
     "a missing shell": ("completion", ["SHELL|bash"]),
     # ---- wrong types ----
@@ -62,6 +64,7 @@ MISTAKES = {
     "an unknown precision": ("train --precision fp8", ["--precision", "fp8", "bf16"]),
     "an unknown action": ("checkpoint burn run", ["burn", "list", "verify"]),
     "an unknown shell": ("completion powershell", ["powershell", "bash", "zsh"]),
+    "an unknown format": ("export run out --format onnx", ["--format", "onnx", "ctranslate2"]),
     "an unknown split": ("evaluate run --split dev2", ["--split", "dev2", "test"]),
     # ---- commands ----
     "an unknown command": ("trian", ["trian", "train"]),

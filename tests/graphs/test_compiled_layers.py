@@ -648,17 +648,48 @@ def test_layers_whose_gradients_are_differentiated_run_uncompiled(device, compil
     assert report.num_replays > 0 or form == "in place"
 
 
-def test_a_backward_pass_may_retain_the_graph_of_compiled_layers(device, compiler):
-    """Code that gives what it has saved away in its backward pass would raise in the loop."""
+def test_layers_whose_graph_is_retained_run_uncompiled(device, compiler):
+    """Compiled code gives what it has saved away in its backward pass, and would raise in the loop."""
     model = Flat().to(device.torch_device)
     gapless.capture(model, device=device, compile=True)
-    out = model(torch.linspace(-1, 1, 24).reshape(6, 4).to(device.torch_device))
+    with pytest.warns(
+        CaptureWarning, match=r"test_compiled_layers.py:\d+ may run .* retain_graph"
+    ):
+        out = model(torch.linspace(-1, 1, 24).reshape(6, 4).to(device.torch_device))
 
     out.mean().backward(retain_graph=True)
     first = [one.grad.clone() for one in model.parameters()]
     out.mean().backward()
 
-    assert len(compiler) > 0
+    assert compiler == []
     assert [one.grad.tolist() for one in model.parameters()] == [
         (2 * one).tolist() for one in first
     ]
+
+
+def test_code_is_that_of_a_first_backward_pass_that_retains_nothing(device, compiler, monkeypatch):
+    """As `torch.compile` makes it in most loops, and may have it in its cache on the disk: else bits are others."""
+    retained, compile_it = [], compiled_layers.compile_by_inductor
+
+    class Notes(torch.autograd.Function):
+        """Notes of which kind the backward pass is that it is in."""
+
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            retained.append(torch._C._autograd._get_current_graph_task_keep_graph())
+            return gradient
+
+    def noting(graph, inputs):
+        found, reason = compile_it(graph, inputs)
+        return lambda *args: [*map(Notes.apply, found(*args))], reason
+
+    monkeypatch.setattr(compiled_layers, "compile_by_inductor", noting)
+    model = Flat().to(device.torch_device)
+    gapless.capture(model, device=device, compile=True)
+    model(torch.linspace(-1, 1, 24).reshape(6, 4).to(device.torch_device))
+
+    assert retained == [False]

@@ -7,11 +7,6 @@ from __future__ import annotations
 
 
 NOT_YET = {
-    "test_a_marian_export_is_a_start": "no `gapless export`",
-    "test_an_export_writes_over_nothing": "no `gapless export`",
-    "test_ctranslate2_translates_as_the_run_does": "no `gapless export`",
-    "test_transformers_translates_as_the_run_does": "no `gapless export`",
-    "test_what_marian_models_cannot_be_is_refused": "no `gapless export`",
     "test_a_damaged_store_is_named_and_made_anew": "no store of tokens",
     "test_a_killed_run_resumes_from_the_store_with_the_same_bits": "no store of tokens",
     "test_a_run_that_is_killed_while_it_stores_can_be_started_again": "no store of tokens",

@@ -61,6 +61,7 @@ COMMANDS = {
     "train": "Train a translation model; with no option, on an embedded corpus.",
     "translate": "Translate sentences, one a line; order and empty lines are kept.",
     "evaluate": "Score a run: BLEU and chrF with signatures, and exact match.",
+    "export": "Write a trained model for CTranslate2 or for Hugging Face.",
     "checkpoint": "List the checkpoints of a run, or verify that all are whole.",
     "verify": "Verify that a plan changes no bit of any loss or tensor.",
     "compare": "Compare every plan on the same work, and recommend one.",
@@ -85,7 +86,7 @@ _OF_OTHER_RANKS = (FirstRankError, PeerLostError)
 _RUN_BY_ALL_RANKS = ("train", "run", "doctor")
 
 # Commands that run no code of the user: an unexpected exception is a bug of ours.
-_OWN = ("train", "translate", "evaluate")
+_OWN = ("train", "translate", "evaluate", "export")
 
 
 class Command(Protocol):

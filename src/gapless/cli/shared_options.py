@@ -121,8 +121,8 @@ def _shown(default: Any) -> str:
 # --- a trained model, the search and the device ---
 
 
-def add_decode_options(parser: Parser) -> Group:
-    """Add the model, the search and the device; return the group of the search."""
+def add_model_options(parser: Parser) -> Group:
+    """Add the run and which of its weights; return their group."""
     model = parser.add_group("model")
     model.add_argument(
         "run", type=file_or_folder, metavar="RUN", help="run folder of a trained model"
@@ -138,6 +138,12 @@ def add_decode_options(parser: Parser) -> Group:
         metavar="N",
         help="number of newest epoch checkpoints to average",
     )
+    return model
+
+
+def add_decode_options(parser: Parser) -> Group:
+    """Add the model, the search and the device; return the group of the search."""
+    add_model_options(parser)
     search = parser.add_group("decoding")
     search.add_argument("--beam", type=int, metavar="N", help="hypotheses; none: as trained")
     search.add_argument(

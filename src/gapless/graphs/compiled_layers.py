@@ -4,7 +4,8 @@ Layers that repeat are compiled one by one, as torch's recipe for regional compi
 share the code. A module in which nothing repeats is compiled as a whole. Shapes are part of the code, or all
 of them vary; what torch does by itself, first the one and then the other, would change bits with what came
 before. Each piece of code is tried before it is used: both passes run on copies, and one that raises runs
-uncompiled, as what the compiler fails at does, and layers whose gradients the loop may differentiate.
+uncompiled, as what the compiler fails at does, and layers whose gradients the loop may differentiate or whose
+graph it may retain: compiled code saves nothing for that.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from gapless.device.torch_private import (
     is_compiled_in_place,
 )
 from gapless.graphs.capture_settings import warn
-from gapless.graphs.modules.create_graph import where_it_may_be
+from gapless.graphs.modules.create_graph import CREATES, RETAINS, where_it_may_be
 from gapless.graphs.proof.device_state import RandomStates
 from gapless.graphs.replay.alignment import copy_of, with_strides
 from gapless.python_private import getframe
@@ -52,7 +53,12 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 # Of others nobody knows what a copy is.
 _TRIED = frozenset([torch.Tensor, nn.Parameter, nn.Buffer])
 
-_TWICE = "{} may run a backward pass with create_graph=True, and compiled code is not differentiated twice"
+# What a backward pass may ask for that compiled code raises at. Code that keeps its graph would be another one than
+# `torch.compile` makes, with other bits, and torch takes either from its cache on the disk.
+_RAISES_AT = {
+    CREATES: "{} may run a backward pass with create_graph=True, and compiled code is not differentiated twice",
+    RETAINS: "{} may run a backward pass with retain_graph=True, and compiled code retains no graph",
+}
 
 _NO_ROOM = torch.OutOfMemoryError
 
@@ -146,11 +152,12 @@ class LayerCompiler:
         """Compile as torch does by default; what cannot be compiled, or raises when it is tried, runs eagerly."""
         # The compiler may change the graph.
         plain = graph.forward
-        sites = (where_it_may_be(module, getframe(1))[0] for module in self._asked_of)
-        site = next(filter(None, sites), "")
-        if site:
-            self._note(_TWICE.format(site))
-            return plain
+        for asks_for, text in _RAISES_AT.items():
+            for module in self._asked_of:
+                site = where_it_may_be(module, getframe(1), asks_for)[0]
+                if site:
+                    self._note(text.format(site))
+                    return plain
         started, reason = perf_counter(), ""
         try:
             found, reason = compile_by_inductor(graph, inputs)
@@ -201,10 +208,7 @@ class LayerCompiler:
                 outs = [one for one in outs if one.requires_grad]
                 if outs and leaves:
                     given = list(map(torch.zeros_like, outs))
-                    # Code that gives away what it saved raises where a loop retains the graph. For all shapes
-                    # it is made before this pass, else in it.
-                    grads, retains = torch.autograd.grad, not self.is_dynamic
-                    grads(outs, leaves, given, retain_graph=retains, allow_unused=True)
+                    torch.autograd.grad(outs, leaves, given, allow_unused=True)
         except Exception as error:
             return first_line(error)
         finally:

@@ -1,4 +1,4 @@
-"""Whether the user's code may differentiate gradients: a backward pass with `create_graph=True`.
+"""Whether the user's code may differentiate gradients, or retain their graph: what it asks a backward pass for.
 
 A captured module is one node of a backward pass. Gradients that are differentiated later come from a run of
 the call as written, apart from that node, and are added up in another order than as written. That shows only
@@ -9,6 +9,8 @@ not read: Lightning, transformers and others hand such flags on for everybody.
 What is False in the code speaks against nothing, nor does an argument of that name whose default is False:
 whoever passes it is looked at as well. Nor does `is_second_order` of an optimizer, as many scripts ask for it:
 an optimizer of second order differentiates gradients from its first step on, which is seen before a capture.
+
+`retain_graph=True`, by its name, is searched for in the same way: torch's compiled code gives away what it has saved.
 """
 
 from __future__ import annotations
@@ -40,10 +42,10 @@ if TYPE_CHECKING:
     from gapless.graphs.refusal import Refusal
 
 
-_FLAG = "create_graph"
+CREATES, RETAINS = _FLAGS = ("create_graph", "retain_graph")
 
 # Code that names none of these runs no backward pass.
-_HINTS = frozenset(["backward", "grad", "hessian", "hvp", "vhp", _FLAG])
+_HINTS = frozenset(["backward", "grad", "hessian", "hvp", "vhp", *_FLAGS])
 
 # These differentiate gradients themselves.
 _TWICE = tuple([getattr(torch.autograd.functional, name) for name in ("hessian", "hvp", "vhp")])
@@ -102,24 +104,24 @@ class CreateGraphSearch:
         # By the code on the stack, and what its variables hold: a loop calls many modules from few places.
         self._known: dict[Any, str] = {}
 
-    def site(self, frame: FrameType | None) -> str:
+    def site(self, frame: FrameType | None, asks_for: str = CREATES) -> str:
         """Return file:line of one that the code on the stack leads to, "" if there is none."""
         functions = UserFunctions(self._own)
         try:
-            return self._site(functions, frame)
+            return self._site(functions, frame, asks_for)
         finally:
             functions.forget()
 
-    def _site(self, functions: UserFunctions, frame: FrameType | None) -> str:
+    def _site(self, functions: UserFunctions, frame: FrameType | None, asks_for: str) -> str:
         while frame is not None:
             if self._own.owns(frame.f_code.co_filename, frame.f_globals):
                 functions.add_frame(frame)
             frame = frame.f_back
-        key = functions.frames_key()
+        key = asks_for, functions.frames_key()
         found = self._known.get(key)
         if found is None:
             functions.follow()
-            found = _first_site(functions)
+            found = _first_site(functions, asks_for)
             if len(self._known) < _MOST_KNOWN:
                 self._known[key] = found
         return found
@@ -129,63 +131,68 @@ _SEARCH = CreateGraphSearch()
 
 
 def where_it_may_be(
-    module: torch.nn.Module, frame: FrameType | None
+    module: torch.nn.Module, frame: FrameType | None, asks_for: str = CREATES
 ) -> tuple[str, FailedLook | None]:
     """Return file:line of a backward pass that may differentiate gradients of a module, and what failed in the search.
 
     Args:
         module: that is called.
         frame: of the code that calls it.
+        asks_for: what the backward pass is asked for, `RETAINS` for one that may retain the graph.
     """
     site = ""
     with Look(module.forward) as look:
-        site = _SEARCH.site(frame)
+        site = _SEARCH.site(frame, asks_for)
     return site, look.failure
 
 
-def _first_site(functions: UserFunctions) -> str:
-    """Return the first backward pass whose gradients may be differentiated, "" if there is none."""
+def _first_site(functions: UserFunctions, asks_for: str) -> str:
+    """Return the first backward pass that may be asked for something, "" if there is none."""
     mentions = {
         code: found
         for code in functions.places
-        if (not _HINTS.isdisjoint(code.co_names) or _names_flag(code))
+        if (not _HINTS.isdisjoint(code.co_names) or _names_flag(code, asks_for))
         and (found := _mentions_of_function(code))
     }
     # What was typed at a prompt has no lines to read.
-    unread = (code for code in functions.places if _names_flag(code) and not _text_of(code))
+    unread = (
+        code for code in functions.places if _names_flag(code, asks_for) and not _text_of(code)
+    )
     for code in unread:
         return site_of(code, None)
     for code, found in mentions.items():
         for mention in found:
-            if mention.may_ask(functions.places[code]):
+            if mention.asks_for == asks_for and mention.may_ask(functions.places[code]):
                 return site_of(code, mention.node.lineno)
     return ""
 
 
-def _names_flag(code: CodeType) -> bool:
+def _names_flag(code: CodeType, flag: str) -> bool:
     return any(
-        constant == _FLAG or (isinstance(constant, tuple) and _FLAG in constant)
+        constant == flag or (isinstance(constant, tuple) and flag in constant)
         for constant in code.co_consts
     )
 
 
 @dataclass(frozen=True)
 class _Mention:
-    """A call, or a table of arguments, that may ask for gradients that can be differentiated.
+    """A call, or a table of arguments, that may ask for gradients that can be differentiated, or a graph that is kept.
 
     Attributes:
         flag: what is passed, None if it asks for them anyway.
         callee: that has to be one of these functions; None: whatever is called.
         around: what it stands in, the innermost first.
+        asks_for: the name of the flag.
     """
 
     node: ast.expr
     flag: ast.expr | None
     around: tuple[ast.AST, ...]
     callee: tuple[Any, ...] | None = None
+    asks_for: str = CREATES
 
     def may_ask(self, scopes: Sequence[Mapping[str, Any]]) -> bool:
-        """Return whether it may ask for gradients that can be differentiated.
+        """Return whether it may ask for that.
 
         Args:
             scopes: variables around the function that it stands in.
@@ -213,7 +220,7 @@ def _is_false(flag: ast.expr, around: tuple[ast.AST, ...]) -> bool:
         stores = _assigned(place).get(flag.id, [])
         if isinstance(place, _FUNCTIONS) and flag.id in _arguments_of(place):
             default = _arguments_of(place)[flag.id]
-            return flag.id == _FLAG and not stores and (default is None or _says_no(default))
+            return flag.id in _FLAGS and not stores and (default is None or _says_no(default))
         if stores:
             return all(map(_says_no, stores))
     return False
@@ -276,21 +283,21 @@ def _mentions_in(path: str, text: str) -> list[_Mention]:
 def _mentions_of(node: ast.AST, around: tuple[ast.AST, ...]) -> Iterator[_Mention]:
     if isinstance(node, ast.Dict):
         for key, value in zip(node.keys, node.values, strict=True):
-            if isinstance(key, ast.Constant) and key.value == _FLAG:
-                yield _Mention(node, value, around)
+            if isinstance(key, ast.Constant) and key.value in _FLAGS:
+                yield _Mention(node, value, around, asks_for=key.value)
     elif isinstance(node, ast.Assign):
         for target in node.targets:
             at = target.slice if isinstance(target, ast.Subscript) else None
-            if isinstance(at, ast.Constant) and at.value == _FLAG:
-                yield _Mention(target, node.value, around)
+            if isinstance(at, ast.Constant) and at.value in _FLAGS:
+                yield _Mention(target, node.value, around, asks_for=at.value)
     elif isinstance(node, ast.Call):
         yield from _mentions_of_call(node, around)
 
 
 def _mentions_of_call(node: ast.Call, around: tuple[ast.AST, ...]) -> Iterator[_Mention]:
     for keyword in node.keywords:
-        if keyword.arg == _FLAG:
-            yield _Mention(node, keyword.value, around)
+        if keyword.arg in _FLAGS:
+            yield _Mention(node, keyword.value, around, asks_for=keyword.arg)
     name = getattr(node.func, "attr", getattr(node.func, "id", ""))
     if name in ("hessian", "hvp", "vhp"):
         yield _Mention(node, None, around, callee=_TWICE)

@@ -9,7 +9,8 @@ import io
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
 
 import sentencepiece
 
@@ -29,6 +30,9 @@ DEFAULT_SIZE = 8000
 # Characters of a subword, at most: sentencepiece's own limit.
 LONGEST_SUBWORD = 16
 
+# The language that a Marian model of several is to translate into, such as >>fra<<.
+_LANGUAGE = re.compile(">>.+<<")
+
 
 class Vocab(Protocol):
     """Turn sentences into token ids and back."""
@@ -40,6 +44,9 @@ class Vocab(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the sentence of token ids; special ids are left out."""
+
+    def tokens(self) -> list[str]:
+        """Return all entries, special ones included, in the order of their ids."""
 
     def file(self, name: str) -> tuple[str, bytes]:
         """Return the name and content of the vocabulary's file; `vocab_in` finds it by `name`."""
@@ -73,6 +80,15 @@ class SubwordVocab:
         """Return the sentence of token ids; special ids are left out."""
         return str(self._processor.decode([i for i in ids if i > EOS]))
 
+    @property
+    def model_type(self) -> str:
+        """The kind of its sentencepiece model: `bpe` or `unigram`."""
+        return "bpe" if _parsed(self._model).trainer_spec.model_type == _BPE else "unigram"
+
+    def tokens(self) -> list[str]:
+        """Return all entries, special ones included, in the order of their ids."""
+        return [str(self._processor.id_to_piece(number)) for number in range(len(self))]
+
     def file(self, name: str) -> tuple[str, bytes]:
         """Return the name and content of its file."""
         return name + self.suffix, self._model
@@ -80,6 +96,46 @@ class SubwordVocab:
     def save(self, stem: Path) -> None:
         """Write the sentencepiece model, which its own tools can read too."""
         _save(self, stem)
+
+
+# Of sentencepiece's file format.
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_BPE = 2
+
+
+def _parsed(model: bytes) -> Any:
+    # Here, for it loads protobuf, which only models from elsewhere need.
+    return import_module("sentencepiece.sentencepiece_model_pb2").ModelProto.FromString(model)
+
+
+def with_entries(model: bytes, tokens: Sequence[str]) -> SubwordVocab:
+    """Return a subword vocabulary that splits text as a sentencepiece model does, with other ids.
+
+    So two models can have the ids of one table. A subword that is not among the entries is split further.
+
+    Args:
+        model: a serialised sentencepiece model.
+        tokens: all entries in the order of their ids, the special ones first.
+    """
+    parsed = _parsed(model)
+    known = {piece.piece: piece for piece in parsed.pieces}
+    lowest = min(piece.score for piece in parsed.pieces) - 10.0
+    # A character that the model lacks is found alone, for otherwise it is unknown, or bytes. Longer ones are only
+    # joined again: in text they are merged last, then taken apart.
+    character = _NORMAL if not parsed.trainer_spec.byte_fallback else _CONTROL
+    kinds = {PAD: _CONTROL, UNK: _UNKNOWN, BOS: _CONTROL, EOS: _CONTROL}
+    del parsed.pieces[:]
+    for number, token in enumerate(tokens):
+        kind = character if len(token) == 1 else _UNUSED
+        kind = _USER_DEFINED if _LANGUAGE.fullmatch(token) else kind
+        piece = parsed.pieces.add(piece=token, score=lowest, type=kinds.get(number, kind))
+        if token in known and number not in kinds:
+            piece.CopyFrom(known[token])
+            piece.type = _CONTROL if piece.type == _UNKNOWN else piece.type
+    spec = parsed.trainer_spec
+    spec.pad_id, spec.unk_id, spec.bos_id, spec.eos_id = PAD, UNK, BOS, EOS
+    spec.pad_piece, spec.unk_piece, spec.bos_piece, spec.eos_piece = tokens[: EOS + 1]
+    return SubwordVocab(parsed.SerializeToString())
 
 
 class WordVocab:
@@ -124,6 +180,10 @@ class WordVocab:
         """Return the sentence of token ids; special ids are left out, except for the unknown."""
         words = [self._words[i] for i in ids if i > EOS or i == UNK]
         return join_subwords(" ".join(words))
+
+    def tokens(self) -> list[str]:
+        """Return all entries, special ones included, in the order of their ids."""
+        return list(self._words)
 
     def file(self, name: str) -> tuple[str, bytes]:
         """Return the name and content of its file."""

@@ -125,7 +125,11 @@ class Incremental:
             ):
                 x_NKD = _residual(cast("Residual", residual), x_NKD, sublayer)
         hidden = model.decoder_norm(x_NKD).to(self.dtype).flatten(0, 1)
-        torch.mm(hidden, self._cast(model.generator.weight).t(), out=out)
+        weight = self._cast(model.generator.weight).t()
+        if model.sizes.output_bias:
+            torch.addmm(self._cast(model.generator.bias), hidden, weight, out=out)
+        else:
+            torch.mm(hidden, weight, out=out)
 
     def _attend_to_past(
         self,
@@ -156,7 +160,7 @@ class Incremental:
         return self._linear(heads.transpose(1, 2).flatten(2), attention.out)
 
     def _feed_forward(self, part: FeedForward, x: torch.Tensor) -> torch.Tensor:
-        return self._linear(F.relu(self._linear(x, part.inner)), part.outer)
+        return self._linear(part.activation(self._linear(x, part.inner)), part.outer)
 
     def _split(self, x: torch.Tensor, count: int) -> torch.Tensor:
         """Return [N, T, count, H, E]."""

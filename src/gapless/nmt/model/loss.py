@@ -66,12 +66,16 @@ class LabelSmoothing(nn.Module):
 
         Args:
             hidden: input of the output layer, [..., d_model].
-            output_layer: without bias, weight [vocab, d_model].
+            output_layer: weight [vocab, d_model].
             targets: ids, [...].
 
         Sync: Does not block the host.
         """
         flat, weight = hidden.reshape(-1, hidden.shape[-1]), output_layer.weight
+        if output_layer.bias is not None:
+            # The weight of one input more, which is always 1; eight, so that products stay aligned.
+            flat = F.pad(F.pad(flat, (0, 1), value=1.0), (0, 7))
+            weight = F.pad(torch.cat((weight, output_layer.bias.unsqueeze(1)), dim=1), (0, 7))
         if not torch.is_grad_enabled():
             return _loss_of(flat, weight, targets.reshape(-1), self.smoothing)
         loss: torch.Tensor = _ChunkedLoss.apply(

@@ -41,6 +41,8 @@ class ModelSizes:
         norm: layer norm before (`pre`) or after (`post`) each sub-layer.
         share: `all` shares source, target and output embeddings, `decoder` shares target and
             output, `none` shares nothing.
+        activation: between the two layers of a feed-forward part.
+        output_bias: whether the output layer has a bias.
     """
 
     src_vocab: int
@@ -54,6 +56,8 @@ class ModelSizes:
     attention_dropout: float = 0.0
     norm: Literal["pre", "post"] = "pre"
     share: Literal["all", "decoder", "none"] = "decoder"
+    activation: Literal["relu", "swish", "gelu"] = "relu"
+    output_bias: bool = False
 
 
 class Residual(nn.Module):
@@ -77,17 +81,25 @@ class Residual(nn.Module):
         return out_BTD
 
 
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": F.relu,
+    "swish": F.silu,
+    "gelu": F.gelu,
+}
+
+
 class FeedForward(nn.Module):
-    """Two linear layers with a ReLU between them."""
+    """Two linear layers with an activation between them."""
 
     def __init__(self, sizes: ModelSizes) -> None:
         super().__init__()
         self.inner = nn.Linear(sizes.d_model, sizes.ffn)
         self.outer = nn.Linear(sizes.ffn, sizes.d_model)
+        self.activation = _ACTIVATIONS[sizes.activation]
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Apply to each position alone."""
-        out: torch.Tensor = self.outer(F.relu(self.inner(x_BTD)))
+        out: torch.Tensor = self.outer(self.activation(self.inner(x_BTD)))
         return out
 
 
@@ -185,7 +197,9 @@ class Transformer(nn.Module):
         self.decoder = nn.ModuleList(DecoderLayer(sizes) for _ in range(sizes.decoder_layers))
         self.encoder_norm = _final_norm(sizes)
         self.decoder_norm = _final_norm(sizes)
-        self.generator = nn.Linear(sizes.d_model, sizes.tgt_vocab, bias=False)
+        self.generator = nn.Linear(sizes.d_model, sizes.tgt_vocab, bias=sizes.output_bias)
+        if sizes.output_bias:
+            nn.init.zeros_(self.generator.bias)
         if sizes.share == "none":
             nn.init.normal_(self.generator.weight, std=sizes.d_model**-0.5)
         else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gapless.errors import UserError
 from gapless.nmt.data.languages import is_same_language
 from gapless.nmt.data.vocab import Vocabs
+from gapless.nmt.exchange.hugging_face import CONFIG_JSON, read_hugging_face
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.folder import CONFIG, settings_file
 from gapless.nmt.settings.config import make_config
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 # What makes other weights, or other ids, of the same text.
 _OF_WEIGHTS = (
     *("tokenizer", "vocab_size", "vocab_model", "shared_vocab", "share", "norm"),
+    *("activation", "output_bias"),
     *("d_model", "heads", "ffn", "encoder_layers", "decoder_layers"),
 )
 
@@ -39,12 +41,14 @@ class InitialWeights:
         config: of the other run.
         vocabs: of both.
         weights: by name, in host memory.
+        languages: source and target of the other run; None: nobody says.
     """
 
     path: Path
     config: TrainConfig
     vocabs: Vocabs
     weights: Mapping[str, torch.Tensor]
+    languages: tuple[str, str] | None
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that the weights and vocabularies belong to."""
@@ -74,8 +78,8 @@ class InitialWeights:
         Args:
             config: of the run that starts with the weights.
         """
-        before, now = (self.config.src, self.config.tgt), (config.src, config.tgt)
-        if all(
+        before, now = self.languages, (config.src, config.tgt)
+        if before is None or all(
             one == other or is_same_language(one, other)
             for one, other in zip(before, now, strict=True)
         ):
@@ -90,11 +94,13 @@ def read_initial_weights(run_dir: Path) -> InitialWeights:
     """Read what a run takes over from another: its final model, or else its best.
 
     Args:
-        run_dir: of the other run.
+        run_dir: of the other run, or of a Marian model of Hugging Face transformers.
 
     Raises:
-        RunFolderError: the folder is not a run, or holds neither, or it is damaged.
+        UserError: the folder is neither, or holds no such model, or it is damaged.
     """
+    if (run_dir / CONFIG_JSON).is_file():
+        return _of_hugging_face(run_dir)
     settings_file(run_dir)
     saved = checkpoints.read_saved(
         checkpoints.initial_weights_path(run_dir), advice=_how_to_mend(run_dir)
@@ -105,6 +111,18 @@ def read_initial_weights(run_dir: Path) -> InitialWeights:
         config=config,
         vocabs=Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path),
         weights=checkpoints.weights_in(saved),
+        languages=(config.src, config.tgt),
+    )
+
+
+def _of_hugging_face(folder: Path) -> InitialWeights:
+    found = read_hugging_face(folder)
+    return InitialWeights(
+        path=folder,
+        config=make_config({"data": str(folder), "init_from": str(folder), **found.settings}),
+        vocabs=found.vocabs,
+        weights=found.weights,
+        languages=found.languages,
     )
 
 

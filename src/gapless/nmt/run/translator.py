@@ -28,6 +28,7 @@ from gapless.ranks import SingleRank
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from gapless.device.base import Device
     from gapless.nmt.data.vocab import Vocabs
     from gapless.nmt.model.decode_settings import Sampling
     from gapless.nmt.model.search import Hypothesis
@@ -68,23 +69,11 @@ class Translator:
         checkpoint: str | None = None,
         average: int | None = None,
     ) -> None:
-        if checkpoint is not None and average is not None:
-            raise UserError("give `checkpoint` or `average`, not both")
-        _check_count("average", average)
-        path = Path(run)
         with naming_phase("loading the model"):
             found = find_device(device)
-            self.config, self.vocabs, model = load_model(
-                path, device=found, checkpoint=None if average else checkpoint or _newest(path)
+            self.config, self.vocabs, model = load_trained(
+                Path(run), device=found, checkpoint=checkpoint, average=average
             )
-            if average is not None:
-                every_epoch = self.config.average != "auto"
-                paths = checkpoints.newest_epochs(path, average, every_epoch=every_epoch)
-                weights = checkpoints.average_weights(
-                    paths, advice="choose a whole one with `checkpoint`, without `average`"
-                )
-                checkpoints.set_weights(model, weights, path=paths[-1])
-            _check_finite(model, path)
         precision = self.config.precision
         if not found.is_accelerator and precision in ("tf32", "fp16"):
             precision = "fp32"
@@ -237,6 +226,39 @@ class Translator:
                 on_long=on_long,
                 on_done=on_done,
             )
+
+
+def load_trained(
+    run: Path, *, device: Device, checkpoint: str | None = None, average: int | None = None
+) -> tuple[TrainConfig, Vocabs, Transformer]:
+    """Return the settings, the vocabularies and the model of a run to translate with.
+
+    Args:
+        run: its folder.
+        device: where the model goes.
+        checkpoint: name in the run's checkpoints; None: final, or else best.
+        average: take the mean of so many newest epoch checkpoints instead; None: do not.
+
+    Raises:
+        UserError: the folder is not a run, or the checkpoint is missing, damaged or not finite.
+
+    Sync: Blocks the host while weights are copied.
+    """
+    if checkpoint is not None and average is not None:
+        raise UserError("give `checkpoint` or `average`, not both")
+    _check_count("average", average)
+    config, vocabs, model = load_model(
+        run, device=device, checkpoint=None if average else checkpoint or _newest(run)
+    )
+    if average is not None:
+        every_epoch = config.average != "auto"
+        paths = checkpoints.newest_epochs(run, average, every_epoch=every_epoch)
+        weights = checkpoints.average_weights(
+            paths, advice="choose a whole one with `checkpoint`, without `average`"
+        )
+        checkpoints.set_weights(model, weights, path=paths[-1])
+    _check_finite(model, run)
+    return config, vocabs, model
 
 
 def _check_count(name: str, value: int | None) -> None:

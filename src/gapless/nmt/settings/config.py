@@ -66,7 +66,8 @@ class TrainConfig(
                 f"`columns` is {self.columns!r}, but there is no data whose columns it could name; "
                 "add `data` or leave `columns` out"
             )
-        if self.share == "all" and not self.shared_vocab:
+        # A model that was read may have one table of ids for two ways to split text.
+        if self.share == "all" and not self.shared_vocab and self.init_from is None:
             raise UserError('`share="all"` needs one vocabulary: add `shared_vocab=True`')
         if self.pack and self.fixed_shapes:
             raise UserError(

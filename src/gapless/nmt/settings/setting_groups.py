@@ -354,7 +354,7 @@ class ModelSettings:
     init_from: str | None = setting(
         "model",
         None,
-        "run folder whose vocabularies and weights to start with, for other text",
+        "run folder, or folder of a Marian model, whose vocabularies and weights to start with",
         compare=False,
     )
     d_model: int = setting("model", 512, "width of the model", at_least=2, at_most=_MOST)
@@ -376,6 +376,13 @@ class ModelSettings:
         "share embeddings: all, decoder (target and output), none",
         choices=("all", "decoder", "none"),
     )
+    activation: str = setting(
+        "model",
+        "relu",
+        "of the feed-forward layers: relu, swish, gelu",
+        choices=("relu", "swish", "gelu"),
+    )
+    output_bias: bool = setting("model", False, "add a bias to the output layer")
     dropout: float = setting("model", 0.1, "on embeddings and sub-layers", at_least=0.0, below=1.0)
     attention_dropout: float = setting(
         "model", 0.0, "on attention weights", at_least=0.0, below=1.0
