@@ -190,6 +190,23 @@ def test_a_planted_case_is_chosen_by_its_loop_or_by_its_loop_and_share(monkeypat
     assert names("item", "nonzero 0.3") == ["item 0.3", "item 0.6", "nonzero 0.3"]
 
 
+def test_a_case_that_fails_does_not_cost_the_others(monkeypatch, tmp_path):
+    """It is told behind them."""
+
+    def run_doctor(script, arguments):
+        if "0.3" in arguments:
+            raise RunError("no memory")
+        return session()
+
+    monkeypatch.setattr(planted, "in_turns", turns_of(10.0, 10.0))
+    monkeypatch.setattr(planted, "run_doctor", run_doctor)
+    found = planted.measure(options(tmp_path, cases=("item",)))
+
+    assert next(found)["name"] == "item 0.6"
+    with pytest.raises(RunError, match="no memory"):
+        next(found)
+
+
 def test_the_first_lines_are_those_of_the_report_of_a_program_of_others(monkeypatch, tmp_path):
     """Run from its folder; one that leaves no report is an error."""
     folder = tmp_path / "somebody" / "something"
