@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(0)
 torch.use_deterministic_algorithms(True)
 data = TensorDataset(torch.randn(6400, 32), torch.randn(6400, 1))
-model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)).cuda()
+layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()) for _ in range(8)]
+model = torch.nn.Sequential(torch.nn.Linear(32, 64), *layers, torch.nn.Linear(64, 1)).cuda()
 optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 {before}
 for epoch in range(4):
@@ -88,8 +89,7 @@ def test_a_script_trains_to_the_same_bits(tmp_path, monkeypatch, before, expecte
     assert expected in captured["why_nothing"]
     objects = captured["objects"]
     assert len(objects) == (0 if expected else 2)
-    # Whether replays of so small a model pay is a matter of times.
-    paying = [one for one in objects if not any("do not pay" in text for text in one["refusals"])]
-    num_graphs = [one["num_replays"] for one in objects]
-    assert all(num > 50 for num in num_graphs)
-    assert all(one["num_eager"] < 0.1 * one["num_replays"] for one in paying)
+    assert all(one["num_replays"] > 50 for one in objects)
+    # Whether replays of one launch pay is a matter of times, and asked again after a thousand calls.
+    networks = [one for one in objects if one["name"] == "Sequential"]
+    assert all(one["num_eager"] < 0.1 * one["num_replays"] for one in networks), networks

@@ -1,13 +1,8 @@
-"""A module that steps look up where they run; a loop sets what it holds."""
+"""A module in which steps look up a function where they run; a loop sets another one."""
 
 from __future__ import annotations
 
 
-SCALE = 1.0
-NUM_SEEN = 0
-
-
-def restore():
-    """Put back what was set."""
-    global SCALE, NUM_SEEN
-    SCALE, NUM_SEEN = 1.0, 0
+def scaled(loss):
+    """Return the loss."""
+    return loss * 1.0

@@ -82,7 +82,6 @@ def activation_by_name(place):
     "Some steps run under `mock.patch.object` of a number and a function.", expect=EITHER
 )
 def patched_for_some_steps(place):
-    captured_elsewhere.restore()
     term, trainer, losses = Weights(), Trainer(place), []
 
     def train(pair):
