@@ -89,7 +89,9 @@ FORMS = {
 def test_ctranslate2_translates_as_the_run_does(gapless, commands_of_session, lines, form):
     """Models of all forms are exported; CTranslate2 reads them and finds the same greedy translations."""
     pytest.importorskip("ctranslate2")
-    run = trained(commands_of_session, form.replace(" ", "-"), *FORMS[form], "--max-steps", 300)
+    run = trained(
+        commands_of_session, f"form {form}".replace(" ", "-"), *FORMS[form], "--max-steps", 300
+    )
     gapless(*export(run, "exported", to=CTRANSLATE2))
 
     found = by_ctranslate2(gapless.folder / "exported", lines, of_words=form == "words")
