@@ -47,7 +47,7 @@ def test_the_table_has_many_kinds_of_files():
     assert verdicts.count("sure") >= 200
     assert verdicts.count("no") >= 200
     unseen = {file.repository for file in read_table(TABLE.with_name("unseen.toml"))}
-    assert len(unseen) == 8
+    assert len(unseen) == 11
     assert not unseen & {file.repository for file in files}
 
 
