@@ -25,15 +25,16 @@ def write(folder: Path, **files: str) -> None:
 
 
 def test_files_of_tests_are_looked_at_only_when_they_are_named(tmp_path):
-    """What a test does it does once; so are hidden and built folders left out."""
-    write(tmp_path, a="", test_a="", tests__b="", pack__c="", build__d="")
+    """What a test does it does once; so are hidden and built folders left out, but no scripts of such names."""
+    write(tmp_path, a="", a_test="", test_a="import pytest", tests__b="", pack__c="", build__d="")
     (tmp_path / "notes.txt").write_text("")
     (tmp_path / ".hidden").mkdir()
     write(tmp_path / ".hidden", e="")
 
     found = python_files([tmp_path, tmp_path / "test_a.py"])
 
-    assert [str(one.relative_to(tmp_path)) for one in found] == ["a.py", "pack/c.py", "test_a.py"]
+    names = [str(one.relative_to(tmp_path)) for one in found]
+    assert names == ["a.py", "a_test.py", "pack/c.py", "test_a.py"]
 
 
 def test_a_finding_says_where_what_and_what_to_write_instead(tmp_path, monkeypatch):

@@ -144,6 +144,17 @@ def _make_text(flow: Flow, done: Call, path: str) -> Value:
     return HOST
 
 
+def _make_grid(flow: Flow, done: Call, path: str) -> Value:
+    if done.flag("normalize"):
+        flow.read(done.line, "float", path, done.first.held)
+    return done.first.held
+
+
+def _save_image(flow: Flow, done: Call, path: str) -> Value:
+    flow.read(done.line, "cpu", path, done.first.held)
+    return HOST
+
+
 def _any_or_all(flow: Flow, done: Call, path: str) -> Value:
     for value in done.values:
         flow.read(done.line, "bool", "Tensor.__bool__", element_of(value))
@@ -197,6 +208,8 @@ _NAMED: dict[str, _Handler] = {
     **dict.fromkeys(torch_names.RETURN_THE_FIRST, lambda flow, done, path: done.first),
     **dict.fromkeys(["random.sample", "random.choices"], _container),
     "random.choice": lambda flow, done, path: element_of(done.first),
+    "torchvision.utils.make_grid": _make_grid,
+    "torchvision.utils.save_image": _save_image,
     "torchvision.ops.nms": _counted,
     "torchvision.ops.batched_nms": _counted,
 }

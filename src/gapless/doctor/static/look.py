@@ -45,7 +45,8 @@ _SAVING = ("torch.save", "Module.state_dict", "pickle.dump")
 # Who switches the collector off does what it does by plan.
 _COLLECTS_ITSELF = re.compile(r"\bgc\.(disable|freeze)\(\)")
 # What tests do, they do once.
-_TEST = re.compile(r"(test_.*|.*_test|conftest)\.py")
+_NAMED_A_TEST = re.compile(r"(test_.*|.*_test|conftest)\.py")
+_TESTS = re.compile(r"\b(def test_|unittest|pytest)")  # or it is a script
 _SKIPPED_FOLDERS = frozenset(
     "__pycache__ node_modules site-packages build dist tests test testing test_utils".split()  # noqa: SIM905
 )
@@ -154,10 +155,20 @@ def python_files(paths: Iterable[Path]) -> list[Path]:
             folders[:] = sorted(
                 name for name in folders if name[0] != "." and name not in _SKIPPED_FOLDERS
             )
-            chosen = [one for one in names if one.endswith(".py") and not _TEST.fullmatch(one)]
-            found = [Path(folder, name) for name in sorted(chosen)]
-            files.update((one, None) for one in found if not _waits_for_a_writer(one))
+            found = [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
+            files.update(
+                (one, None) for one in found if not (_waits_for_a_writer(one) or _is_test(one))
+            )
     return list(files)
+
+
+def _is_test(path: Path) -> bool:
+    if not _NAMED_A_TEST.fullmatch(path.name):
+        return False
+    try:
+        return _TESTS.search(path.read_text(encoding="utf-8", errors="replace")) is not None
+    except OSError:
+        return True
 
 
 def findings_of(source: str, path: str, *, names_a_device: bool | None = None) -> list[Finding]:

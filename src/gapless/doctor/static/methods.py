@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gapless.doctor.static import torch_names
 from gapless.doctor.static.bindings import note_copy
 from gapless.doctor.static.hints import LOG_METHODS, LOGGERS, made_by, meant_by
-from gapless.doctor.static.moves import move
+from gapless.doctor.static.moves import move, moved
 from gapless.doctor.static.scope import OFTEN, Class, Function
 from gapless.doctor.static.torch_calls import operation
 from gapless.doctor.static.values import (
@@ -50,6 +50,8 @@ def call_method(flow: Flow, done: Call, base: Value, *, is_discarded: bool = Fal
         return flow.call_function(method, done.values, done.keywords)
     if name in ("to", "cuda", "cpu"):
         return move(flow, done, base, is_discarded=is_discarded)
+    if name == "type" and str(done.first.what).startswith("torch.cuda."):
+        return moved(flow, done, base, "device", "Tensor.type")
     return _METHODS_OF.get(base.kind, _of_unknown)(flow, done, base)
 
 

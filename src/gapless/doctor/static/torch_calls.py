@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gapless.doctor.static import torch_names
 from gapless.doctor.static.moves import device_of, moved
 from gapless.doctor.static.values import (
+    ARRAY,
     DEVICE,
     DEVICE_NAME,
     HOST,
@@ -71,7 +72,11 @@ def _device(flow: Flow, done: Call, path: str) -> Value:
 
 
 def _of_cuda(flow: Flow, done: Call, path: str) -> Value:
-    return DEVICE if path.endswith("Tensor") else _on_host(flow, done, path)
+    if not path.endswith("Tensor"):
+        return _on_host(flow, done, path)
+    if done.first == ARRAY or (done.first.kind == "list" and done.first.form != "tuple"):
+        flow.report(done.line, "new tensor", path, sure=True)
+    return DEVICE
 
 
 def _of_nn(flow: Flow, done: Call, path: str) -> Value:

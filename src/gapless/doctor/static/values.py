@@ -146,6 +146,8 @@ def _join_alike(one: Value, other: Value) -> Value:
         return Value(one.kind, form, both or one.of or other.of, what, parts)
     if one.kind in TENSORS:
         return Value(one.kind, "mask" if one.form == other.form == "mask" else "")
+    if one.kind == "named":  # `torch.cuda.FloatTensor if cuda else torch.FloatTensor`
+        return next((of for of in (one, other) if str(of.what).startswith("torch.cuda.")), UNKNOWN)
     return HOST if one.kind == "host" else UNKNOWN
 
 
