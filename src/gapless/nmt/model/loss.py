@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-# Most elements of logits that exist at a time.
+# Most elements of logits that exist at a time: compiled work on them keeps nothing else.
 _CHUNK_ELEMENTS = 2**26
+_CHUNK_ELEMENTS_COMPILED = 2**28
 
 
 class LabelSmoothing(nn.Module):
@@ -117,16 +118,17 @@ def _in_precision_of_products(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return [tensor.to(dtype) for tensor in tensors]
 
 
-def _chunk_size(hidden: torch.Tensor, vocab: int) -> int:
-    """Return the number of tokens of a chunk."""
-    return max(1, min(len(hidden), _CHUNK_ELEMENTS // vocab))
+def _chunk_size(vocab: int, *, compiled: bool = False) -> int:
+    """Return the most tokens of a chunk."""
+    elements = _CHUNK_ELEMENTS_COMPILED if compiled else _CHUNK_ELEMENTS
+    return max(1, elements // vocab)
 
 
 def _loss_of(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, smoothing: float
 ) -> torch.Tensor:
     hidden, weight = _in_precision_of_products(hidden, weight)
-    size = _chunk_size(hidden, len(weight))
+    size = _chunk_size(len(weight))
     total = hidden.new_zeros((), dtype=torch.float32)
     for x, y in zip(hidden.split(size), targets.split(size), strict=True):
         total += _chunk_loss(x @ weight.T, y, smoothing)
@@ -144,28 +146,41 @@ def _loss_and_gradients(
     """Return the loss and its gradients by hidden vectors and weight, [N, D] and [V, D], float32."""
     math = _chunk_math(compiled=compiled)
     hidden, weight = _in_precision_of_products(hidden, weight)
-    size = _chunk_size(hidden, len(weight))
+    size = _chunk_size(len(weight), compiled=compiled)
     total = hidden.new_zeros((), dtype=torch.float32)
+    # Products of 16 bits are added up in float32 as they are: a GPU need not write them in 16 bits first.
+    sums_in_float32 = hidden.is_cuda and hidden.dtype != torch.float32
     grad_weight = torch.zeros_like(weight, dtype=torch.float32)
     grad_hidden = torch.empty_like(hidden, dtype=torch.float32)
     for start in range(0, len(hidden), size):
         x, y = hidden[start : start + size], targets[start : start + size]
         logits = x @ weight.T
         # Most chunks of large batches are of one size.
-        if compiled and len(y) < _CHUNK_ELEMENTS // len(weight):
+        if compiled and len(y) < size:
             let_vary(logits, 0)
             let_vary(y, 0)
         loss, grad_logits = math(logits, y, smoothing)
         total += loss
-        grad_hidden[start : start + size] = grad_logits @ weight
-        grad_weight += grad_logits.T @ x
+        part = grad_hidden[start : start + size]
+        if sums_in_float32:
+            torch.mm(grad_logits, weight, torch.float32, out=part)
+            torch.addmm(grad_weight, grad_logits.T, x, torch.float32, out=grad_weight)
+        else:
+            part.copy_(grad_logits @ weight)
+            grad_weight += grad_logits.T @ x
     return total, grad_hidden, grad_weight
 
 
 def _chunk_loss(logits: torch.Tensor, targets: torch.Tensor, smoothing: float) -> torch.Tensor:
     """Return the summed loss of logits, [N, V], against targets, [N], in float32."""
     logits = logits.float()
-    log_sum = logits.logsumexp(dim=-1)
+    return _smoothed(logits, logits.logsumexp(dim=-1), targets, smoothing)
+
+
+def _smoothed(
+    logits: torch.Tensor, log_sum: torch.Tensor, targets: torch.Tensor, smoothing: float
+) -> torch.Tensor:
+    """Return the summed loss, given the logarithm of each row's sum of exponentials, [N]."""
     nll = log_sum - logits.gather(1, targets.unsqueeze(1)).squeeze(1)
     smooth = log_sum - logits.mean(dim=-1)
     losses = (1.0 - smoothing) * nll + smoothing * smooth
@@ -177,14 +192,20 @@ def _chunk_loss_and_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the loss of a chunk, and its gradient by the logits, in their type.
 
-    The gradient is p - (1 - s) * [target] - s / V, and nothing for padding.
+    The gradient is p - (1 - s) * [target] - s / V, and nothing for padding. The softmax p is
+    written out: the compiler then reads the logits twice, and not once more for their sum.
     """
     vocab = logits.shape[-1]
-    gradient = logits.float().softmax(dim=-1) - smoothing / vocab
+    values = logits.float()
+    highest = values.amax(dim=-1, keepdim=True)
+    exponentials = (values - highest).exp()
+    sums = exponentials.sum(dim=-1, keepdim=True)
+    gradient = exponentials / sums - smoothing / vocab
     is_target = torch.arange(vocab, device=logits.device) == targets.unsqueeze(1)
     gradient = torch.where(is_target, gradient - (1.0 - smoothing), gradient)
     gradient = torch.where((targets == PAD).unsqueeze(1), 0.0, gradient)
-    return _chunk_loss(logits, targets, smoothing), gradient.to(logits.dtype)
+    log_sum = (sums.log() + highest).squeeze(-1)
+    return _smoothed(values, log_sum, targets, smoothing), gradient.to(logits.dtype)
 
 
 @cache
