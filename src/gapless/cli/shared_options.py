@@ -143,7 +143,14 @@ def add_model_options(parser: Parser) -> Group:
 
 def add_decode_options(parser: Parser) -> Group:
     """Add the model, the search and the device; return the group of the search."""
-    add_model_options(parser)
+    add_model_options(parser).add_argument(
+        "--ensemble",
+        type=file_or_folder,
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="another run, whose probabilities are averaged with this one's; may be given again",
+    )
     search = parser.add_group("decoding")
     search.add_argument("--beam", type=int, metavar="N", help="hypotheses; none: as trained")
     search.add_argument(
@@ -192,6 +199,7 @@ def make_translator(options: argparse.Namespace) -> Translator:
         device=options.device,
         checkpoint=options.checkpoint,
         average=options.average,
+        ensemble=options.ensemble,
     )
 
 

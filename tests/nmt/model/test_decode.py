@@ -55,7 +55,8 @@ class TableModel:
     def refresh(self):
         return False
 
-    def source(self, memory, out):
+    def source(self, memories, out):
+        (memory,) = memories
         out.copy_(memory[:, None, None, None, :, None])
 
     def step(self, ids, position, cache, *, out):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn.functional import pad
 
 from gapless.errors import UserError
 from gapless.nmt.data.vocab import BOS, EOS, PAD, UNK, SubwordVocab, Vocabs, with_entries
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 
 CONFIG_JSON = "config.json"
+
+# What a Marian model consists of, beside its weights.
+FILES = (CONFIG_JSON, "vocab.json", "source.spm", "target.spm")
 
 # Logits of entries that no text has: rows that fill up a table when written, and the begin mark when read,
 # since in their loss there is no such entry. Far below all others, and no infinity, which would spread.
@@ -218,7 +222,7 @@ def _tensors_of(model: Transformer) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _filled_up(table: torch.Tensor, size: int) -> torch.Tensor:
-    return torch.nn.functional.pad(table, (0, 0, 0, size - len(table)))
+    return pad(table, (0, 0, 0, size - len(table)))
 
 
 # --- reading ---
@@ -253,22 +257,18 @@ def read_hugging_face(folder: Path) -> FoundModel:
     found = _read_json(folder / CONFIG_JSON)
     settings, share = _settings(found, folder)
     tokenizer = _read_json(folder / "tokenizer_config.json", optional=True)
-    pad, end = found.get("pad_token_id"), found.get("eos_token_id")
-    start: Any = found.get("decoder_start_token_id", pad)
-    marks = [pad, None, None if start == pad else start, end]
     sides, orders = list[SubwordVocab](), list[list[int]]()
-    for side, name, size in (
-        ("source", "vocab.json", found["vocab_size"]),
-        ("target", "target_vocab.json", found.get("decoder_vocab_size") or found["vocab_size"]),
-    ):
-        if side == "target" and not tokenizer.get("separate_vocabs"):
-            name = "vocab.json"
-        ids = _read_json(folder / name)
-        marks[UNK] = ids.get(tokenizer.get("unk_token", "<unk>"))
-        tokens, order = _in_our_order(ids, marks, size=size, path=folder / name)
+    is_separate = bool(tokenizer.get("separate_vocabs"))
+    for side in ("source", "target"):
+        is_target = side == "target"
+        path = folder / ("target_vocab.json" if is_target and is_separate else "vocab.json")
+        size = found.get("decoder_vocab_size") if is_target and is_separate else None
+        table = _Table.read(path, size or found["vocab_size"], tokenizer)
+        # A source begins with no mark.
+        begin = found.get("decoder_start_token_id") if is_target or not is_separate else None
+        tokens, order = table.in_our_order(table.padding if begin is None else begin)
         sides.append(with_entries(_read(folder / f"{side}.spm"), tokens))
-        # The begin mark has the vector of theirs, which may be that of padding.
-        orders.append([int(start) if number is None else number for number in order])
+        orders.append(order)
     same = sides[0].file("")[1] == sides[1].file("")[1]
     vocabs = Vocabs(src=sides[0], tgt=sides[0] if same else sides[1])
     settings |= {
@@ -283,7 +283,7 @@ def read_hugging_face(folder: Path) -> FoundModel:
         settings=settings,
         languages=(src, tgt) if src and tgt else None,
         vocabs=vocabs,
-        weights=_weights(_read_tensors(folder), settings, orders, start == pad, folder),
+        weights=_weights(_read_tensors(folder), settings, orders, folder),
     )
 
 
@@ -319,7 +319,6 @@ def _settings(found: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], s
             ("scale_embedding", (True,)),
             ("activation_function", tuple(_ACTIVATIONS)),
             ("decoder_attention_heads", (found["encoder_attention_heads"],)),
-            ("decoder_ffn_dim", (found["encoder_ffn_dim"],)),
         )
         if found.get(name) not in taken
     ]
@@ -339,29 +338,53 @@ def _settings(found: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], s
         "activation": _ACTIVATIONS[found["activation_function"]],
         "d_model": found["d_model"],
         "heads": found["encoder_attention_heads"],
-        "ffn": found["encoder_ffn_dim"],
+        "ffn": max(found["encoder_ffn_dim"], found["decoder_ffn_dim"]),
         "encoder_layers": found["encoder_layers"],
         "decoder_layers": found["decoder_layers"],
     }, share
 
 
-def _in_our_order(
-    ids: Mapping[str, int], marks: list[int | None], *, size: int, path: Path
-) -> tuple[list[str], list[int | None]]:
-    """Return the entries in the order of our ids, and their ids there; None: of a begin mark that is new."""
-    names = {number: token for token, number in ids.items()}
-    for number, mark in enumerate(marks):
-        if number != BOS and mark not in names:
-            raise UserError(
-                f"{path} has no entry for {('padding', 'unknown words', '', 'the end')[number]}, which the model "
-                "needs; copy the file again"
-            )
-    order = [*marks, *(number for number in range(size) if number not in marks)]
-    begin = "<s>" if "<s>" not in ids else "<begin>"
-    tokens = [
-        begin if number is None else names.get(number, f"<no entry {number}>") for number in order
-    ]
-    return tokens, order
+@dataclass(frozen=True, kw_only=True)
+class _Table:
+    """The entries of a vocabulary as Marian has them.
+
+    Attributes:
+        names: of all ids.
+        padding, unknown, end: ids of marks.
+        size: rows of the tables of vectors.
+    """
+
+    names: Mapping[int, str]
+    padding: int
+    unknown: int
+    end: int
+    size: int
+
+    @classmethod
+    def read(cls, path: Path, size: int, tokenizer: Mapping[str, Any]) -> _Table:
+        ids = _read_json(path)
+        marks = {"padding": "pad_token", "unknown": "unk_token", "end": "eos_token"}
+        usual = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "</s>"}
+        names = {mark: str(tokenizer.get(name, usual[name])) for mark, name in marks.items()}
+        for name in names.values():
+            if name not in ids:
+                raise UserError(
+                    f"{path} has no entry {name}, which the model needs; copy it again"
+                )
+        found = {mark: ids[name] for mark, name in names.items()}
+        return cls(names={number: token for token, number in ids.items()}, size=size, **found)
+
+    def in_our_order(self, begin: int) -> tuple[list[str], list[int]]:
+        """Return the entries in the order of our ids, and their ids here.
+
+        Padding may begin sentences here. Then the begin mark is an entry of its own, with the same vector.
+        """
+        marks = [self.padding, self.unknown, begin, self.end]
+        order = [*marks, *(number for number in range(self.size) if number not in marks)]
+        tokens = [self.names.get(number, f"<no entry {number}>") for number in order]
+        if begin == self.padding:
+            tokens[BOS] = "<s>" if "<s>" not in tokens else "<begin>"
+        return tokens, order
 
 
 def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -381,7 +404,6 @@ def _weights(
     tensors: dict[str, torch.Tensor],
     settings: Mapping[str, Any],
     orders: list[list[int]],
-    has_new_begin: bool,
     folder: Path,
 ) -> dict[str, torch.Tensor]:
     from gapless.nmt.model.transformer import ModelSizes
@@ -404,6 +426,13 @@ def _weights(
         for ours, theirs in _names(sizes)
         for kind in ("weight", "bias")
     }
+    for name, weight in weights.items():
+        # Of two widths the larger; what is more is zero, and stays so.
+        if ".feed_forward.inner." in name:
+            missing = settings["ffn"] - len(weight)
+            weights[name] = pad(weight, (0, missing) if weight.dim() == 1 else (0, 0, 0, missing))
+        elif name.endswith(".feed_forward.outer.weight"):
+            weights[name] = pad(weight, (0, settings["ffn"] - weight.shape[1]))
     tables = (_SOURCE, _TARGET, _OUTPUT)
     if sizes.share == "all":
         weights["src_embedding.table.weight"] = take(_SHARED, *tables)[orders[0]]
@@ -413,7 +442,7 @@ def _weights(
         if sizes.share == "none":
             weights["generator.weight"] = take(_OUTPUT)[orders[1]]
     bias = take(_BIAS).flatten()[orders[1]].clamp(min=_NEVER_READ)
-    if has_new_begin:
+    if orders[1][BOS] == orders[1][PAD]:
         bias[BOS] = _NEVER_READ
     weights["generator.bias"] = bias
     left = tensors.keys() - {_SHARED, *tables}

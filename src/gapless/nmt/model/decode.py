@@ -48,16 +48,23 @@ class Decoder:
         device: where the model is.
         host_waits: the door for the waits of decoding, counted as "decode".
         precision: of the forward passes.
+        others: of an ensemble, whose probabilities are averaged with the model's.
     """
 
     def __init__(
-        self, model: Transformer, *, device: Device, host_waits: HostWaits, precision: str = "fp32"
+        self,
+        model: Transformer,
+        *,
+        device: Device,
+        host_waits: HostWaits,
+        precision: str = "fp32",
+        others: Sequence[Transformer] = (),
     ) -> None:
-        self._model = model
+        self._models = (model, *others)
         self._device = device
         self._host_waits = host_waits
         self._precision = precision
-        self._steps = Incremental(model, dtype=matmul_dtype(precision))
+        self._steps = Incremental(*self._models, dtype=matmul_dtype(precision))
         self._memory = SlotMemory(self._steps, device)
 
     @torch.inference_mode()
@@ -84,8 +91,9 @@ class Decoder:
 
         Sync: Blocks the host, counted as "decode".
         """
-        was_training = self._model.training
-        self._model.eval()
+        were_training = [model.training for model in self._models]
+        for model in self._models:
+            model.eval()
         results: list[list[Hypothesis]] = [[] for _ in sources]
         try:
             with self._own_stream():
@@ -98,7 +106,8 @@ class Decoder:
                     if on_done is not None:
                         on_done(len(numbers))
         finally:
-            self._model.train(was_training)
+            for model, was_training in zip(self._models, were_training, strict=True):
+                model.train(was_training)
         return results
 
     @contextmanager
@@ -116,7 +125,8 @@ class Decoder:
     def _search(
         self, numbers: Sequence[int], sources: list[Sequence[int]], settings: DecodeSettings
     ) -> list[list[Hypothesis]]:
-        longest = min(settings.max_length, self._model.max_positions - 1) + 1
+        most = min(model.max_positions for model in self._models)
+        longest = min(settings.max_length, most - 1) + 1
         shape = self._shape(sources, settings, longest=longest)
         draws = None
         if settings.sampling is not None:
@@ -126,7 +136,7 @@ class Decoder:
             draws = None if draws is None else draws.to(self._device.torch_device)
         is_source = (src != PAD).unsqueeze(1)
         with autocast(self._device, self._precision):
-            memory = self._model.encode(src, is_source)
+            memories = [model.encode(src, is_source) for model in self._models]
         search = Search(
             self._steps,
             self._memory,
@@ -135,7 +145,7 @@ class Decoder:
             device=self._device,
             host_waits=self._host_waits,
         )
-        search.start(memory, is_source, count=len(sources), draws=draws)
+        search.start(memories, is_source, count=len(sources), draws=draws)
         return search.run()
 
     def _shape(

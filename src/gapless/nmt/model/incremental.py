@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
@@ -49,25 +49,27 @@ class Cache:
 
 
 class Incremental:
-    """The weights of a trained decoder in one precision, and its step.
+    """The weights of trained decoders in one precision, and their step.
 
     Args:
-        model: whose decoder it is.
+        models: whose decoders they are, one, or several whose probabilities are averaged; all have heads of one
+            number and width, and one vocabulary.
         dtype: of matrix products; sums, norms and scores stay in float32, as under autocast.
 
     Attributes:
-        num_layers, heads, width, vocab: L, H, E and V.
+        num_layers, heads, width, vocab: L, of all decoders together, H, E and V.
         dtype: as given.
     """
 
-    def __init__(self, model: Transformer, *, dtype: torch.dtype) -> None:
-        sizes = model.sizes
-        self.num_layers, self.heads = sizes.decoder_layers, sizes.heads
+    def __init__(self, *models: Transformer, dtype: torch.dtype) -> None:
+        sizes = models[0].sizes
+        self.num_layers = sum(model.sizes.decoder_layers for model in models)
+        self.heads = sizes.heads
         self.width = sizes.d_model // sizes.heads
         self.vocab = sizes.tgt_vocab
         self.dtype = dtype
-        self._model = model
-        self._layers = cast("list[DecoderLayer]", list(model.decoder))
+        self._models = models
+        self._layers = [cast("list[DecoderLayer]", list(model.decoder)) for model in models]
         self._casts: dict[torch.Tensor, torch.Tensor] = {}
         self._places: list[int] = []
 
@@ -82,18 +84,21 @@ class Incremental:
 
         Sync: Does not block the host.
         """
-        weights = list(self._model.parameters())
+        weights = [weight for model in self._models for weight in model.parameters()]
         for weight in weights:
             if weight in self._casts:
                 self._casts[weight].copy_(weight)
         before, self._places = self._places, [weight.data_ptr() for weight in weights]
         return before != self._places
 
-    def source(self, memory_NSD: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the keys and values of encoded sources, [N, L, 2, H, S, E]."""
-        for number, layer in enumerate(self._layers):
-            found = self._linear(memory_NSD, layer.cross_attention.key_value)
-            out[:, number].copy_(self._split(found, 2).permute(0, 2, 3, 1, 4))
+    def source(self, memories_NSD: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Write the keys and values of the sources that each model has encoded, [N, L, 2, H, S, E]."""
+        number = 0
+        for memory, layers in zip(memories_NSD, self._layers, strict=True):
+            for layer in layers:
+                found = self._linear(memory, layer.cross_attention.key_value)
+                out[:, number].copy_(self._split(found, 2).permute(0, 2, 3, 1, 4))
+                number += 1
 
     def step(
         self, ids_NK: torch.Tensor, position: torch.Tensor, cache: Cache, *, out: torch.Tensor
@@ -108,22 +113,41 @@ class Incremental:
 
         Sync: Does not block the host.
         """
-        model = self._model
         num_hypotheses = ids_NK.shape[1]
         places = position * num_hypotheses + torch.arange(num_hypotheses, device=position.device)
         own_places = places.view(1, 1, -1, 1).expand(len(ids_NK), -1, -1, -1)
         cache.past.scatter_(3, own_places, 0.0)
-        x_NKD = model.tgt_embedding(ids_NK, positions=position)
-        for number, layer in enumerate(self._layers):
-            own, source = cache.own[:, number], cache.source[:, number]
-            to_past = partial(self._attend_to_past, layer.self_attention, own, places, cache.past)
-            to_source = partial(self._attend, layer.cross_attention, source, cache.is_source)
-            for residual, sublayer in zip(
-                layer.residuals,
-                (to_past, to_source, partial(self._feed_forward, layer.feed_forward)),
-                strict=True,
-            ):
-                x_NKD = _residual(cast("Residual", residual), x_NKD, sublayer)
+        number, log_probs = 0, list[torch.Tensor]()
+        for model, layers in zip(self._models, self._layers, strict=True):
+            x_NKD = model.tgt_embedding(ids_NK, positions=position)
+            for layer in layers:
+                own, source = cache.own[:, number], cache.source[:, number]
+                x_NKD = self._layer(layer, x_NKD, own, source, places, cache)
+                number += 1
+            self._write_logits(model, x_NKD, out)
+            if len(self._models) > 1:
+                log_probs.append(out.log_softmax(-1, dtype=torch.float32))
+        if log_probs:
+            # The log of the mean, but for a constant.
+            out.copy_(torch.stack(log_probs).logsumexp(0))
+
+    def _layer(
+        self,
+        layer: DecoderLayer,
+        x_NKD: torch.Tensor,
+        own: torch.Tensor,
+        source: torch.Tensor,
+        places: torch.Tensor,
+        cache: Cache,
+    ) -> torch.Tensor:
+        to_past = partial(self._attend_to_past, layer.self_attention, own, places, cache.past)
+        to_source = partial(self._attend, layer.cross_attention, source, cache.is_source)
+        parts = (to_past, to_source, partial(self._feed_forward, layer.feed_forward))
+        for residual, sublayer in zip(layer.residuals, parts, strict=True):
+            x_NKD = _residual(cast("Residual", residual), x_NKD, sublayer)
+        return x_NKD
+
+    def _write_logits(self, model: Transformer, x_NKD: torch.Tensor, out: torch.Tensor) -> None:
         hidden = model.decoder_norm(x_NKD).to(self.dtype).flatten(0, 1)
         weight = self._cast(model.generator.weight).t()
         if model.sizes.output_bias:

@@ -16,6 +16,8 @@ from gapless.nmt.model.slots import Shape, ladder, rounded_up
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gapless.device.base import Device, Event
     from gapless.nmt.model.decode_settings import DecodeSettings
     from gapless.nmt.model.incremental import Incremental
@@ -103,7 +105,7 @@ class Search:
 
     def start(
         self,
-        memory_NSD: torch.Tensor,
+        memories_NSD: Sequence[torch.Tensor],
         is_source: torch.Tensor,
         *,
         count: int,
@@ -112,7 +114,7 @@ class Search:
         """Take the sources.
 
         Args:
-            memory_NSD: the encoded sources.
+            memories_NSD: the sources as each model has encoded them.
             is_source: where they are no padding, [N, 1, S].
             count: number of sentences; what comes after them fills the batch.
             draws: numbers that samples are drawn by, [N, K, T].
@@ -121,7 +123,7 @@ class Search:
         """
         self._is_done[count:] = True
         slots = self._memory.slots(self._shape)
-        self._steps.source(memory_NSD, out=slots.cache.source)
+        self._steps.source(memories_NSD, out=slots.cache.source)
         slots.cache.is_source.copy_(torch.where(is_source.unsqueeze(1), 0.0, -torch.inf))
         slots.start(is_beam=self._settings.sampling is None)
         if draws is not None:

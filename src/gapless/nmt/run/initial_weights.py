@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gapless.errors import UserError
 from gapless.nmt.data.languages import is_same_language
 from gapless.nmt.data.vocab import Vocabs
-from gapless.nmt.exchange.hugging_face import CONFIG_JSON, read_hugging_face
+from gapless.nmt.exchange.hugging_face import FILES, read_hugging_face
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.folder import CONFIG, settings_file
 from gapless.nmt.settings.config import make_config
@@ -99,7 +99,7 @@ def read_initial_weights(run_dir: Path) -> InitialWeights:
     Raises:
         UserError: the folder is neither, or holds no such model, or it is damaged.
     """
-    if (run_dir / CONFIG_JSON).is_file():
+    if any((run_dir / name).is_file() for name in FILES):
         return _of_hugging_face(run_dir)
     settings_file(run_dir)
     saved = checkpoints.read_saved(

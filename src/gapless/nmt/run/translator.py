@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +47,8 @@ class Translator:
         device: auto, cpu, cuda or cuda:N.
         checkpoint: name in the run's checkpoints; None: final, or else best.
         average: take the mean of so many newest epoch checkpoints instead; None: do not.
+        ensemble: folders of other runs, whose probabilities are averaged with this one's; of each its final, or
+            else its best model. They have the vocabularies of this run.
 
     Attributes:
         config: settings of the run.
@@ -68,20 +70,43 @@ class Translator:
         device: str = "auto",
         checkpoint: str | None = None,
         average: int | None = None,
+        ensemble: Sequence[str | Path] = (),
     ) -> None:
         with naming_phase("loading the model"):
             found = find_device(device)
             self.config, self.vocabs, model = load_trained(
                 Path(run), device=found, checkpoint=checkpoint, average=average
             )
+            others = [self._other(Path(one), model, found) for one in ensemble]
         precision = self.config.precision
         if not found.is_accelerator and precision in ("tf32", "fp16"):
             precision = "fp32"
         set_numerics(found, precision, deterministic=None)
-        self._most_tokens = model.max_positions - 1
+        self._most_tokens = min(one.max_positions for one in (model, *others)) - 1
         self.decoder = Decoder(
-            model, device=found, host_waits=HostWaits(found), precision=precision
+            model,
+            device=found,
+            host_waits=HostWaits(found),
+            precision=precision,
+            others=others,
         )
+
+    def _other(self, run: Path, first: Transformer, device: Device) -> Transformer:
+        """Return another model of the ensemble; what all of them can read and write gets shorter with it."""
+        config, vocabs, model = load_trained(run, device=device)
+        if vocabs.files() != self.vocabs.files():
+            raise UserError(
+                f"{run} has other vocabularies, and an ensemble needs the same ones; train it with `init_from`"
+            )
+        sizes, of_first = (one.sizes.d_model // one.sizes.heads for one in (model, first))
+        if (sizes, model.sizes.heads) != (of_first, first.sizes.heads):
+            raise UserError(
+                f"{run} has {model.sizes.heads} heads of width {sizes}, and an ensemble needs those of the first "
+                f"run, {first.sizes.heads} of {of_first}; leave it out"
+            )
+        if config.max_length < self.config.max_length:
+            self.config = replace(self.config, max_length=config.max_length)
+        return model
 
     def translate(
         self,
