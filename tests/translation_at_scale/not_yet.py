@@ -27,8 +27,4 @@ NOT_YET = {
     "test_weighted_corpora_resume_exactly": "one folder or file is all that is trained on",
     "test_bpe_dropout_cuts_words_otherwise_in_each_epoch": "no BPE-dropout",
     "test_bpe_dropout_is_of_training_alone": "no BPE-dropout",
-    "test_a_tag_is_one_token": "no tags",
-    "test_without_comet_one_line_says_what_is_needed": "nothing about COMET",
-    "test_a_tracker_gets_what_the_run_measures": "no trackers",
-    "test_without_the_tracker_one_line_says_what_to_install": "no trackers",
 }

@@ -68,6 +68,12 @@ def add_options(parser: Parser) -> None:
         help="sacrebleu tokenizer of BLEU; none: as trained",
     )
     scores.add_argument(
+        "--comet",
+        type=file_or_folder,
+        metavar="MODEL",
+        help="score with this COMET model too, a checkpoint or the folder of one",
+    )
+    scores.add_argument(
         "--out",
         type=file_or_folder,
         metavar="DIR",
@@ -79,12 +85,18 @@ def add_options(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     """Translate a split, print its scores, and write sources, references and translations."""
     require_extra("nmt", "gapless evaluate")
+    from gapless.device.find import find_device
     from gapless.nmt.data.corpus import notes_of_empty
+    from gapless.nmt.run.comet_score import Comet
     from gapless.nmt.run.out_of_memory import naming_phase
     from gapless.nmt.run.scores import evaluate
     from gapless.nmt.run.translator import longest_source
     from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer
 
+    comet = None
+    if options.comet is not None:
+        uses_gpu = find_device(options.device).is_accelerator
+        comet = Comet(options.comet, uses_gpu=uses_gpu)
     translator = make_translator(options)
     config = _with_options(translator.config, options)
     settings = decode_settings(translator, options)
@@ -114,6 +126,7 @@ def run(options: Namespace) -> int:
         )
     figures = {
         **asdict(result.scores),
+        **({} if comet is None else {"comet": comet.score(*_texts(result, pairs))}),
         "cut": [number + 1 for number in result.cut],
         "long": [number + 1 for number in result.long],
         "max_length": settings.max_length,
@@ -162,11 +175,17 @@ def _write(result: Evaluation, pairs: Pairs, *, folder: Path, split: str) -> dic
     """Write what was translated, compared and found, a sentence a line; return the paths."""
     from gapless.nmt.run.translator import one_line
 
-    texts = dict(zip(_WRITTEN, (pairs.src, result.references, result.hypotheses), strict=True))
+    sources, hypotheses, references = _texts(result, pairs)
+    texts = dict(zip(_WRITTEN, (sources, references, hypotheses), strict=True))
     paths = {name: folder / f"{name}.{split}.txt" for name in texts}
     for name, path in paths.items():
         replace_file(path, "".join(f"{one_line(line)}\n" for line in texts[name]).encode())
     return {name: str(path) for name, path in paths.items()}
+
+
+def _texts(result: Evaluation, pairs: Pairs) -> tuple[list[str], list[str], list[str]]:
+    """Return sources, translations and references."""
+    return list(pairs.src), list(result.hypotheses), list(result.references)
 
 
 def _own_pairs(config: TrainConfig, translator: Translator, options: Namespace) -> Pairs:
@@ -250,6 +269,8 @@ def _text(figures: dict[str, Any]) -> str:
         f"exact match {figures['exact_match']:.1%} of {figures['count']} pairs",
         f"beam {figures['beam']}, score / length ** {figures['length_penalty']:g}",
     ]
+    if "comet" in figures:
+        lines.insert(2, f"COMET {figures['comet']:.4f}")
     if figures["long"]:
         most = figures["longest_source"]
         lines.append(_long_line(figures["long"], of=figures["count"], most=most))

@@ -243,6 +243,7 @@ def train_subwords(
     size: int | None,
     model: str,
     nearest: bool = False,
+    tags: Sequence[str] = (),
 ) -> SubwordVocab:
     """Return a subword vocabulary of some text.
 
@@ -251,28 +252,35 @@ def train_subwords(
         size: number of subwords; None: 8,000, or fewer if the text cannot give that many.
         model: `bpe` or `unigram`.
         nearest: take the nearest size that the text can give, where it cannot give this one.
+        tags: words that are one subword each, wherever they stand.
 
     Raises:
         DataError: the text cannot give that many subwords, or the model is unknown.
     """
     if model not in ("bpe", "unigram"):
         raise DataError(f"unknown vocabulary model {model!r}; the models are bpe and unigram")
+    nearest = nearest or size is None
     return SubwordVocab(
-        _train_or_fit(sentences, size=size, model=model, nearest=nearest or size is None)
+        _train_or_fit(sentences, size=size, model=model, nearest=nearest, tags=tags)
     )
 
 
 def _train_or_fit(
-    sentences: Sequence[str], *, size: int | None, model: str, nearest: bool
+    sentences: Sequence[str],
+    *,
+    size: int | None,
+    model: str,
+    nearest: bool,
+    tags: Sequence[str],
 ) -> bytes:
     size = size or DEFAULT_SIZE
     try:
-        return _train(sentences, size=size, model=model)
+        return _train(sentences, size=size, model=model, tags=tags)
     except RuntimeError as error:
         refusal, fitting = _refusal(error, size)
         if not nearest:
             raise refusal from error
-    return _train(sentences, size=fitting, model=model)
+    return _train(sentences, size=fitting, model=model, tags=tags)
 
 
 def _refusal(error: RuntimeError, size: int) -> tuple[DataError, int]:
@@ -290,13 +298,14 @@ def _refusal(error: RuntimeError, size: int) -> tuple[DataError, int]:
     raise DataError(f"sentencepiece could not make a vocabulary: {error}") from error
 
 
-def _train(sentences: Sequence[str], *, size: int, model: str) -> bytes:
+def _train(sentences: Sequence[str], *, size: int, model: str, tags: Sequence[str]) -> bytes:
     proto = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(sentences),
         model_writer=proto,
         vocab_size=size,
         model_type=model,
+        user_defined_symbols=list(tags),
         # Other normalisations rewrite full-width punctuation, which references keep. With byte
         # fallback every sentence can be decoded exactly.
         normalization_rule_name="identity",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # What makes other weights, or other ids, of the same text.
 _OF_WEIGHTS = (
-    *("tokenizer", "vocab_size", "vocab_model", "shared_vocab", "share", "norm"),
+    *("tokenizer", "vocab_size", "vocab_model", "shared_vocab", "tags", "share", "norm"),
     *("activation", "output_bias"),
     *("d_model", "heads", "ffn", "encoder_layers", "decoder_layers"),
 )

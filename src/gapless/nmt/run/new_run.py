@@ -26,6 +26,7 @@ from gapless.nmt.run_folder.folder import (
     files_of_run,
     write_files,
 )
+from gapless.nmt.run_folder.tracker import check_tracker
 from gapless.nmt.settings.config import DEMO, make_config
 from gapless.nmt.settings.defaults import (
     Choice,
@@ -97,6 +98,7 @@ def choose_run(
         UserError: anything about settings, data or device that cannot be used.
     """
     clock = WallClock()
+    check_tracker(given.get("track"))
     holds_update = given.get("accumulate") == "auto"
     if holds_update:
         given = {name: value for name, value in given.items() if name != "accumulate"}

@@ -190,7 +190,8 @@ def make_vocabs(train: Pairs, config: TrainConfig, *, nearest: bool = False) -> 
         if config.tokenizer == "none":
             return WordVocab.of(sentences, size=config.vocab_size, nearest=nearest)
         size, model = config.vocab_size, config.vocab_model
-        return train_subwords(sentences, size=size, model=model, nearest=nearest)
+        tags = config.tag_names()
+        return train_subwords(sentences, size=size, model=model, nearest=nearest, tags=tags)
 
     train = may_be_learned(train, config)
     if config.shared_vocab:

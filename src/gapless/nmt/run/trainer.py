@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing, nullcontext, suppress
+from dataclasses import asdict
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -25,6 +26,7 @@ from gapless.nmt.run_folder.checkpoint_writer import CheckpointWriter, SilentChe
 from gapless.nmt.run_folder.disk_space import DiskTroubles
 from gapless.nmt.run_folder.folder import files_of_run, forget_later
 from gapless.nmt.run_folder.logs import RunLogs, SilentRunLogs
+from gapless.nmt.run_folder.tracker import Tracker
 from gapless.pipeline.loader_worker import prepare_worker
 from gapless.pipeline.watched_loader import WatchedLoader
 
@@ -224,7 +226,11 @@ class Trainer:
     def _open_logs(self) -> AnyLogs:
         if not self.run.ranks.is_first:
             return SilentRunLogs()
-        return RunLogs(self.run.run_dir, troubles=self._disk_troubles)
+        run = self.run
+        tracker = None
+        if run.config.track is not None:
+            tracker = Tracker(run.config.track, run.run_dir, asdict(run.config))
+        return RunLogs(run.run_dir, troubles=self._disk_troubles, tracker=tracker)
 
     def _forget_later(self) -> None:
         """Say what was found when the run was resumed, and remove what came after its state."""

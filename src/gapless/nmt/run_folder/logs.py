@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gapless.nmt.run_folder.disk_space import DiskTroubles
+    from gapless.nmt.run_folder.tracker import Tracker
     from gapless.pipeline.losses.deferred_loss import DeferredLoss
     from gapless.records.training import TrainingEpoch
     from gapless.records.wait_stats import WaitStats
@@ -40,11 +41,15 @@ class RunLogs:
     Args:
         path: the folder, which exists.
         troubles: reports a full disk.
+        tracker: gets the figures too; None: there is none.
     """
 
-    def __init__(self, path: Path, *, troubles: DiskTroubles) -> None:
+    def __init__(
+        self, path: Path, *, troubles: DiskTroubles, tracker: Tracker | None = None
+    ) -> None:
         self.path = path
         self._troubles = troubles
+        self._tracker = tracker
         self.metrics = MetricsFile(path / METRICS, troubles=troubles)
         self._board: SummaryWriter | None = None
         self._patches = Patches()
@@ -71,6 +76,8 @@ class RunLogs:
         }
         by_reason = {} if waits is None else {"waits": waits.as_dict()}
         self.metrics.write({"kind": kind, "step": step, **finite, **by_reason})
+        if self._tracker is not None:
+            self._tracker.log(kind, step, finite)
         for name, value in finite.items():
             if value is not None:
                 self._show(f"{kind}/{name}", value, step)
@@ -135,6 +142,8 @@ class RunLogs:
             if self._board is not None:
                 with naming(self.path):
                     self._board.close()
+            if self._tracker is not None:
+                self._tracker.close()
         finally:
             self._patches.take_out()
 

@@ -99,6 +99,12 @@ class DataSettings:
         "data", "bpe", "subword model: bpe or unigram", choices=("bpe", "unigram")
     )
     shared_vocab: bool = setting("data", False, "one vocabulary for both sides")
+    tags: str | None = setting(
+        "data",
+        None,
+        "words of the text that stay one token each, such as <2de>,<2fr>",
+        compare=False,
+    )
     max_length: int = setting(
         "data",
         200,
@@ -127,6 +133,19 @@ class DataSettings:
                 f"`columns` must be two names or more, such as en,zh, but is {self.columns!r}"
             )
         return tuple(names)
+
+    def tag_names(self) -> tuple[str, ...]:
+        """Return the words in `tags`.
+
+        Raises:
+            DataError: one is empty, or holds a space.
+        """
+        names = () if self.tags is None else tuple(self.tags.split(","))
+        if not all(len(name.split()) == 1 and name == name.strip() for name in names):
+            raise DataError(
+                f"`tags` must be words with commas between, such as <2de>,<2fr>, but is {self.tags!r}"
+            )
+        return names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +240,13 @@ class RunSettings:
         "run folder; none: runs/train, runs/train2, ...",
         compare=False,
         form=_check_path,
+    )
+    track: str | None = setting(
+        "run",
+        None,
+        "a tracker that gets the figures too: wandb",
+        choices=("wandb",),
+        compare=False,
     )
     on_nonfinite: str = setting(
         "run",
