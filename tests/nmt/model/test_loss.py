@@ -135,3 +135,19 @@ def test_half_precision_logits_keep_a_float32_loss(dtype):
 
     assert found.dtype is hidden.grad.dtype is layer.weight.grad.dtype is torch.float32
     torch.testing.assert_close(found, exact, rtol=1e-2, atol=0.0)
+
+
+def test_an_output_layer_may_have_a_bias():
+    """Loss and gradients of its hidden vectors, weight and bias are those of its logits."""
+    torch.manual_seed(3)
+    layer, targets = torch.nn.Linear(5, 7), torch.tensor([3, PAD, 6, 2])
+    hidden = torch.randn(4, 5, requires_grad=True)
+    found, expected = [], []
+    for results, loss in (
+        (found, LabelSmoothing(0.1).of_hidden(hidden, layer, targets)),
+        (expected, LabelSmoothing(0.1)(layer(hidden), targets)),
+    ):
+        results += [loss, *torch.autograd.grad(loss, [hidden, layer.weight, layer.bias])]
+
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
