@@ -34,10 +34,14 @@ def make_model(seed, *, norm="pre"):
         decoder_layers=2,
         norm=norm,
         share="none",
+        activation="relu" if norm == "pre" else "gelu",
+        output_bias=norm == "post",
     )
     model = Transformer(sizes, max_positions=60).eval()
     for weight in model.parameters():
         weight.data.mul_(2.0)
+    if norm == "post":
+        model.generator.bias.data.normal_()
     model.generator.weight.data[EOS] *= 1.5 if norm == "pre" else 2.2
     return model
 
