@@ -187,6 +187,12 @@ efficient_attention: Any = _look_up(
     missing="Sentences are padded.",
 )
 
+onednn_linear: Any = _look_up(
+    "torch.ops.mkldnn._linear_pointwise",
+    why="oneDNN multiplies float32 matrices twice as fast on AMD's processors as MKL, which torch takes there.",
+    missing="Translations take longer on such a processor.",
+)
+
 _note(
     "torch.Tensor._indices",
     "torch.Tensor._values",

@@ -59,9 +59,10 @@ class TableModel:
         (memory,) = memories
         out.copy_(memory[:, None, None, None, :, None])
 
-    def step(self, ids, position, cache, *, out):
+    def step(self, ids, position, cache):
         self.num_steps += 1
         beam = ids.shape[1]
+        out = torch.empty(ids.numel(), VOCAB)
         at = int(position) * beam
         for row in range(beam):
             cache.own[:, 0, 0, 0, at + row, 0] = ids[:, row]
@@ -74,6 +75,7 @@ class TableModel:
             source = cache.source[sentence, 0, 0, 0, :, 0].int().tolist()
             assert len(target) == int(position) + 1
             out[row] = torch.tensor(self.logits(source, target))
+        return out
 
     def logits(self, source, target):
         text = [token for token in source if token != PAD]

@@ -161,7 +161,7 @@ class Decoder:
             sentences=count,
             hypotheses=settings.hypotheses,
             source=length,
-            positions=min(8, room),
+            positions=0,
             room=room,
             longest=longest,
             drawn=0 if settings.sampling is None else longest,

@@ -107,22 +107,28 @@ class Hypotheses:
         and of fairseq (early stopping).
         """
         beam = self.ids.shape[1]
-        values, tokens = best_of_rows(self.log_probs, 1 if must_end else 2 * beam)
-        is_cut = (tokens[:, :1] != EOS).view(-1, beam)
+        is_cut: torch.Tensor | None = None
+        scores, columns = self.log_probs, None
         if must_end:
-            values, tokens = self.log_probs[:, EOS : EOS + 1], torch.full_like(tokens, EOS)
-        count = values.shape[1]
-        sums = self.totals.unsqueeze(2) + values.view(-1, beam, count)
+            is_cut = (scores.argmax(dim=1) != EOS).view(-1, beam)
+            scores, columns = scores[:, EOS : EOS + 1], torch.full_like(self.ids, EOS)
+        elif scores.shape[1] >= _MANY:
+            scores, columns = best_of_rows(scores, 2 * beam)
+        count = scores.shape[1]
+        sums = self.totals.unsqueeze(2) + scores.view(-1, beam, count)
         best, picks = sums.flatten(1).topk(min(2 * beam, beam * count), dim=1)
         parents = picks // count
-        tokens = tokens.view(-1, beam * count).gather(1, picks)
+        if columns is None:
+            tokens = picks % count
+        else:
+            tokens = columns.view(-1, beam * count).gather(1, picks)
         is_end = tokens == EOS
         power = (position + 1).float() ** settings.length_penalty
         self._keep_ended(
             best[:, :beam],
             parents[:, :beam],
             is_end[:, :beam] & (best[:, :beam] > NEVER / 2),
-            is_cut=is_cut if must_end else None,
+            is_cut=is_cut,
             position=position,
             power=power,
         )

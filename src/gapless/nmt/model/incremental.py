@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch.nn import functional as F
 
+from gapless.device.torch_private import onednn_linear
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,16 +102,13 @@ class Incremental:
                 out[:, number].copy_(self._split(found, 2).permute(0, 2, 3, 1, 4))
                 number += 1
 
-    def step(
-        self, ids_NK: torch.Tensor, position: torch.Tensor, cache: Cache, *, out: torch.Tensor
-    ) -> None:
-        """Write the logits of the next token, [R, V], and add this position to the cache.
+    def step(self, ids_NK: torch.Tensor, position: torch.Tensor, cache: Cache) -> torch.Tensor:
+        """Return the logits of the next token, [R, V], and add this position to the cache.
 
         Args:
             ids_NK: latest token of each hypothesis.
             position: of these tokens, counted from 0, [1].
             cache: of all positions before.
-            out: logits.
 
         Sync: Does not block the host.
         """
@@ -117,19 +116,19 @@ class Incremental:
         places = position * num_hypotheses + torch.arange(num_hypotheses, device=position.device)
         own_places = places.view(1, 1, -1, 1).expand(len(ids_NK), -1, -1, -1)
         cache.past.scatter_(3, own_places, 0.0)
-        number, log_probs = 0, list[torch.Tensor]()
+        number, found = 0, list[torch.Tensor]()
         for model, layers in zip(self._models, self._layers, strict=True):
             x_NKD = model.tgt_embedding(ids_NK, positions=position)
             for layer in layers:
                 own, source = cache.own[:, number], cache.source[:, number]
                 x_NKD = self._layer(layer, x_NKD, own, source, places, cache)
                 number += 1
-            self._write_logits(model, x_NKD, out)
-            if len(self._models) > 1:
-                log_probs.append(out.log_softmax(-1, dtype=torch.float32))
-        if log_probs:
-            # The log of the mean, but for a constant.
-            out.copy_(torch.stack(log_probs).logsumexp(0))
+            found.append(self._linear(model.decoder_norm(x_NKD).flatten(0, 1), model.generator))
+        if len(found) == 1:
+            return found[0]
+        # The log of the mean, but for a constant.
+        log_probs = [logits.log_softmax(-1, dtype=torch.float32) for logits in found]
+        return torch.stack(log_probs).logsumexp(0).to(self.dtype)
 
     def _layer(
         self,
@@ -146,14 +145,6 @@ class Incremental:
         for residual, sublayer in zip(layer.residuals, parts, strict=True):
             x_NKD = _residual(cast("Residual", residual), x_NKD, sublayer)
         return x_NKD
-
-    def _write_logits(self, model: Transformer, x_NKD: torch.Tensor, out: torch.Tensor) -> None:
-        hidden = model.decoder_norm(x_NKD).to(self.dtype).flatten(0, 1)
-        weight = self._cast(model.generator.weight).t()
-        if model.sizes.output_bias:
-            torch.addmm(self._cast(model.generator.bias), hidden, weight, out=out)
-        else:
-            torch.mm(hidden, weight, out=out)
 
     def _attend_to_past(
         self,
@@ -192,7 +183,13 @@ class Incremental:
         return parts
 
     def _linear(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
-        return F.linear(x.to(self.dtype), self._cast(linear.weight), self._cast(linear.bias))
+        weight = self._cast(linear.weight)
+        bias: torch.Tensor | None = linear.bias
+        bias = None if bias is None else self._cast(bias)
+        if onednn_linear is not None and x.is_cpu and self.dtype == torch.float32:
+            product: torch.Tensor = onednn_linear(x, weight, bias, "none", [], "")
+            return product
+        return F.linear(x.to(self.dtype), weight, bias)
 
     def _cast(self, weight: torch.Tensor) -> torch.Tensor:
         if weight.dtype == self.dtype:

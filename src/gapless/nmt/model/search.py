@@ -184,9 +184,9 @@ class Search:
             room = rounded_up(min(shape.longest, 2 * shape.room), multiple=8)
             self._shape = shape = self._memory.widen(shape, room=room)
         if end > shape.positions:
-            positions = ladder(end) if self._device.is_accelerator else end
-            positions = min(shape.room, rounded_up(positions, multiple=8))
-            self._shape = replace(shape, positions=positions)
+            if self._device.is_accelerator:
+                end = min(shape.room, rounded_up(ladder(end), multiple=8))
+            self._shape = replace(shape, positions=end)
 
     def _take(self, read: _Read, *, all_are_done: bool = False) -> None:
         """Keep the translations of sentences that are done."""

@@ -68,7 +68,6 @@ class Slots:
     Args:
         cache: keys and values.
         hypotheses: of all sentences.
-        logits: memory for them, [R, V].
         position: of the latest tokens, [1].
         past: that of the cache, with all room.
     """
@@ -78,13 +77,11 @@ class Slots:
         cache: Cache,
         hypotheses: Hypotheses,
         *,
-        logits: torch.Tensor,
         position: torch.Tensor,
         past: torch.Tensor,
     ) -> None:
         self.cache = cache
         self.hypotheses = hypotheses
-        self._logits = logits
         self._position = position
         self._past = past
         self._num_steps = 0
@@ -132,10 +129,8 @@ class Slots:
         Sync: Does not block the host.
         """
         cache = self.cache
-        model.step(self.hypotheses.ids, self._position, cache, out=self._logits)
-        parents = self.hypotheses.advance(
-            self._logits, self._position, settings, must_end=must_end
-        )
+        logits = model.step(self.hypotheses.ids, self._position, cache)
+        parents = self.hypotheses.advance(logits, self._position, settings, must_end=must_end)
         order = parents[:, None, :, None].expand_as(cache.past)
         cache.past.copy_(cache.past.gather(2, order))
         self._position.add_(1)
@@ -253,7 +248,6 @@ class SlotMemory:
                 log_probs=take("log_probs", torch.float32, count * beam, model.vocab),
                 numbers=take("numbers", torch.float32, *each, shape.drawn),
             ),
-            logits=take("logits", dtype, count * beam, model.vocab),
             position=take("position", integer, 1),
             past=past,
         )
