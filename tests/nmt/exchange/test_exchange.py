@@ -13,12 +13,15 @@ import sentencepiece
 import torch
 
 from gapless.cli.main import run_command
+from gapless.device.find import find_device
 from gapless.device.numerics import numerics_restored
 from gapless.errors import TranslationWarning, UserError
 from gapless.nmt import Translator
 from gapless.nmt.data.vocab import BOS, EOS, PAD
+from gapless.nmt.exchange.ctranslate2_model import write_ctranslate2
+from gapless.nmt.exchange.hugging_face import write_hugging_face
 from gapless.nmt.model.loss import LabelSmoothing
-from gapless.nmt.run.build import build_model
+from gapless.nmt.run.build import build_model, load_model
 from gapless.nmt.run.export import export_run
 from gapless.nmt.run.initial_weights import read_initial_weights
 from gapless.nmt.run.trainer import Trainer
@@ -33,6 +36,8 @@ WORDS = [
     ("dog", "Hund"),
     ("sees", "sieht"),
     ("the", "die"),
+    ("umbrella", "die"),
+    ("kitchen", "rot"),
     ("house", "Haus"),
     ("猫", "😀"),
 ]
@@ -43,7 +48,12 @@ MODELS = {
     "post": {"norm": "post"},
     "pre, all shared": {"shared_vocab": True, "share": "all"},
     "post, all shared": {"norm": "post", "shared_vocab": True, "share": "all"},
-    "pre, nothing shared": {"share": "none", "activation": "gelu"},
+    "pre, nothing shared": {
+        "share": "none",
+        "activation": "gelu",
+        "output_bias": True,
+        "vocab_size": 400,
+    },
     "post, nothing shared": {"norm": "post", "share": "none", "output_bias": True},
 }
 
@@ -153,6 +163,37 @@ def test_transformers_finds_the_same_ids(name, trained, tmp_path):
     assert [[i for i in ids if i > 3 or i == 1] for ids in found] == expected
 
 
+@sacremoses
+@pytest.mark.parametrize("form", ["ctranslate2", "huggingface"])
+def test_entries_that_are_no_text_are_never_predicted(form, trained, tmp_path):
+    """Neither padding nor a begin mark, nor what fills up the smaller of two tables, whatever their scores."""
+    reader = pytest.importorskip("transformers" if form == "huggingface" else form)
+    config, vocabs, model = load_model(trained("pre, nothing shared"), device=find_device("cpu"))
+    with torch.no_grad():
+        model.generator.bias -= 100.0
+        model.generator.bias[[PAD, BOS]] = 100.0
+    assert len(vocabs.src) > len(vocabs.tgt)
+    if form == "huggingface":
+        write_hugging_face(model, vocabs, config, tmp_path, is_marian=False)
+        read = reader.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+        batch = reader.AutoTokenizer.from_pretrained(tmp_path)(
+            TEXT, return_tensors="pt", padding=True
+        )
+        # What follows the end mark is padding.
+        found = {
+            i for row in read.generate(**batch).tolist() for i in row[1 : [*row, EOS].index(EOS)]
+        }
+    else:
+        write_ctranslate2(model, vocabs, tmp_path)
+        split = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "source.spm"))
+        read = reader.Translator(str(tmp_path), device="cpu")
+        best = read.translate_batch(split.encode(TEXT, out_type=str), beam_size=1)
+        found = {vocabs.tgt.tokens().index(token) for one in best for token in one.hypotheses[0]}
+
+    assert len(found) > 3
+    assert not found & {PAD, BOS, *range(len(vocabs.tgt), len(vocabs.src))}
+
+
 def test_what_a_format_cannot_hold_is_named_in_one_line(trained, tmp_path):
     """With the format that can; nothing is written."""
     with pytest.raises(UserError, match=r"norm=post.*huggingface.*ctranslate2"):
@@ -212,6 +253,15 @@ def test_the_command_says_what_it_wrote(trained, tmp_path, capsys):
 # --- starting with a model of transformers ---
 
 
+AS_PUBLISHED = {
+    "activation_function": "swish",
+    "scale_embedding": True,
+    "decoder_ffn_dim": 48,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+}
+
+
 def _numbered(pieces, *, pad_at):
     tokens = ["</s>", "<unk>", *random.Random(4).sample(pieces, len(pieces))]
     tokens.insert(len(tokens) if pad_at is None else pad_at, "<pad>")
@@ -261,19 +311,16 @@ def marian_of(folder, transformers, **settings):
         encoder_layers=2,
         decoder_layers=1,
         max_position_embeddings=64,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        scale_embedding=True,
         encoder_ffn_dim=48,
-        decoder_ffn_dim=48,
         pad_token_id=pad,
         eos_token_id=0,
+        init_std=0.4,
         decoder_start_token_id=pad,
         forced_eos_token_id=None,
         dropout=0.0,
-        **{"activation_function": "swish", "init_std": 0.4, **settings},
+        **{**AS_PUBLISHED, **settings},
     )
-    torch.manual_seed(5)
+    torch.manual_seed(1)
     model = transformers.MarianMTModel(config).eval()
     with torch.no_grad():
         model.final_logits_bias.normal_()
@@ -378,3 +425,31 @@ def test_a_run_that_starts_with_a_marian_model_gives_one_again(name, tmp_path, n
     inputs = tokenizer(TEXT, return_tensors="pt", padding=True)
     ids = reread.generate(**inputs, num_beams=1)
     assert tokenizer.batch_decode(ids, skip_special_tokens=True) == expected
+
+
+@sacremoses
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"scale_embedding": False}, "scale_embedding False"),
+        ({"activation_function": "tanh"}, "activation_function tanh"),
+        ({"decoder_attention_heads": 4}, "decoder_attention_heads 4"),
+        ({"decoder_ffn_dim": 64}, "decoder_ffn_dim 64"),
+    ],
+    ids=str,
+)
+def test_what_our_model_cannot_have_is_refused_by_name(settings, named, tmp_path):
+    """Before any weight is read."""
+    transformers = pytest.importorskip("transformers")
+    marian_of(tmp_path / "marian", transformers, **settings)
+
+    with pytest.raises(UserError, match=f"has {named} in config.json"):
+        read_initial_weights(tmp_path / "marian")
+
+
+def test_a_model_of_another_type_is_refused(tmp_path):
+    """With its type."""
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+
+    with pytest.raises(UserError, match="a model of the type t5, and only Marian"):
+        read_initial_weights(tmp_path)

@@ -319,6 +319,7 @@ def _settings(found: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], s
             ("scale_embedding", (True,)),
             ("activation_function", tuple(_ACTIVATIONS)),
             ("decoder_attention_heads", (found["encoder_attention_heads"],)),
+            ("decoder_ffn_dim", (found["encoder_ffn_dim"],)),
         )
         if found.get(name) not in taken
     ]
@@ -338,7 +339,7 @@ def _settings(found: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], s
         "activation": _ACTIVATIONS[found["activation_function"]],
         "d_model": found["d_model"],
         "heads": found["encoder_attention_heads"],
-        "ffn": max(found["encoder_ffn_dim"], found["decoder_ffn_dim"]),
+        "ffn": found["encoder_ffn_dim"],
         "encoder_layers": found["encoder_layers"],
         "decoder_layers": found["decoder_layers"],
     }, share
@@ -426,13 +427,6 @@ def _weights(
         for ours, theirs in _names(sizes)
         for kind in ("weight", "bias")
     }
-    for name, weight in weights.items():
-        # Of two widths the larger; what is more is zero, and stays so.
-        if ".feed_forward.inner." in name:
-            missing = settings["ffn"] - len(weight)
-            weights[name] = pad(weight, (0, missing) if weight.dim() == 1 else (0, 0, 0, missing))
-        elif name.endswith(".feed_forward.outer.weight"):
-            weights[name] = pad(weight, (0, settings["ffn"] - weight.shape[1]))
     tables = (_SOURCE, _TARGET, _OUTPUT)
     if sizes.share == "all":
         weights["src_embedding.table.weight"] = take(_SHARED, *tables)[orders[0]]
