@@ -124,6 +124,25 @@ def test_a_wait_for_an_event_is_for_work_before_one_that_was_recorded():
     assert {act.until for act in recording.acts if act.wait is not None} == {21}
 
 
+def test_what_the_profilers_end_holds_up_is_no_latency_of_a_launch():
+    """Work of the last step that runs behind it, which is when the profiler ends."""
+
+    def program(machine):
+        machine.item()
+        machine.host(100.0)
+        for _ in range(20):
+            machine.launch(100.0)
+
+    machine = played(program)
+    for event in machine.events:
+        if event["cat"] == "kernel" and event["ts"] > machine.steps[-1]:
+            event["ts"] += 30_000.0
+    trace = read_trace(machine.events)
+    held_up = play(record(trace, find_waits(trace))).step_ms
+
+    assert held_up == pytest.approx(step_ms(program), rel=0.01)
+
+
 def test_a_wait_for_work_of_before_the_trace_is_for_none_of_it():
     """A step begins behind the update; what the first wait of the trace is for had been queued before."""
     num, done = itertools.count(), [0.0]

@@ -119,6 +119,7 @@ class WorkQueue:
         self.streams = [piece[0].stream for piece in self._pieces]
         self.places = {one: place for place, (_, one) in enumerate(queue)}
         self._free = self._when_streams_are_free()
+        self._end = trace.steps[-1] if trace.steps else float("inf")
         self._waits_for = self._waits_between_streams(trace)
         idle = [
             start - called
@@ -132,7 +133,8 @@ class WorkQueue:
         start, end = self.starts[place], self.ends[place]
         free, called = self._free[place], self.called[place]
         latency = max(0.0, start - called)
-        if free > called:
+        # Behind the last step the profiler ends, and may hold work up.
+        if free > called or start > self._end:
             latency = min(latency, self._latency)
         ready = max(called + latency, free)
         after = [place - other for other in self._waits_for[place]]
@@ -144,7 +146,7 @@ class WorkQueue:
             busy=tuple(union(spans)),
             latency_us=latency,
             lead_us=min(0.0, start - free) if free > float("-inf") else 0.0,
-            delay_us=max(0.0, start - ready),
+            delay_us=max(0.0, start - ready) if start <= self._end else 0.0,
             after=tuple(after),
         )
 
