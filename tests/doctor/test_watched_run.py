@@ -28,6 +28,7 @@ def test_waits_of_the_steps_are_left_out():
     ]
 
     assert host_ms([90.0, 10.0, 10.0, 10.0], seen) == pytest.approx(3.0)
+    assert host_ms([90.0, 1.0, 1.0, 4.0], []) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("other", [{"cause": "loader"}, {"cause": "gc"}, {"thread": "saver"}])

@@ -277,8 +277,8 @@ def step_times_of(known: KnownWaits, groups: Groups, times: MeasuredTimes) -> St
             has_loader=bool(loaders),
         )
     wait_ms = sum(played.wait_us.values()) / recording.num_steps / 1000.0
-    busy = times.busy_ms or 0.0
     step = times.step_ms or played.step_ms
+    busy = min(step, times.busy_ms or 0.0)
     launch_ms = _launch_ms(known, trace, recording, event_cost_us=times.event_cost_us)
     return StepTimes(
         num_steps=len(wall),
@@ -286,10 +286,12 @@ def step_times_of(known: KnownWaits, groups: Groups, times: MeasuredTimes) -> St
         data_ms=data_ms,
         wait_ms=min(wait_ms, step),
         launch_ms=max(0.0, min(launch_ms, step - wait_ms - data_ms)),
-        busy_ms=min(busy, step),
+        busy_ms=busy,
         compute_ms=min(busy, _works_ms(trace, recording, lambda work: not work.crosses)),
-        collective_ms=_works_ms(trace, recording, lambda work: work.name.startswith("nccl")),
-        idle_ms=max(0.0, step - busy),
+        collective_ms=min(
+            busy, _works_ms(trace, recording, lambda work: work.name.startswith("nccl"))
+        ),
+        idle_ms=step - busy,
         num_launches=times.num_launches,
         parts_ms=parts_ms,
         has_loader=bool(loaders),

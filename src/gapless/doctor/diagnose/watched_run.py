@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import mean
 from typing import TYPE_CHECKING
 
 
@@ -69,7 +69,7 @@ class WatchedRun:
 
 
 def host_ms(step_ms: Sequence[float], seen: Iterable[SeenWait]) -> float | None:
-    """Return what the host works in a step, in ms: the median; None where that is not known.
+    """Return what the host works in a step, in ms: the mean; None where that is not known.
 
     The first step is left out, since what watches is put in while it runs.
 
@@ -86,4 +86,4 @@ def host_ms(step_ms: Sequence[float], seen: Iterable[SeenWait]) -> float | None:
             return None
         waited[one.step] += (one.end_ns - one.start_ns) / 1e6
     worked = [ms - waited[step] for step, ms in enumerate(step_ms)][1:]
-    return median(worked) if worked else None
+    return mean(worked) if worked else None
