@@ -48,7 +48,7 @@ def _measure(chosen):
     from benchmarks.facts import place_and_time
 
     began = perf_counter()
-    if set(chosen.only) & {"planted", "several", "overhead", "said"}:
+    if set(chosen.only) & {"several", "overhead", "said"}:
         warm_python()
     device = "cpu" if chosen.small else chosen.device
     facts = place_and_time(device, module="benchmarks.doctor")
@@ -59,7 +59,6 @@ def _measure(chosen):
         device=device,
         cases=tuple(chosen.cases),
         rounds=1 if chosen.small else chosen.rounds,
-        at_once=chosen.at_once,
         is_small=chosen.small,
         folder=Path(tempfile.mkdtemp(prefix="doctor-logs-")),
         judged=chosen.judged,
@@ -96,8 +95,6 @@ def _parser():
     parser.add_argument("--cases", nargs="+", default=(), metavar="CASE",
                         help="cases of a part whose names begin so")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--at-once", type=int, default=1, metavar="N",
-                        help="scripts side by side, of which one at a time has the device")  # fmt: skip
     parser.add_argument("--device", default="auto")
     parser.add_argument("--commit", help="where git cannot tell it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="to append to")

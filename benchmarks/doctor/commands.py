@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from threading import Lock
 from time import sleep
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 LOOPS = Path(__file__).parent / "loops"
 PLANTED = ROOT / "tests" / "doctor" / "corpus" / "planted"
-
-# Loops lock this file while they run: cases side by side have the device in turns.
-TURN = os.environ.get("DEVICE_TURN", f"{tempfile.gettempdir()}/device-turn-{os.getpid()}")
 
 # A script and its arguments.
 Command = tuple[Path, tuple[str, ...]]
@@ -60,25 +58,70 @@ def run_doctor(
         return session
 
 
-def in_turns(
-    commands: Sequence[Command], *, rounds: int, uncounted: int = 1, limit_s: float = 580
-) -> list[list[dict[str, Any]]]:
-    """Run scripts in turns in one process; return what each says of itself, once for each round.
+class Turns:
+    """A process that runs scripts in turns, and the doctor: all cases of it share what starts once.
 
-    Each prints JSON with `ms_per_step` as its last line. Rounds before the others may not be counted.
-
-    Raises:
-        RunError: one of them failed.
+    It runs on the cores of the thread that asks first. Used as a context.
     """
-    described = json.dumps([[str(script), *arguments] for script, arguments in commands])
-    counts = ["--rounds", str(rounds), "--uncounted", str(uncounted)]
-    turns = ["-m", "benchmarks.doctor.turns", *counts, "--commands", described]
-    done = run(turns, limit_s=limit_s)
-    found: list[list[dict[str, Any]]] = [[] for _ in commands]
-    for line in done.stdout.splitlines():
-        place, said = json.loads(line)
-        found[place].append(said)
-    return found
+
+    def __init__(self) -> None:
+        path = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed with the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.doctor.turns"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)},
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+        self._errors.close()
+
+    def run(
+        self,
+        commands: Sequence[Command],
+        *,
+        rounds: int,
+        uncounted: int = 1,
+        doctor: Sequence[str] = (),
+    ) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
+        """Run scripts in turns; return what each says of itself, once for each round, and the doctor's session.
+
+        Each prints JSON with `ms_per_step` as its last line. Rounds before the others may not be counted.
+
+        Args:
+            commands: the scripts.
+            rounds: that count.
+            uncounted: those before.
+            doctor: words of `gapless doctor`, if it is to run behind them.
+
+        Raises:
+            RunError: one of them failed.
+        """
+        case = {
+            "commands": [[str(script), *arguments] for script, arguments in commands],
+            "rounds": rounds,
+            "uncounted": uncounted,
+            "doctor": list(doctor),
+        }
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(case) + "\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            self._errors.seek(0)
+            raise RunError(last_line(self._errors.read()))
+        found = json.loads(line)
+        return found["turns"], found["session"]
 
 
 def ms_of(turns: Sequence[dict[str, Any]]) -> list[float]:
@@ -133,8 +176,7 @@ def warm_python() -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path), "DEVICE_TURN": TURN},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)},
     )
     atexit.register(server.communicate)
     return server

@@ -18,7 +18,6 @@ class Options:
         device: name of the device.
         cases: the cases to measure; all of a part if it is empty.
         rounds: of each side.
-        at_once: scripts side by side.
         is_small: whether sizes are for a CPU, to see that it runs.
         folder: for what processes print.
         judged: what `doctor.judge` wrote.
@@ -28,7 +27,6 @@ class Options:
     device: str
     cases: tuple[str, ...]
     rounds: int
-    at_once: int
     is_small: bool
     folder: Path
     judged: Path | None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.doctor.commands import PLANTED, in_turns, ms_of, run_doctor
-from benchmarks.doctor.side_by_side import side_by_side
+from benchmarks.doctor.commands import PLANTED, Turns, ms_of
 from benchmarks.doctor.verdicts import (
     is_near,
     lines_that_wait,
@@ -19,7 +17,7 @@ from benchmarks.doctor.verdicts import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from benchmarks.doctor.options import Options
@@ -37,36 +35,34 @@ def measure(options: Options) -> Iterator[dict[str, Any]]:
     """Yield what was found of each loop at each share of the step that is exposed."""
     of_all = EXPOSED[-2:] if options.is_small else EXPOSED
     chosen = options.chosen([f"{name} {exposed:g}" for name in names() for exposed in of_all])
-    # As much for all of them: each would measure the device for itself, at another clock.
-    size = _size(0.0, options)
-    ((said,),) = in_turns([(PLANTED / "item.py", (*size, "--num-steps", "2"))], rounds=1)
-    size_of = partial(_size, options=options, products=said["products"])
-    return side_by_side(chosen, lambda name: _measured(name, size_of, options), options)
+    with Turns() as process:
+        # As much for all of them: each would measure the device for itself, at another clock.
+        size = (*_size(0.0, options), "--num-steps", "2")
+        (((said,),), _) = process.run([(PLANTED / "item.py", size)], rounds=1)
+        for name in chosen:
+            yield {"name": name, **_measured(process, name, said["products"], options)}
 
 
-def _measured(
-    name: str, size_of: Callable[[float], tuple[str, ...]], options: Options
-) -> dict[str, Any]:
+def _measured(process: Turns, name: str, products: int, options: Options) -> dict[str, Any]:
     loop, share = name.split()
     script, exposed = PLANTED / f"{loop}.py", float(share)
-    arguments = (*size_of(exposed), "--num-steps", "12" if options.is_small else "25")
-    # Each run of them warms up by itself.
-    commands = [(script, arguments), (script, (*arguments, "--without-wait"))]
-    both = in_turns(commands, rounds=options.rounds, uncounted=0)
-    session = run_doctor(
-        script, [*size_of(exposed), "--num-steps", "12" if options.is_small else "72"]
+    size = (*_size(exposed, options), "--products", str(products), "--num-steps")
+    few, many = ("12", "12") if options.is_small else ("25", "72")
+    both, session = process.run(
+        [(script, (*size, few)), (script, (*size, few, "--without-wait"))],
+        rounds=options.rounds,
+        uncounted=0,  # the process is warm, and so is each run
+        doctor=[str(script), *size, many],
     )
-    queue_ms = [median(said["queue_ms"] for said in turns) for turns in both]
     return {
         "planted": exposed,
         **_found(script, session, *map(ms_of, both)),
-        "queue_ms": queue_ms,
+        "queue_ms": [median(said["queue_ms"] for said in turns) for turns in both],
     }
 
 
-def _size(exposed: float, options: Options, products: int | None = None) -> tuple[str, ...]:
-    size = ("--exposed", str(exposed), "--device-ms", "1" if options.is_small else "6")
-    return size if products is None else (*size, "--products", str(products))
+def _size(exposed: float, options: Options) -> tuple[str, ...]:
+    return ("--exposed", str(exposed), "--device-ms", "1" if options.is_small else "6")
 
 
 def _found(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.doctor.commands import LOOPS, in_turns, ms_of, run_doctor
-from benchmarks.doctor.side_by_side import side_by_side
+from benchmarks.doctor.commands import LOOPS, Turns, ms_of, run_doctor
 from benchmarks.doctor.verdicts import OF_A_TRIAL, trial_gain
 
 
@@ -25,14 +24,16 @@ EDITED = {
 def measure(options: Options) -> Iterator[dict[str, Any]]:
     """Yield what was found of each loop."""
     chosen = options.chosen(list(EDITED))
-    return side_by_side(chosen, lambda name: _measured(name, options), options)
+    with Turns() as process:
+        for name in chosen:
+            yield {"name": name, **_measured(process, name, options)}
 
 
-def _measured(name: str, options: Options) -> dict[str, Any]:
+def _measured(process: Turns, name: str, options: Options) -> dict[str, Any]:
     loop, edited, word = EDITED[name]
     scripts = [LOOPS / f"{which}.py" for which in (loop, edited)]
     size = ("--small",) if options.is_small else ()
-    turns = in_turns([(script, size) for script in scripts], rounds=options.rounds)
+    turns, _ = process.run([(script, size) for script in scripts], rounds=options.rounds)
     written, by_hand = map(ms_of, turns)
     session = run_doctor(
         scripts[0],

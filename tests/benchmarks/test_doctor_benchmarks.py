@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.doctor import __main__ as runner, first_lines, planted, results
-from benchmarks.doctor.commands import LOOPS, PLANTED, RunError, in_turns, ms_of
+from benchmarks.doctor.commands import LOOPS, PLANTED, RunError, Turns, ms_of
 from benchmarks.doctor.options import Options
 from benchmarks.doctor.static_look import copy_sources
 from benchmarks.doctor.verdicts import (
@@ -31,7 +31,6 @@ def options(folder, **more):
         "device": "cpu",
         "cases": (),
         "rounds": 1,
-        "at_once": 1,
         "is_small": True,
         "folder": folder,
         "judged": None,
@@ -157,19 +156,30 @@ def test_a_trial_is_found_by_a_word_of_its_name():
 # --------------------------------------------------------------------------------- measurements
 
 
-def turns_of(*ms):
-    """Return what runs scripts in turns: each step of theirs takes so long."""
+def turns_of(*ms, of_doctor):
+    """Return a process that runs scripts in turns: each step of theirs takes so long."""
     said = [[{"ms_per_step": one, "queue_ms": 1.0, "products": 9}] for one in ms]
-    return lambda commands, **_: said[: len(commands)]
+
+    class Process:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def run(self, commands, *, doctor=(), **_):
+            return said[: len(commands)], of_doctor
+
+    return Process
 
 
 def test_a_planted_loop_is_judged_by_what_leaving_its_wait_out_saves(monkeypatch, tmp_path):
     """The predicted gain counts before the idle time; a wait that is not found reports nothing."""
     (line,) = lines_that_wait((PLANTED / "item.py").read_text())
-    monkeypatch.setattr(planted, "in_turns", turns_of(10.0, 6.0))
 
     def rights(*findings, **more):
-        monkeypatch.setattr(planted, "run_doctor", lambda *_, **__: session(*findings, **more))
+        found = session(*findings, **more)
+        monkeypatch.setattr(planted, "Turns", turns_of(10.0, 6.0, of_doctor=found))
         return [one["is_right"] for one in planted.measure(options(tmp_path, cases=("item",)))]
 
     assert rights(finding(line, exposed_ms=6.0, gain_ms=4.0)) == [True, True]
@@ -180,31 +190,13 @@ def test_a_planted_loop_is_judged_by_what_leaving_its_wait_out_saves(monkeypatch
 
 def test_a_planted_case_is_chosen_by_its_loop_or_by_its_loop_and_share(monkeypatch, tmp_path):
     """As the table names it."""
-    monkeypatch.setattr(planted, "in_turns", turns_of(10.0, 10.0))
-    monkeypatch.setattr(planted, "run_doctor", lambda *_, **__: session())
+    monkeypatch.setattr(planted, "Turns", turns_of(10.0, 10.0, of_doctor=session()))
 
     def names(*cases):
         return [one["name"] for one in planted.measure(options(tmp_path, cases=cases))]
 
     assert names("item 0.6") == ["item 0.6"]
     assert names("item", "nonzero 0.3") == ["item 0.3", "item 0.6", "nonzero 0.3"]
-
-
-def test_a_case_that_fails_does_not_cost_the_others(monkeypatch, tmp_path):
-    """It is told behind them."""
-
-    def run_doctor(script, arguments):
-        if "0.3" in arguments:
-            raise RunError("no memory")
-        return session()
-
-    monkeypatch.setattr(planted, "in_turns", turns_of(10.0, 10.0))
-    monkeypatch.setattr(planted, "run_doctor", run_doctor)
-    found = planted.measure(options(tmp_path, cases=("item",)))
-
-    assert next(found)["name"] == "item 0.6"
-    with pytest.raises(RunError, match="no memory"):
-        next(found)
 
 
 def test_the_first_lines_are_those_of_the_report_of_a_program_of_others(monkeypatch, tmp_path):
@@ -251,12 +243,13 @@ def test_scripts_take_turns_in_one_process():
         ),
     ]
 
-    found = in_turns(commands, rounds=2)
-
-    assert [len(times) for times in found] == [2] * 5
-    assert all(ms > 0.0 for turns in found for ms in ms_of(turns))
-    with pytest.raises(RunError, match="missing"):
-        in_turns([(LOOPS / "missing.py", ())], rounds=1)
+    with Turns() as process:
+        found, seen = process.run(commands, rounds=2, doctor=[str(commands[0][0]), *size])
+        assert [len(turns) for turns in found] == [2] * 5
+        assert all(ms > 0.0 for turns in found for ms in ms_of(turns))
+        assert seen["step"] == "a call of SGD.step"
+        with pytest.raises(RunError, match="missing"):
+            process.run([(LOOPS / "missing.py", ())], rounds=1)
 
 
 # ------------------------------------------------------------------------------------- the page

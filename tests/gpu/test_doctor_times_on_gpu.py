@@ -129,7 +129,7 @@ def test_a_planted_wait_is_reported_with_what_removing_it_saves(exposed, cycles_
     assert finding.gain_ms == pytest.approx(saved, rel=0.1, abs=0.02 * plain)
     if exposed == 0:
         assert finding.share <= 0.01
-        assert "Removing these waits will not help" in found.verdict
+        assert "removing these waits will not help" in found.verdict
 
 
 def test_each_kind_of_wait_is_in_the_trace_and_has_its_line(cycles_per_ms):

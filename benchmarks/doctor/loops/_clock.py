@@ -1,11 +1,8 @@
 """What the loops share: sizes, a host that is busy, and the time of a step."""
 
 import argparse
-import fcntl
 import json
-import os
 import time
-from pathlib import Path
 
 import torch
 
@@ -36,17 +33,13 @@ class Run:
     def steps(self):
         """Yield the number of each step; the second half is timed, from idle device to idle device."""
         half, began = self.num_steps // 2, 0.0
-        # Processes that share the device work on it one after the other.
-        with Path(os.environ.get("DEVICE_TURN", os.devnull)).open("a") as turn:
-            if "DEVICE_TURN" in os.environ:
-                fcntl.flock(turn, fcntl.LOCK_EX)
-            for step in range(self.num_steps):
-                if step == half:
-                    self._drain()
-                    began = time.perf_counter()
-                yield step
-            self._drain()
-            seconds = time.perf_counter() - began
+        for step in range(self.num_steps):
+            if step == half:
+                self._drain()
+                began = time.perf_counter()
+            yield step
+        self._drain()
+        seconds = time.perf_counter() - began
         self.ms_per_step = 1000 * seconds / (self.num_steps - half)
 
     def _drain(self):

@@ -1,16 +1,15 @@
 """A device-bound step with one wait, after which the host works for a chosen time.
 
-The device works for `--device-ms` a step: as many products as that takes, or as `--products` says. The host then works so long that a wait at the end of the
-step leaves the device idle for `--exposed` of the step: host ms = device ms * exposed / (1 - exposed).
+The device works for `--device-ms` a step: as many products as that takes, or as `--products` says. The
+host then works so long that a wait at the end of the step leaves the device idle for `--exposed` of the
+step: host ms = device ms * exposed / (1 - exposed).
 Removing the wait saves min(device, host) of device + host: the exposed share up to one half, less
 above it, since the host is then the slower of the two (0.6 exposed: 0.4 saved).
-Where DEVICE_TURN names a file, processes that share the device work on it one after the other.
 """
 
 import argparse
-import fcntl
 import json
-import os
+import statistics
 import time
 
 import torch
@@ -38,11 +37,8 @@ class Planted:
         self.optimizer = torch.optim.SGD([self.weight], lr=1e-4)
         self.products = 1
         self._work(1)
-        self.turn = open(os.environ.get("DEVICE_TURN", os.devnull), "a")
-        if "DEVICE_TURN" in os.environ:
-            fcntl.flock(self.turn, fcntl.LOCK_EX)
         self.products = chosen.products or self._products_for(chosen.device_ms)
-        self.queue_ms = 0.0
+        self.queue_ms = []
         self.ms_per_step = 0.0
 
     def _products_for(self, wanted_ms):
@@ -70,7 +66,7 @@ class Planted:
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        self.queue_ms += 1000 * (time.perf_counter() - begin) / self.num_steps
+        self.queue_ms.append(1000 * (time.perf_counter() - begin))
         return row, loss.detach()
 
     def host_work(self):
@@ -91,11 +87,10 @@ class Planted:
         if self.on_gpu:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - begin
-        self.turn.close()
         self.ms_per_step = 1000 * seconds / (self.num_steps - warm_up)
 
     def say(self):
         print(json.dumps({"ms_per_step": self.ms_per_step, "exposed": self.exposed,
                           "host_ms": self.host_ms, "device_ms": self.device_ms,
-                          "queue_ms": self.queue_ms, "products": self.products,
+                          "queue_ms": statistics.median(self.queue_ms), "products": self.products,
                           "waits": self.waits}))
