@@ -6,6 +6,7 @@ import faulthandler
 import gc
 import os
 import random
+import tempfile
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -33,6 +34,10 @@ from share_of_cases import pytest_collection_modifyitems  # noqa: F401  # likewi
 if TYPE_CHECKING:
     from gapless.records.epoch_record import EpochRecord
 
+
+# Runs keep tokenised text in the user's cache, and those of other sessions are not to be found.
+_CACHE = tempfile.TemporaryDirectory(prefix="gapless-tests-")
+os.environ["XDG_CACHE_HOME"] = _CACHE.name
 
 # What is made until all tests are collected stays.
 gc.disable()

@@ -405,13 +405,15 @@ def test_standard_input_that_is_not_utf8(tiny_run, process):
     ],
     ids=["settings", "checkpoint", "log"],
 )
-def test_a_full_disk(tiny_data, process, tmp_path, limit_bytes, flags, named):
+def test_a_full_disk(gapless, tiny_data, process, tmp_path, limit_bytes, flags, named):
     """A write that finds no room ends the run with one line and leaves no half file."""
     rows = "en\tzh\n" + "".join(f"the cat {n}\t猫{n}\n" for n in range(400))
     (tmp_path / "long.tsv").write_text(rows, encoding="utf-8")
     data = [] if "--data" in flags else ["--data", str(tiny_data)]
-    arguments = ["train", *data, "--vocab-size", "300", "--run-dir", "r"]
+    arguments = ["train", *data, "--vocab-size", "300", "--run-dir", "r", "--store", "stores"]
 
+    # Makes the store, which is larger.
+    assert gapless(*arguments, *ONE_EPOCH, *flags, "--dry-run").code == 0
     # Every file may hold so many bytes: the same as a disk without room for more.
     limit = f"import resource as r; r.setrlimit(r.RLIMIT_FSIZE, ({limit_bytes}, {limit_bytes}))"
     done = process(*arguments, *ONE_EPOCH, *flags, before=limit, ignored=["SIGXFSZ"])

@@ -27,6 +27,7 @@ import threading
 PRELOADED = [
     "gapless.cli.main",
     "gapless.cli.checkpoint_command",
+    "gapless.cli.store_command",
     "gapless.nmt.run.new_run",
     "gapless.nmt.run.translator",
     "gapless.nmt.data.text_files",

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from gapless.checkpoint.files import PART_BYTES
 from gapless.errors import CheckpointError
 
 
@@ -106,6 +107,27 @@ def read_verified(folder: Path, name: str, content: Content) -> bytes:
     if difference is not None:
         raise CheckpointError(f"{name} {difference}")
     return data
+
+
+def verify_file(folder: Path, name: str, content: Content) -> None:
+    """Check a file that is too large to be kept in memory.
+
+    Raises:
+        CheckpointError: its bytes are not what the manifest says.
+    """
+    path = folder / name
+    try:
+        size = path.stat().st_size
+        if size != content.size:
+            raise CheckpointError(f"{name} has {size} bytes, expected {content.size}")
+        with path.open("rb") as file:
+            parts = iter(lambda: memoryview(file.read(PART_BYTES)), b"")
+            if Content.of(parts) != content:
+                raise CheckpointError(f"{name} holds other bytes than were written")
+    except FileNotFoundError:
+        raise CheckpointError(f"{name} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
 
 
 def read_file(path: Path, *, most: int) -> bytes:

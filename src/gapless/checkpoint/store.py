@@ -302,7 +302,7 @@ def write_checkpoint(
         META: [memoryview(_as_json(meta))],
         **{name: [_further_file(name, data)] for name, data in (files or {}).items()},
     }
-    _make_parents(path.parent, disk)
+    make_parents(path.parent, disk)
     with FolderLock(path.parent):
         _remove_leftovers(path.parent, disk)
         _write_whole(path, contents, step=step, disk=disk)
@@ -318,7 +318,7 @@ def _write_whole(
         disk.make_folder(temporary)
         _write_files(temporary, contents, name=path.name, step=step, disk=disk)
         sync_folder(temporary, disk=disk)
-        _put_in_place(temporary, path, disk)
+        put_in_place(temporary, path, disk)
         sync_folder(path.parent, disk=disk)
 
     try:
@@ -488,7 +488,8 @@ def _write_files(
     write_file(folder / MANIFEST, [memoryview(text)], disk=disk)
 
 
-def _put_in_place(temporary: Path, path: Path, disk: Disk) -> None:
+def put_in_place(temporary: Path, path: Path, disk: Disk) -> None:
+    """Give a folder its name; if another has it, that one has the temporary name then, or is removed."""
     # A link that leads nowhere is there too.
     if _inode(path) is None:
         disk.rename(temporary, path)
@@ -501,7 +502,8 @@ def _put_in_place(temporary: Path, path: Path, disk: Disk) -> None:
         remove_tree(aside, disk=disk)
 
 
-def _make_parents(folder: Path, disk: Disk) -> None:
+def make_parents(folder: Path, disk: Disk) -> None:
+    """Make a folder and those that it lies in, as far as they are missing."""
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     for parent in reversed(missing):
         # Another process may make it as well.

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gapless.cli.parser import Parser
-    from gapless.nmt.data.corpus import Corpus, Pairs
+    from gapless.nmt.data.corpus import Corpus
+    from gapless.nmt.data.sentences import Pairs
     from gapless.nmt.run.scores import Evaluation
     from gapless.nmt.run.translator import Translator
     from gapless.nmt.settings.config import TrainConfig
@@ -199,7 +200,9 @@ def _own_pairs(config: TrainConfig, translator: Translator, options: Namespace) 
     corpus = read_recorded(config, run_dir=options.run)
     if config.data is not None:
         _warn_of_changed(corpus, translator, options)
-    pairs: Pairs = getattr(corpus, options.split)
+    pairs: Pairs = (
+        corpus.train.read() if options.split == "train" else getattr(corpus, options.split)
+    )
     return pairs
 
 

@@ -62,6 +62,7 @@ COMMANDS = {
     "translate": "Translate sentences, one a line; order and empty lines are kept.",
     "evaluate": "Score a run: BLEU and chrF with signatures, and exact match.",
     "export": "Write a trained model for CTranslate2 or for Hugging Face.",
+    "store": "List the stores of tokenised text, or remove some.",
     "checkpoint": "List the checkpoints of a run, or verify that all are whole.",
     "verify": "Verify that a plan changes no bit of any loss or tensor.",
     "compare": "Compare every plan on the same work, and recommend one.",

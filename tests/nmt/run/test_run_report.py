@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gapless.nmt.data.corpus import Corpus, Pairs
+from gapless.nmt.data.corpus import Corpus
+from gapless.nmt.data.sentences import Pairs
 from gapless.nmt.run import run_report
 from gapless.nmt.run.run_report import TimeEstimate, describe_data, describe_plan, plan_settings
 from gapless.nmt.settings.config import make_config
@@ -48,7 +49,7 @@ def test_plan_settings_keep_their_keys(name):
 def test_sentences_that_come_again_are_few(different, is_told):
     """A score of one sentence fifty times is a score of one sentence."""
     many = Pairs(src=[f"a{n % different}" for n in range(50)], tgt=["b"] * 50)
-    corpus = Corpus(src_lang="en", tgt_lang="zh", train=many, val=many, test=many)
+    corpus = Corpus(train=many, val=many, test=many)
     task = SimpleNamespace(corpus=corpus, train=many, val=many, skipped_long=0)
 
     text = describe_data(make_config({"data": "d"}), task)
@@ -62,7 +63,7 @@ def test_sentences_that_come_again_are_few(different, is_told):
 def test_validation_pairs_without_a_loss_are_counted(kept, told):
     """They are translated and scored all the same."""
     pairs = Pairs(src=[f"a{n}" for n in range(12)], tgt=["b"] * 12)
-    corpus = Corpus(src_lang="en", tgt_lang="zh", train=pairs, val=pairs, test=pairs)
+    corpus = Corpus(train=pairs, val=pairs, test=pairs)
     val = pairs.take(range(kept))
     task = SimpleNamespace(corpus=corpus, train=pairs, val=val, skipped_long=0)
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gapless.device.find import find_device
-from gapless.nmt.data.corpus import Pairs
+from gapless.nmt.data.sentences import Pairs
 from gapless.nmt.model.decode import Decoder
 from gapless.nmt.model.decode_settings import DecodeSettings
 from gapless.nmt.run import validation

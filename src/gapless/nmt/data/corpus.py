@@ -6,60 +6,93 @@ or in a table (`train.tsv`, .csv, .json, .jsonl); or one such table. Everything 
 
 from __future__ import annotations
 
-import random
+import json
 import re
-import unicodedata
-from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from hashlib import blake2b, file_digest
+from itertools import islice, zip_longest
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from gapless.errors import DataError
 from gapless.nmt.data.languages import matching_names
-from gapless.nmt.data.tables import ENDINGS, ending_of, read_table
-from gapless.nmt.data.text_files import is_blank, read_lines, why_no_file
+from gapless.nmt.data.pair_store import as_json
+from gapless.nmt.data.selection import TrainingText, notes_of_seen, select
+from gapless.nmt.data.sentences import CHUNK, Pairs
+from gapless.nmt.data.tables import ENDINGS, ending_of, table_pairs
+from gapless.nmt.data.text_files import is_blank, lines_of, why_no_file
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from gapless.nmt.data.pair_store import Store
+    from gapless.nmt.data.stores import StoreFolder
 
 
 # How names of their files begin; others often carry a year or a source after it, as test_2016_flickr.en does.
 _BEGINS = re.compile(r"(train|valid(?:ation)?|val|dev|test)(?![^\W\d_])", re.IGNORECASE)
 _SPLIT_OF = {"valid": "val", "validation": "val", "dev": "val"}
 
+# Files of a store: the text of splits that are scored with what is to be said of all, and which pairs are trained on.
+TEXT, KEPT = "text.json", "kept.bits"
+
+# The same pairs are held out in every run, so that those with several seeds can be compared.
+HOLD_OUT_SEED = 1
+
 # Behind the begin of names that was given.
 _SEPARATORS = (".", "-", "_")
-
-_MAX_HELD_OUT = 1000
-_HELD_OUT_SHARE = 0.05
-
-# Short sentences occur in any text; more than this share of a split is no chance.
-_SEEN_SHARE = 0.05
 
 _NAMES_SHOWN = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
-    """Sentence pairs, side by side.
+class Text:
+    """Sentence pairs in files, which are read anew each time and never kept whole.
 
     Attributes:
-        src: source sentences.
-        tgt: target sentences, as many.
-        notes: what their reader should know of the files that they are from, a line each.
+        files: a table, or the files of both sides.
+        src: name of the source side.
+        tgt: name of the target side.
+        columns: names of the first columns of a table without a header, in order.
+        notes: what its reader should know of the files, a line each.
     """
 
-    src: list[str]
-    tgt: list[str]
-    notes: tuple[str, ...] = field(default=(), compare=False)
+    files: tuple[Path, ...]
+    src: str
+    tgt: str
+    columns: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
 
-    def __len__(self) -> int:
-        return len(self.src)
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Yield each pair.
 
-    def take(self, numbers: Sequence[int]) -> Pairs:
-        """Return the pairs of these numbers."""
-        return Pairs(src=[self.src[n] for n in numbers], tgt=[self.tgt[n] for n in numbers])
+        Raises:
+            DataError: anything about the files or their content that cannot be used.
+        """
+        if len(self.files) == 1:
+            return table_pairs(self.files[0], src=self.src, tgt=self.tgt, columns=self.columns)
+        return _side_by_side(*self.files)
+
+    def chunks(self) -> Iterator[Pairs]:
+        """Yield the pairs, so many at a time.
+
+        Raises:
+            DataError: as of `pairs`.
+        """
+        pairs = self.pairs()
+        while chunk := list(islice(pairs, CHUNK)):
+            yield Pairs.of(chunk)
+
+    def read(self) -> Pairs:
+        """Return all pairs.
+
+        Raises:
+            DataError: as of `pairs`.
+        """
+        return Pairs.of(list(self.pairs()), notes=self.notes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +100,6 @@ class Corpus:
     """A parallel corpus in three splits.
 
     Attributes:
-        src_lang: name of the source side.
-        tgt_lang: name of the target side.
         train: pairs to learn from, none with an empty side.
         val: pairs to validate on during training.
         test: pairs to score the final model on.
@@ -76,26 +107,77 @@ class Corpus:
         dropped_empty: training pairs left out because nobody sees anything on a side.
         num_repeated: training pairs that are the same as an earlier one.
         notes: what a user should know of the text, a line each.
+        recipe: what else decides about the text, so that a store of it can be found; None: it is in no file.
+        stores: where that may be; None: as well.
+        store: that it was read from, if any.
     """
 
-    src_lang: str
-    tgt_lang: str
-    train: Pairs
+    train: TrainingText
     val: Pairs
     test: Pairs
     held_out: tuple[str, ...] = ()
     dropped_empty: int = 0
     num_repeated: int = 0
     notes: tuple[str, ...] = ()
+    recipe: dict[str, Any] | None = None
+    stores: StoreFolder | None = None
+    store: Store | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusFiles:
+    """The files of a corpus, before any of them is read.
+
+    Attributes:
+        name: of the corpus, for messages.
+        train: training text.
+        scored: text of the splits that have files of their own.
+    """
+
+    name: str
+    train: tuple[Text, ...]
+    scored: dict[str, Text]
+
+    @property
+    def missing(self) -> list[str]:
+        """Splits that are to be held out of the training text."""
+        return [split for split in ("val", "test") if split not in self.scored]
+
+    def fingerprint(self) -> list[list[Any]]:
+        """Return name, size and hash of each file, in an order that says what it is for."""
+        return [
+            [split, path.name, path.stat().st_size, _hash_of(path)]
+            for split, text in [*(("train", text) for text in self.train), *self.scored.items()]
+            for path in text.files
+        ]
+
+
+def find_corpus(
+    path: Path, *, src: str, tgt: str, columns: tuple[str, ...] | None = None
+) -> CorpusFiles:
+    """Find the files of a corpus.
+
+    Args:
+        path: folder, file, or begin of the names of files.
+        src: name of the source side: a language or its code, a file ending, a column or a JSON key.
+        tgt: name of the target side.
+        columns: names of the first columns of a table without a header, in order.
+
+    Raises:
+        DataError: the files do not say what is what.
+    """
+    train = find_split(path, split="train", src=src, tgt=tgt, columns=columns)
+    assert train is not None
+    splits = () if path.is_file() else ("val", "test")
+    found = {
+        split: find_split(path, split=split, src=src, tgt=tgt, columns=columns) for split in splits
+    }
+    scored = {split: text for split, text in found.items() if text is not None}
+    return CorpusFiles(name=str(path), train=(train,), scored=scored)
 
 
 def load_corpus(
-    path: Path,
-    *,
-    src: str,
-    tgt: str,
-    columns: tuple[str, ...] | None = None,
-    seed: int = 0,
+    files: CorpusFiles, *, seed: int = HOLD_OUT_SEED, longest: int | None = None, workers: int = 1
 ) -> Corpus:
     """Read a corpus; hold out validation and test pairs from train where they are missing.
 
@@ -103,68 +185,96 @@ def load_corpus(
     gets fewer where sources repeat, because all pairs of a source go to the same split.
 
     Args:
-        path: folder, file, or begin of the names of files.
-        src: name of the source side: a language or its code, a file ending, a column or a JSON key.
-        tgt: name of the target side.
-        columns: names of the first columns of a table without a header, in order.
+        files: of the corpus.
         seed: of the choice of pairs to hold out.
+        longest: characters of a sentence that may have few enough tokens; None: any.
+        workers: processes that look at the training text.
 
     Raises:
         DataError: anything about the files or their content that cannot be used.
     """
-    train = load_split(path, split="train", src=src, tgt=tgt, columns=columns)
-    assert train is not None
-    kept = [n for n in range(len(train)) if not (is_blank(train.src[n]) or is_blank(train.tgt[n]))]
-    dropped = len(train) - len(kept)
-    train = train.take(kept)
-    if not len(train):
-        raise DataError(f"{path} holds no training pair with text on both sides")
-    found = {
-        split: load_split(path, split=split, src=src, tgt=tgt, columns=columns)
-        for split in ("val", "test")
-        if not path.is_file()
-    }
-    splits = {split: pairs for split, pairs in found.items() if pairs is not None}
-    missing = [split for split in ("val", "test") if split not in splits]
-    if missing:
-        held_out = _hold_out(train, path=path, splits=missing, seed=seed)
-        train = held_out.pop("train")
-        splits.update(held_out)
-    known = set(map(plain, train.src))
+    given = {split: text.read() for split, text in files.scored.items()}
+    found = select(
+        files.train,
+        scored=given,
+        missing=files.missing,
+        name=files.name,
+        seed=seed,
+        longest=longest,
+        workers=workers,
+    )
+    splits = {**given, **found.held_out}
     notes = tuple(
         note
         for split, pairs in splits.items()
-        for note in (*pairs.notes, *_notes_of_seen(pairs, split=split, known=known))
+        for note in (
+            *pairs.notes,
+            *notes_of_seen(pairs, split=split, seen=found.seen.get(split, 0)),
+            *notes_of_empty(pairs, split=split),
+        )
     )
     return Corpus(
-        src_lang=src,
-        tgt_lang=tgt,
-        train=train,
+        train=found.train,
         val=splits["val"],
         test=splits["test"],
-        held_out=tuple(missing),
-        dropped_empty=dropped,
-        num_repeated=len(train) - len(set(zip(train.src, train.tgt, strict=True))),
+        held_out=tuple(files.missing),
+        dropped_empty=found.dropped_empty,
+        num_repeated=found.num_repeated,
         notes=notes,
     )
 
 
-def _notes_of_seen(pairs: Pairs, *, split: str, known: Collection[str]) -> tuple[str, ...]:
-    """Return what makes scores on a split say less than they seem to, a line each.
+def corpus_files(corpus: Corpus) -> dict[str, bytes]:
+    """Return the files of a store from which `stored_corpus` makes the corpus again."""
+    train = corpus.train
+    state = {
+        "val": [corpus.val.src, corpus.val.tgt],
+        "test": [corpus.test.src, corpus.test.tgt],
+        "held_out": corpus.held_out,
+        "dropped_empty": corpus.dropped_empty,
+        "num_repeated": corpus.num_repeated,
+        "notes": corpus.notes,
+        "pairs": len(train.kept),
+        "longest": train.longest,
+        "characters": train.characters,
+        "num_learnable": train.num_learnable,
+        "alphabet": train.alphabet,
+    }
+    return {TEXT: as_json(state), KEPT: np.packbits(train.kept).tobytes()}
+
+
+def stored_corpus(files: CorpusFiles, store: Store) -> Corpus:
+    """Return the corpus in a store.
 
     Args:
-        pairs: of the split.
-        split: its name.
-        known: the training sources, each as `plain` makes it.
+        files: of the corpus.
+        store: that was made of them.
     """
-    seen = sum(plain(source) in known for source in pairs.src)
-    notes = []
-    if seen > _SEEN_SHARE * len(pairs):
-        notes.append(
-            f"{seen:,} of {len(pairs):,} {split} sources are training sources too, so scores say less "
-            "of new text; leave them out of the training text"
-        )
-    return (*notes, *notes_of_empty(pairs, split=split))
+    state = json.loads(store.files[TEXT])
+    kept = np.unpackbits(np.frombuffer(store.files[KEPT], np.uint8), count=state["pairs"])
+    val, test = (Pairs(src=state[split][0], tgt=state[split][1]) for split in ("val", "test"))
+    return Corpus(
+        train=TrainingText(
+            texts=files.train,
+            kept=kept.view(np.bool_),
+            longest=state["longest"],
+            characters=state["characters"],
+            num_learnable=state["num_learnable"],
+            known_alphabet=state["alphabet"],
+        ),
+        val=val,
+        test=test,
+        held_out=tuple(state["held_out"]),
+        dropped_empty=state["dropped_empty"],
+        num_repeated=state["num_repeated"],
+        notes=tuple(state["notes"]),
+        store=store,
+    )
+
+
+def _hash_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, lambda: blake2b(digest_size=16)).hexdigest()
 
 
 def notes_of_empty(pairs: Pairs, *, split: str) -> tuple[str, ...]:
@@ -179,21 +289,18 @@ def notes_of_empty(pairs: Pairs, *, split: str) -> tuple[str, ...]:
     )
 
 
-def plain(sentence: str) -> str:
-    """Return a sentence without what makes no other one: capitals, forms of characters, spaces and joiners.
-
-    Which pairs a run holds out depends on it.
-    """
-    # Invisible characters are not printable, so that nearly all sentences skip this loop.
-    if not sentence.isprintable():
-        sentence = "".join(sign for sign in sentence if unicodedata.category(sign) != "Cf")
-    return " ".join(unicodedata.normalize("NFKC", sentence).casefold().split())
-
-
 def load_split(
     path: Path, *, split: str, src: str, tgt: str, columns: tuple[str, ...] | None = None
 ) -> Pairs | None:
-    """Read one split of a folder, or a whole file.
+    """Read one split of a folder, or a whole file; as `find_split`."""
+    found = find_split(path, split=split, src=src, tgt=tgt, columns=columns)
+    return None if found is None else found.read()
+
+
+def find_split(
+    path: Path, *, split: str, src: str, tgt: str, columns: tuple[str, ...] | None = None
+) -> Text | None:
+    """Return one split of a folder, or a whole file.
 
     Args:
         path: folder, file, or begin of the names of files.
@@ -203,18 +310,17 @@ def load_split(
         columns: names of the first columns of a table without a header, in order.
 
     Returns:
-        The pairs; None if the folder has no such split, unless it is `train`.
+        Its text; None if the folder has no such split, unless it is `train`.
 
     Raises:
-        DataError: anything about the files or their content that cannot be used.
+        DataError: the files do not say what is what.
     """
     if src == tgt:
         raise DataError(
             f"source and target are both {src!r}; give both `src` and `tgt`, with two names"
         )
     if path.is_file():
-        one, other = read_table(path, src=src, tgt=tgt, columns=columns)
-        return Pairs(src=one, tgt=other)
+        return Text(files=(path,), src=src, tgt=tgt, columns=columns)
     if not path.is_dir() and not _named(path):
         raise DataError(f"{path} {why_no_file(path)}; `data` takes a folder or a file")
     found = _texts_of(path, split, sides=(src, tgt))
@@ -232,11 +338,7 @@ def load_split(
                 "out, or name one file, or the begin of its name, with `data`"
             )
         notes = (f"{_names_of(first)} is read as the {split} text, and {named} is not",)
-    if len(first) == 1:
-        one, other = read_table(first[0], src=src, tgt=tgt, columns=columns)
-    else:
-        one, other = _read_sides(*first)
-    return Pairs(src=one, tgt=other, notes=notes)
+    return Text(files=first, src=src, tgt=tgt, columns=columns, notes=notes)
 
 
 def files_of_text(path: Path) -> list[Path]:
@@ -352,54 +454,23 @@ def _no_training_text(path: Path, *, sides: tuple[str, str]) -> DataError:
     )
 
 
-def _read_sides(src_path: Path, tgt_path: Path) -> tuple[list[str], list[str]]:
-    src, tgt = read_lines(src_path), read_lines(tgt_path)
-    if len(src) != len(tgt):
-        returns = [
-            f"; {path.name} has {count:,} carriage returns within lines, which end none"
-            for path, lines in ((src_path, src), (tgt_path, tgt))
-            if (count := sum(line.count("\r") for line in lines))
-        ]
-        raise DataError(
-            f"{src_path} has {len(src)} lines, but {tgt_path} has {len(tgt)}; "
-            f"parallel files must have the same number of lines{''.join(returns)}"
-        )
-    return src, tgt
+def _side_by_side(src_path: Path, tgt_path: Path) -> Iterator[tuple[str, str]]:
+    for src, tgt in zip_longest(lines_of(src_path), lines_of(tgt_path)):
+        if src is None or tgt is None:
+            raise _other_counts(src_path, tgt_path)
+        yield src, tgt
 
 
-def _hold_out(pairs: Pairs, *, path: Path, splits: Sequence[str], seed: int) -> dict[str, Pairs]:
-    """Divide pairs into the missing splits and train; all that `plain` makes one source go to one of them."""
-    # Spellings that `plain` makes one count as their first: split apart, one would be in train and one in test.
-    firsts: dict[str, str] = {}
-    sources = [firsts.setdefault(plain(source), source.strip()) for source in pairs.src]
-    counts = Counter(sources)
-    if len(counts) < 3:
-        raise DataError(
-            f"{path} has no {' or '.join(splits)} split and only {len(counts)} different source "
-            "sentences to hold out from, expected 3 or more; "
-            f"{' and '.join(f'add a {split} file' for split in splits)}, or more text"
-        )
-    split_of: dict[str, str] = {}
-    for split in splits:
-        free = sorted(counts.keys() - split_of.keys())
-        random.Random(f"{seed} {split}").shuffle(free)
-        split_of |= dict.fromkeys(_choose(free, counts), split)
-    owners = [split_of.get(source, "train") for source in sources]
-    return {
-        split: pairs.take([n for n, owner in enumerate(owners) if owner == split])
-        for split in ("train", *splits)
-    }
-
-
-def _choose(sources: list[str], counts: Counter[str]) -> list[str]:
-    """Return the sources to hold out: the first that fit, or the rarest one if none fits."""
-    most = max(1, int(len(sources) * _HELD_OUT_SHARE))
-    pairs = sum(counts[source] for source in sources)
-    room = max(1, min(_MAX_HELD_OUT, int(pairs * _HELD_OUT_SHARE)))
-    chosen: list[str] = []
-    for source in sources:
-        # Where most pairs share one source, a limit on pairs alone would hold out nearly all other sources.
-        if len(chosen) < most and counts[source] <= room:
-            chosen.append(source)
-            room -= counts[source]
-    return chosen or [min(sources, key=counts.__getitem__)]
+def _other_counts(src_path: Path, tgt_path: Path) -> DataError:
+    num_lines, returns = [], []
+    for path in (src_path, tgt_path):
+        counts = [line.count("\r") for line in lines_of(path)]
+        num_lines.append(len(counts))
+        if any(counts):
+            returns.append(
+                f"; {path.name} has {sum(counts):,} carriage returns within lines, which end none"
+            )
+    return DataError(
+        f"{src_path} has {num_lines[0]} lines, but {tgt_path} has {num_lines[1]}; "
+        f"parallel files must have the same number of lines{''.join(returns)}"
+    )

@@ -21,14 +21,17 @@ from gapless.nmt.data.padded_layout import PaddedShape
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
+    from gapless.nmt.data.token_pairs import Numbers
 
 
 # Lengths are rounded up to a multiple of this: matrix kernels run faster, and there are fewer
 # splits to try.
 _GRAIN = 4
+
+# Pairs that are counted at a time.
+_MOST_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +44,13 @@ class FixedLayout:
     """
 
     shapes: list[PaddedShape]
-    of_pair: NDArray[np.int64]
+    of_pair: Numbers
 
-    def batches(self, order: NDArray[np.int64], *, multiple_of: int = 1) -> list[BatchPlan]:
+    def batches(self, order: Numbers, *, multiple_of: int = 1) -> list[BatchPlan]:
         """Cut the pairs of each shape into batches; a rest moves on to the next larger shape.
 
         Args:
-            order: the numbers of all pairs.
+            order: the numbers of pairs.
             multiple_of: each shape but the largest has a multiple of so many batches.
         """
         waiting = [order[self.of_pair[order] == number] for number in range(len(self.shapes))]
@@ -87,61 +90,98 @@ class FixedLayout:
 
 @dataclass(frozen=True)
 class _Group:
-    """Pairs that share a shape."""
+    """Pairs that share a shape.
 
-    pairs: NDArray[np.int64]
+    Attributes:
+        cells: their lengths, as numbers of those that `_Lengths` counts.
+        count: how many they are.
+        shape: that takes them.
+    """
+
+    cells: Numbers
+    count: int
     shape: PaddedShape
 
     @property
     def num_tokens(self) -> int:
         """Positions of these pairs, padded to their shape."""
-        return len(self.pairs) * (self.shape.src_len + self.shape.tgt_len)
+        return self.count * (self.shape.src_len + self.shape.tgt_len)
 
     @property
     def fills_a_batch(self) -> bool:
         """Whether there are enough pairs for one batch of this shape."""
-        return len(self.pairs) >= self.shape.rows
+        return self.count >= self.shape.rows
 
 
 class _Lengths:
-    """The lengths of all pairs, and how many rows a batch of them can have."""
+    """How many pairs have which lengths, rounded up, and how many rows a batch of them can have."""
 
     def __init__(
         self,
-        src: NDArray[np.int64],
-        tgt: NDArray[np.int64],
+        src: Numbers,
+        tgt: Numbers,
         *,
         max_tokens: int | None,
         max_sentences: int | None,
     ) -> None:
-        self.both = np.stack([src, tgt])
-        self.rounded = -(-self.both // _GRAIN) * _GRAIN
+        self.num_pairs = len(src)
+        self.num_tokens = int(src.sum()) + int(tgt.sum())
+        self._sides = src, tgt
+        self._width = int(tgt.max()) // _GRAIN + 2
+        found = [np.unique(codes, return_counts=True) for _, codes in self._codes()]
+        codes, at = np.unique(np.concatenate([part for part, _ in found]), return_inverse=True)
+        self._known = codes
+        counts = np.concatenate([counts for _, counts in found])
+        self._counts = np.bincount(at, counts).astype(np.int64)
+        self._rounded = np.stack(np.divmod(codes, self._width)) * _GRAIN
         self._max_tokens = max_tokens
-        self._max_sentences = max_sentences or src.size
+        self._max_sentences = max_sentences or self.num_pairs
 
-    def group(self, pairs: NDArray[np.int64]) -> _Group:
-        """Return pairs with the smallest shape that takes them."""
-        src_len, tgt_len = map(int, self.rounded[:, pairs].max(axis=1))
-        rows = min(self._max_sentences, self.both.shape[1])
+    def _codes(self) -> Iterator[tuple[slice, Numbers]]:
+        """Yield what says both rounded lengths of each pair, some at a time."""
+        for start in range(0, self.num_pairs, _MOST_AT_ONCE):
+            part = slice(start, start + _MOST_AT_ONCE)
+            src, tgt = (-(-side[part].astype(np.int64) // _GRAIN) for side in self._sides)
+            yield part, src * self._width + tgt
+
+    def group(self, cells: Numbers) -> _Group:
+        """Return pairs of these lengths with the smallest shape that takes them."""
+        src_len, tgt_len = map(int, self._rounded[:, cells].max(axis=1))
+        rows = min(self._max_sentences, self.num_pairs)
         if self._max_tokens is not None:
             rows = min(rows, max(1, self._max_tokens // max(src_len, tgt_len)))
-        return _Group(pairs, PaddedShape(rows=rows, src_len=src_len, tgt_len=tgt_len))
+        count = int(self._counts[cells].sum())
+        return _Group(cells, count, PaddedShape(rows=rows, src_len=src_len, tgt_len=tgt_len))
+
+    def all(self) -> _Group:
+        """Return all pairs."""
+        return self.group(np.arange(len(self._known)))
 
     def best_split(self, group: _Group) -> tuple[_Group, _Group] | None:
         """Return the two halves that save most positions; None if no split saves any."""
         best, most = None, 0
-        for lengths in self.rounded:
-            own = lengths[group.pairs]
+        for lengths in self._rounded:
+            own = lengths[group.cells]
             for edge in np.unique(own)[:-1]:
-                halves = self.group(group.pairs[own <= edge]), self.group(group.pairs[own > edge])
+                halves = self.group(group.cells[own <= edge]), self.group(group.cells[own > edge])
                 if all(half.fills_a_batch for half in halves) and _saving(group, halves) > most:
                     best, most = halves, _saving(group, halves)
         return best
 
+    def numbers(self, groups: Sequence[_Group]) -> Numbers:
+        """Return for each pair the number of the group that it is in."""
+        of_cell = np.empty(len(self._known), dtype=np.int16)
+        for number, group in enumerate(groups):
+            of_cell[group.cells] = number
+        of_pair = np.empty(self.num_pairs, dtype=np.int16)
+        for part, codes in self._codes():
+            of_pair[part] = of_cell[np.searchsorted(self._known, codes)]
+        return of_pair
+
 
 def choose_fixed_layout(
-    src_lengths: NDArray[np.int64],
-    tgt_lengths: NDArray[np.int64],
+    src_lengths: Numbers,
+    tgt_lengths: Numbers,
     *,
     max_tokens: int | None = None,
     max_sentences: int | None = None,
@@ -176,18 +216,17 @@ def choose_fixed_layout(
     )
     groups = _split(lengths, max_padding=max_padding, max_shapes=max_shapes)
     groups.sort(key=lambda group: (group.shape.src_len, group.shape.tgt_len))
-    of_pair = np.empty(len(src_lengths), dtype=np.int64)
-    for number, group in enumerate(groups):
-        of_pair[group.pairs] = number
-    return FixedLayout(shapes=[group.shape for group in groups], of_pair=of_pair)
+    return FixedLayout(shapes=[group.shape for group in groups], of_pair=lengths.numbers(groups))
 
 
 def _split(lengths: _Lengths, *, max_padding: float, max_shapes: int) -> list[_Group]:
     """Return groups of pairs that pad at most this share, or cannot be split further."""
-    num_real = int(lengths.both.sum())
-    groups = [lengths.group(np.arange(lengths.both.shape[1]))]
+    groups = [lengths.all()]
     splits = [lengths.best_split(groups[0])]
-    while len(groups) < max_shapes and 1.0 - num_real / _num_positions(groups) > max_padding:
+    while (
+        len(groups) < max_shapes
+        and 1.0 - lengths.num_tokens / _num_positions(groups) > max_padding
+    ):
         chosen = int(np.argmax([_saving(*item) for item in zip(groups, splits, strict=True)]))
         split = splits[chosen]
         if split is None:

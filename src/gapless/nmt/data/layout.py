@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from gapless.nmt.data.batch import AnyBatch
-    from gapless.nmt.data.token_pairs import Rows
+    from gapless.nmt.data.token_pairs import Numbers, Rows
 
 
 class BatchShape(Protocol):
@@ -44,18 +41,18 @@ class BatchPlan(NamedTuple):
         shape: size of the batch.
     """
 
-    pairs: NDArray[np.int64]
+    pairs: Numbers
     shape: BatchShape
 
 
 class Layout(Protocol):
     """Divides the pairs of a training set into batches."""
 
-    def batches(self, order: NDArray[np.int64], *, multiple_of: int = 1) -> list[BatchPlan]:
-        """Divide all pairs into batches.
+    def batches(self, order: Numbers, *, multiple_of: int = 1) -> list[BatchPlan]:
+        """Divide pairs into batches.
 
         Args:
-            order: the numbers of all pairs; another order gives other batches.
+            order: the numbers of all pairs, or of some; another order gives other batches.
             multiple_of: each fixed shape but the largest has a multiple of so many batches, of which an
                 update of one shape is made.
         """

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +27,7 @@ from gapless.nmt.data.vocab import PAD
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gapless.nmt.data.token_pairs import Rows
+    from gapless.nmt.data.token_pairs import Numbers, Rows
 
 
 # Token counts are rounded up to a multiple of this, with which matrix kernels run faster. So is
@@ -36,6 +37,9 @@ _GRAIN = 64
 # The number of sentences in a batch varies. A shape has room for the mean plus this many times its
 # square root: every row costs the attention kernel memory, used or not.
 _SPARE = 4.0
+
+# Pairs that are counted at a time.
+_MOST_AT_ONCE = 1 << 20
 
 # Use a second shape only if it saves this share of the attention kernel's memory.
 _LEAST_SAVING = 0.2
@@ -69,7 +73,7 @@ class PackedShape:
         """Rows of a batch: sentences, padding and empty ones."""
         return self.sentences + self.padding_rows
 
-    def takes(self, src: NDArray[np.int64], tgt: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def takes(self, src: Numbers, tgt: Numbers) -> NDArray[np.bool_]:
         """Return whether sentences with these total lengths fit into one batch, [n].
 
         Each row of padding needs a source token to attend to.
@@ -108,9 +112,7 @@ class PackedShape:
             ends_update=ends_update,
         )
 
-    def _row_lengths(
-        self, src_lengths: NDArray[np.int64], tgt_lengths: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _row_lengths(self, src_lengths: Numbers, tgt_lengths: Numbers) -> tuple[Numbers, Numbers]:
         """Return the lengths of all rows of both sides: sentences, padding, then empty rows."""
         free = (self.src_tokens - src_lengths.sum(), self.tgt_tokens - tgt_lengths.sum())
         num_rows = math.ceil(max(free) / self.longest)
@@ -134,29 +136,30 @@ class PackedLayout:
     """
 
     shapes: list[PackedShape]
-    of_pair: NDArray[np.int64]
-    src_lengths: NDArray[np.int64]
-    tgt_lengths: NDArray[np.int64]
+    of_pair: Numbers
+    src_lengths: Numbers
+    tgt_lengths: Numbers
 
-    def batches(self, order: NDArray[np.int64], *, multiple_of: int = 1) -> list[BatchPlan]:
+    def batches(self, order: Numbers, *, multiple_of: int = 1) -> list[BatchPlan]:
         """Fill batches with the pairs of each shape; a last batch that is not full moves on.
 
         Args:
-            order: the numbers of all pairs.
+            order: the numbers of pairs.
             multiple_of: each shape but the largest has a multiple of so many batches; the pairs of others
                 move on to a larger shape.
         """
         plans: list[BatchPlan] = []
-        left_over = order[:0]
+        of_pair, is_left_over = self.of_pair[order], np.zeros(len(order), dtype=np.bool_)
         for number, shape in enumerate(self.shapes):
-            own = (self.of_pair[order] == number) | np.isin(order, left_over)
-            batches = self._fill(order[own], shape)
+            own = np.flatnonzero((of_pair == number) | is_left_over)
+            batches = [own[at] for at in self._fill(order[own], shape)]
             num_kept = len(batches)
             if num_kept and number + 1 < len(self.shapes):
                 # The last batch is seldom full: its pairs go on to the next shape instead of padding.
                 num_kept = (num_kept - 1) // multiple_of * multiple_of
-            left_over = np.concatenate([order[:0], *batches[num_kept:]])
-            plans += [BatchPlan(pairs, shape) for pairs in batches[:num_kept]]
+            is_left_over[:] = False
+            is_left_over[np.concatenate([own[:0], *batches[num_kept:]])] = True
+            plans += [BatchPlan(order[at], shape) for at in batches[:num_kept]]
         return plans
 
     def examples(self) -> list[BatchPlan]:
@@ -171,10 +174,11 @@ class PackedLayout:
         sizes = " or ".join(f"{s.src_tokens:,} + {s.tgt_tokens:,}" for s in self.shapes)
         return f"packed into {sizes} tokens"
 
-    def _fill(self, order: NDArray[np.int64], shape: PackedShape) -> list[NDArray[np.int64]]:
-        """Return the pairs of each batch of this shape."""
-        order = self._balanced(order, shape)
-        src, tgt = np.cumsum(self.src_lengths[order]), np.cumsum(self.tgt_lengths[order])
+    def _fill(self, order: Numbers, shape: PackedShape) -> list[Numbers]:
+        """Return which of the pairs each batch of this shape has."""
+        lengths = [side[order].astype(np.int64) for side in (self.src_lengths, self.tgt_lengths)]
+        at = _balanced(lengths[0], lengths[1], shape)
+        src, tgt = (np.cumsum(side[at]) for side in lengths)
         batches = []
         start = 0
         while start < len(order):
@@ -183,28 +187,28 @@ class PackedLayout:
             fits = shape.takes(src[start:last] - before_src, tgt[start:last] - before_tgt)
             # The first pair that does not fit ends the batch. A batch holds one pair at least.
             size = max(1, len(fits) if fits.all() else int(fits.argmin()))
-            batches.append(order[start : start + size])
+            batches.append(at[start : start + size])
             start += size
         return batches
 
-    def _balanced(self, order: NDArray[np.int64], shape: PackedShape) -> NDArray[np.int64]:
-        """Return the pairs so ordered that both sides of a batch fill up at one rate.
 
-        Interleaves source-heavy and target-heavy pairs by cumulative imbalance. Otherwise a batch
-        could be full on one side and half empty on the other.
-        """
-        excess = self.src_lengths * shape.tgt_tokens - self.tgt_lengths * shape.src_tokens
-        imbalance = excess[order]
-        imbalance_before = np.zeros(len(order), dtype=np.int64)
-        for is_heavy in (imbalance > 0, imbalance <= 0):
-            amounts = np.abs(imbalance[is_heavy])
-            imbalance_before[is_heavy] = np.cumsum(amounts) - amounts
-        return order[np.argsort(imbalance_before, kind="stable")]
+def _balanced(src_lengths: Numbers, tgt_lengths: Numbers, shape: PackedShape) -> Numbers:
+    """Return the order of pairs in which both sides of a batch fill up at one rate.
+
+    Interleaves source-heavy and target-heavy pairs by cumulative imbalance. Otherwise a batch
+    could be full on one side and half empty on the other.
+    """
+    imbalance = src_lengths * shape.tgt_tokens - tgt_lengths * shape.src_tokens
+    imbalance_before = np.zeros(len(imbalance), dtype=np.int64)
+    for is_heavy in (imbalance > 0, imbalance <= 0):
+        amounts = np.abs(imbalance[is_heavy])
+        imbalance_before[is_heavy] = np.cumsum(amounts) - amounts
+    return np.argsort(imbalance_before, kind="stable")
 
 
 def choose_packed_layout(
-    src_lengths: NDArray[np.int64],
-    tgt_lengths: NDArray[np.int64],
+    src_lengths: Numbers,
+    tgt_lengths: Numbers,
     *,
     max_tokens: int,
     max_sentences: int | None = None,
@@ -226,61 +230,94 @@ def choose_packed_layout(
     if not len(src_lengths):
         raise ValueError("there must be at least one pair to choose shapes for, but there is none")
     longer = np.maximum(src_lengths, tgt_lengths)
-    shortest, longest = int(longer.min()), int(longer.max())
-
-    def split_at(limit: int) -> PackedLayout:
-        return _layout(
-            src_lengths,
-            tgt_lengths,
-            of_pair=(longer > limit).astype(np.int64),
-            max_tokens=max_tokens,
-            max_sentences=max_sentences,
-        )
-
-    one_shape = split_at(longest)
-    # A generator: each candidate holds a number for every pair.
-    candidates = (split_at(limit) for limit in range(_round_up(shortest), longest, _GRAIN))
-    two_shapes = min(candidates, key=_attention_memory, default=one_shape)
-    is_worth_it = _attention_memory(two_shapes) < (1 - _LEAST_SAVING) * _attention_memory(
-        one_shape
+    table = _ByLength(longer, src_lengths, tgt_lengths)
+    split_at = partial(_Split.at, table=table, max_tokens=max_tokens, max_sentences=max_sentences)
+    one_shape = split_at(table.longest)
+    limits = range(_round_up(table.shortest), table.longest, _GRAIN)
+    two_shapes = min(
+        map(split_at, limits),
+        key=lambda split: split.attention_memory,
+        default=one_shape,
     )
-    return two_shapes if is_worth_it else one_shape
-
-
-def _layout(
-    src_lengths: NDArray[np.int64],
-    tgt_lengths: NDArray[np.int64],
-    *,
-    of_pair: NDArray[np.int64],
-    max_tokens: int,
-    max_sentences: int | None,
-) -> PackedLayout:
-    """Return the layout in which the pairs are divided among shapes like this."""
-    sides = src_lengths, tgt_lengths
-    shapes = []
-    for number in range(int(of_pair.max()) + 1):
-        # Shorter pairs may move on into this shape, so it takes any of them.
-        own, own_or_shorter = of_pair == number, of_pair <= number
-        shapes.append(
-            _shape(
-                means=[float(side[own].mean()) for side in sides],
-                longest=[int(side[own_or_shorter].max()) for side in sides],
-                max_tokens=max_tokens,
-                max_sentences=min(max_sentences or len(of_pair), int(own_or_shorter.sum())),
-            )
-        )
+    is_worth_it = two_shapes.attention_memory < (1 - _LEAST_SAVING) * one_shape.attention_memory
+    best = two_shapes if is_worth_it else one_shape
     return PackedLayout(
-        shapes=shapes, of_pair=of_pair, src_lengths=src_lengths, tgt_lengths=tgt_lengths
+        shapes=best.shapes,
+        of_pair=(longer > best.limit).astype(np.int8),
+        src_lengths=src_lengths,
+        tgt_lengths=tgt_lengths,
     )
 
 
-def _attention_memory(layout: PackedLayout) -> float:
-    """Return what the attention kernel keeps in an epoch: rows times the longest, summed."""
-    tokens = np.bincount(layout.of_pair, weights=layout.src_lengths + layout.tgt_lengths)
-    return sum(
-        float(count) / shape.num_tokens * shape.rows * shape.longest
-        for count, shape in zip(tokens, layout.shapes, strict=True)
-    )
+class _ByLength:
+    """How many pairs there are by the length of their longer side, and how long both are together.
+
+    Args:
+        longer: length of the longer side of each pair.
+        sides: source and target tokens of each pair.
+    """
+
+    def __init__(self, longer: Numbers, *sides: Numbers) -> None:
+        self.shortest, self.longest = int(longer.min()), int(longer.max())
+        self._counts = np.zeros(self.longest + 1, dtype=np.int64)
+        self._sums = np.zeros((2, self.longest + 1), dtype=np.int64)
+        self._longest = np.zeros((2, self.longest + 1), dtype=np.int64)
+        # Some at a time: what `bincount` makes of its arguments is larger than they are.
+        for start in range(0, len(longer), _MOST_AT_ONCE):
+            part = slice(start, start + _MOST_AT_ONCE)
+            self._counts += np.bincount(longer[part], minlength=self.longest + 1)
+            for number, side in enumerate(sides):
+                sums = np.bincount(longer[part], side[part], minlength=self.longest + 1)
+                self._sums[number] += sums.astype(np.int64)
+                np.maximum.at(self._longest[number], longer[part], side[part])
+
+    def num_pairs(self, above: int, to: int) -> int:
+        """Return the pairs whose longer side has a length above one and up to another."""
+        return int(self._counts[above + 1 : to + 1].sum())
+
+    def tokens(self, above: int, to: int) -> list[int]:
+        """Return source and target tokens of these pairs."""
+        return [int(side[above + 1 : to + 1].sum()) for side in self._sums]
+
+    def longest_to(self, to: int) -> list[int]:
+        """Return the longest source and target of pairs whose longer side has a length up to one."""
+        return [int(side[: to + 1].max()) for side in self._longest]
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Shapes for pairs up to a limit of length, and for those above it.
+
+    Attributes:
+        limit: length of a pair's longer side.
+        shapes: one, if no pair is longer, or both.
+        attention_memory: what the attention kernel keeps in an epoch: rows times the longest, summed.
+    """
+
+    limit: int
+    shapes: list[PackedShape]
+    attention_memory: float
+
+    @classmethod
+    def at(
+        cls, limit: int, table: _ByLength, *, max_tokens: int, max_sentences: int | None
+    ) -> _Split:
+        ranges = [(-1, limit), (limit, table.longest)][: 1 + (limit < table.longest)]
+        shapes, memory = [], 0.0
+        for above, to in ranges:
+            tokens, count = table.tokens(above, to), table.num_pairs(above, to)
+            # Shorter pairs may move on into this shape, so it takes any of them.
+            own_or_shorter = table.num_pairs(-1, to)
+            all_pairs = table.num_pairs(-1, table.longest)
+            shape = _shape(
+                means=[side / count for side in tokens],
+                longest=table.longest_to(to),
+                max_tokens=max_tokens,
+                max_sentences=min(max_sentences or all_pairs, own_or_shorter),
+            )
+            memory += sum(tokens) / shape.num_tokens * shape.rows * shape.longest
+            shapes.append(shape)
+        return cls(limit, shapes, memory)
 
 
 def _shape(
@@ -313,11 +350,11 @@ def _shape(
     )
 
 
-def _starts(lengths: NDArray[np.int64]) -> torch.Tensor:
+def _starts(lengths: Numbers) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
 
 
-def _filled(values: NDArray[np.int64], length: int, filler: int) -> torch.Tensor:
+def _filled(values: Numbers, length: int, filler: int) -> torch.Tensor:
     filled = np.full(length, filler, dtype=np.int64)
     filled[: len(values)] = values
     return torch.from_numpy(filled)

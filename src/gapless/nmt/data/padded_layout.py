@@ -14,9 +14,7 @@ from gapless.nmt.data.vocab import BOS, EOS, PAD
 
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from gapless.nmt.data.token_pairs import Rows
+    from gapless.nmt.data.token_pairs import Numbers, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +76,8 @@ class PaddedLayout:
 
     def __init__(
         self,
-        src_lengths: NDArray[np.int64],
-        tgt_lengths: NDArray[np.int64],
+        src_lengths: Numbers,
+        tgt_lengths: Numbers,
         *,
         max_tokens: int | None = None,
         max_sentences: int | None = None,
@@ -91,17 +89,19 @@ class PaddedLayout:
         self._max_tokens = max_tokens or int(np.iinfo(np.int64).max)
         self._max_sentences = max_sentences or len(src_lengths)
 
-    def batches(self, order: NDArray[np.int64], *, multiple_of: int = 1) -> list[BatchPlan]:
+    def batches(self, order: Numbers, *, multiple_of: int = 1) -> list[BatchPlan]:
         """Cut the pairs into batches, the shortest sentences first.
 
         Args:
-            order: a permutation of the numbers of all pairs; orders pairs of equal lengths.
+            order: numbers of pairs; orders those of equal lengths.
             multiple_of: not used: each batch has a shape of its own.
         """
         del multiple_of
         if not len(order):
             return []
-        by_length = np.lexsort((order, self._tgt_lengths, self._src_lengths))
+        numbers = np.sort(order)
+        lengths = self._tgt_lengths[numbers], self._src_lengths[numbers]
+        by_length = numbers[np.lexsort((order, *lengths))]
         starts = self._starts(np.maximum(self._src_lengths, self._tgt_lengths)[by_length])
         ends = [*starts[1:], len(by_length)]
         src_lens = map(int, np.maximum.reduceat(self._src_lengths[by_length], starts))
@@ -122,7 +122,7 @@ class PaddedLayout:
         """Return how batches are laid out, for people."""
         return "each padded to its longest sentence"
 
-    def _starts(self, longer: NDArray[np.int64]) -> list[int]:
+    def _starts(self, longer: Numbers) -> list[int]:
         """Return where each batch starts among pairs whose longer sides have these lengths."""
         starts, longest = [0], 0
         for end, length in enumerate(map(int, longer)):

@@ -18,16 +18,17 @@ from gapless.nmt.data.layout import BatchPlan
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from numpy.typing import NDArray
-
     from gapless.nmt.data.layout import BatchShape, Layout
-    from gapless.nmt.data.token_pairs import TokenPairs
+    from gapless.nmt.data.token_pairs import Numbers, TokenPairs
 
 
 # The batches of all ranks in one update.
 Update: TypeAlias = list[BatchPlan]
 
-_NO_PAIRS = np.empty(0, dtype=np.int64)
+_NO_PAIRS = np.empty(0, dtype=np.int32)
+
+# Pairs that are laid out together: what that takes in memory does not grow with the corpus.
+_POOL = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class Microbatch:
         ends_update: whether this is the rank's last batch of the update.
     """
 
-    pairs: NDArray[np.int64]
+    pairs: Numbers
     shape: BatchShape
     update_tokens: int
     ends_update: bool
@@ -106,6 +107,8 @@ class MicrobatchSampler(Sampler[Microbatch]):
             skip: updates to leave out at the start, which an interrupted run has done.
             max_updates: updates after which the epoch ends early.
         """
+        # Those of the last epoch go first, as both of a large corpus take much memory.
+        self._updates, self._epoch = list[Update](), list[Microbatch]()
         updates = [filled(update, self._world) for update in self._cut(epoch)]
         end = None if max_updates is None else skip + max_updates
         self._updates = updates[skip:end]
@@ -163,19 +166,27 @@ class MicrobatchSampler(Sampler[Microbatch]):
 
     def _cut(self, epoch: int) -> list[Update]:
         """Return the updates of an epoch, in their order, as all ranks see them."""
-        count, size = len(self._src_lengths), self._accumulate * self._world
+        size = self._accumulate * self._world
         in_updates = cut_by_shape if self._one_shape else cut
-        multiple_of = size if self._one_shape else 1
+        order = np.arange(len(self._src_lengths), dtype=np.int32)
         if not self._shuffle:
-            plans = self._layout.batches(np.arange(count), multiple_of=multiple_of)
-            return in_updates(plans, size)
+            return in_updates(self._plans(order), size)
         random = np.random.default_rng((self._seed, epoch))
-        plans = self._layout.batches(random.permutation(count), multiple_of=multiple_of)
+        plans = self._plans(random.permutation(order))
         updates = in_updates([plans[number] for number in random.permutation(len(plans))], size)
         if not self._one_shape or len({update[0].shape for update in updates}) == 1:
             return updates
         # `cut_by_shape` leaves the updates of a shape side by side: unshuffled, an epoch would go through one shape after the other.
         return [updates[number] for number in random.permutation(len(updates))]
+
+    def _plans(self, order: Numbers) -> list[BatchPlan]:
+        """Return batches of pairs in this order; of a large corpus, pool by pool."""
+        multiple_of = self._accumulate * self._world if self._one_shape else 1
+        return [
+            plan
+            for start in range(0, len(order), _POOL)
+            for plan in self._layout.batches(order[start : start + _POOL], multiple_of=multiple_of)
+        ]
 
     def _own(self, update: Update) -> list[Microbatch]:
         """Return this rank's batches of an update."""

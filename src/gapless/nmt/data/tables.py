@@ -7,7 +7,6 @@ with the first rows and what to give.
 from __future__ import annotations
 
 import csv
-import io
 import json
 import re
 from itertools import chain, islice
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gapless.errors import DataError
 from gapless.nmt.data.languages import matching_names
-from gapless.nmt.data.text_files import check_text, is_blank, read_lines, read_text
+from gapless.nmt.data.text_files import check_text, is_blank, lines_of, read_text
 
 
 if TYPE_CHECKING:
@@ -45,10 +44,10 @@ def ending_of(name: str) -> str:
     return f".{name.casefold().removesuffix('.gz').rpartition('.')[2]}"
 
 
-def read_table(
+def table_pairs(
     path: Path, *, src: str, tgt: str, columns: tuple[str, ...] | None
-) -> tuple[list[str], list[str]]:
-    """Read a file of pairs; return its source and its target side, row by row.
+) -> Iterator[tuple[str, str]]:
+    """Yield the source and target of each row of a file, which is not kept.
 
     Args:
         path: of the file; its ending says what it is.
@@ -79,13 +78,10 @@ def read_table(
     return _of_lists(path, chain(begin[has_header:], rows), at)
 
 
-def _of_lists(
-    path: Path, rows: Iterator[_Row], at: tuple[int, int]
-) -> tuple[list[str], list[str]]:
-    src: list[str] = []
-    tgt: list[str] = []
+def _of_lists(path: Path, rows: Iterator[_Row], at: tuple[int, int]) -> Iterator[tuple[str, str]]:
     one, other = at
     num_columns = max(at) + 1
+    is_empty = True
     for place, cells in rows:
         if not isinstance(cells, list):
             raise _other_kind(path, place, cells)
@@ -94,28 +90,24 @@ def _of_lists(
             raise DataError(
                 f"{path} {place} has {found}, expected {num_columns} or more: {_shown_row(cells)}"
             )
-        src.append(_text(path, place, cells[one]))
-        tgt.append(_text(path, place, cells[other]))
-    if not src:
+        yield _text(path, place, cells[one]), _text(path, place, cells[other])
+        is_empty = False
+    if is_empty:
         raise DataError(f"{path} holds no pair under its header")
-    return src, tgt
 
 
 def _of_objects(
     path: Path, rows: Iterator[_Row], one: str, other: str
-) -> tuple[list[str], list[str]]:
-    src: list[str] = []
-    tgt: list[str] = []
+) -> Iterator[tuple[str, str]]:
     for place, cells in rows:
         if not isinstance(cells, dict):
             raise _other_kind(path, place, cells)
-        for key, side in ((one, src), (other, tgt)):
+        for key in (one, other):
             if key not in cells:
                 raise DataError(
                     f"{path} {place} has no {key!r}, as the first one has, but {', '.join(map(repr, cells))}"
                 )
-            side.append(_text(path, place, cells[key]))
-    return src, tgt
+        yield _text(path, place, cells[one]), _text(path, place, cells[other])
 
 
 def _other_kind(path: Path, place: str, cells: object) -> DataError:
@@ -128,7 +120,8 @@ def _text(path: Path, place: str, cell: Any) -> str:
         return ""
     if not isinstance(cell, str):
         raise DataError(f"{path} {place} holds {_shown(cell)}, expected text")
-    return check_text(cell, where=f"{path} {place}")
+    # Nearly all text ends here; half a surrogate pair, as JSON can write it, is not printable.
+    return cell if cell.isprintable() else check_text(cell, where=f"{path} {place}")
 
 
 class _Sides:
@@ -259,22 +252,29 @@ def _shown(cell: object) -> str:
 
 def _tsv_rows(path: Path) -> Iterator[_Row]:
     """Give the cells of each line that is not empty. Quotes are characters like others."""
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(lines_of(path), start=1):
         if "\t" in line or not is_blank(line):
             yield f"line {number}", line.split("\t")
 
 
 def _csv_rows(path: Path) -> Iterator[_Row]:
     """Give the cells of each row; line ends within a cell become spaces."""
-    text = io.StringIO(read_text(path), newline="")
     # A document in one cell exceeds the default limit. It is the whole process's, so it is set back.
     limit = csv.field_size_limit(_LONGEST_CELL)
     try:
-        return iter(
-            list(_numbered_rows(csv.reader(text, strict=True, skipinitialspace=True), path))
-        )
+        reader = csv.reader(_csv_lines(path), strict=True, skipinitialspace=True)
+        yield from _numbered_rows(reader, path)
     finally:
         csv.field_size_limit(limit)
+
+
+def _csv_lines(path: Path) -> Iterator[str]:
+    """Give lines with their ends, as CSV wants them, which may also be those of old Macintoshes."""
+    for line in lines_of(path):
+        *parts, last = line.split("\r")
+        for part in parts:
+            yield f"{part}\r"
+        yield f"{last}\n"
 
 
 def _numbered_rows(reader: Any, path: Path) -> Iterator[_Row]:
@@ -309,7 +309,7 @@ def _json_rows(path: Path) -> Iterator[_Row]:
 
 def _json_line_rows(path: Path) -> Iterator[_Row]:
     """Give the items of a file that has one a line."""
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(lines_of(path), start=1):
         if not is_blank(line):
             place = f"line {number}"
             yield place, _cells(path, place, _parsed(path, line, place=place))

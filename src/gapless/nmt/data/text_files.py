@@ -6,6 +6,7 @@ import gzip
 import re
 import unicodedata
 import zlib
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from gapless.errors import DataError
@@ -40,16 +41,59 @@ def read_lines(path: Path) -> list[str]:
         DataError: the file is missing, a folder, empty, not UTF-8, or a broken archive, or its
             lines end in a carriage return alone.
     """
-    text = read_text(path)
-    lines = split_lines(text)
-    if not lines:
+    return list(lines_of(path))
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file as `read_lines` does, without keeping them.
+
+    Raises:
+        DataError: as of `read_lines`.
+    """
+    parts = _parts_of(path)
+    first = next(parts, [])
+    if not first:
         raise DataError(f"{path} is empty, expected one sentence a line")
-    if len(lines) == 1 and (returns := lines[0].rstrip("\r").count("\r")):
+    second = next(parts, None)
+    if len(first) == 1 and second is None and (returns := first[0].rstrip("\r").count("\r")):
         raise DataError(
             f"{path} is one line with {returns:,} carriage returns, which end no line; "
             "convert it, such as by tr '\\r' '\\n'"
         )
-    return lines
+    yield from first
+    if second is not None:
+        yield from second
+    for part in parts:
+        yield from part
+
+
+def _parts_of(path: Path) -> Iterator[list[str]]:
+    """Yield the lines of a file, some at a time."""
+    try:
+        with _opened(path) as stream:
+            num_lines = 0
+            for text in _decoded(stream, name=str(path)):
+                _check_no_zero(text, name=str(path), num_lines=num_lines)
+                lines = split_lines(without_marks(text))
+                num_lines += len(lines)
+                yield lines
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a whole gzip file ({error}); fetch it again") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[ByteStream]:
+    if not path.is_file():
+        raise DataError(f"{path} {why_no_file(path)}, expected a text file")
+    with path.open("rb") as file:
+        # A name may lack the ending, as that of a download.
+        if file.peek(2).startswith(_GZIP):
+            with gzip.open(file) as unpacked:
+                yield unpacked
+        else:
+            yield file
 
 
 def split_lines(text: str) -> list[str]:
@@ -95,12 +139,16 @@ def decode_text(raw: bytes, *, name: str) -> str:
             f"{name} is not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}, line {line}; "
             f"{HOW_TO_CONVERT}"
         ) from error
+    _check_no_zero(text, name=name)
+    return without_marks(text)
+
+
+def _check_no_zero(text: str, *, name: str, num_lines: int = 0) -> None:
     # English in UTF-16 without a mark is UTF-8 as well, with a zero beside each letter.
     zero = text.find("\0")
     if zero >= 0:
-        line = text.count("\n", 0, zero) + 1
+        line = num_lines + text.count("\n", 0, zero) + 1
         raise DataError(f"{name} holds a zero byte, line {line}, as UTF-16 does; {HOW_TO_CONVERT}")
-    return without_marks(text)
 
 
 HOW_TO_CONVERT = (
@@ -130,18 +178,7 @@ def read_text(path: Path) -> str:
     Raises:
         DataError: the file is missing, a folder, a pipe, not UTF-8, or a broken archive.
     """
-    if not path.is_file():
-        raise DataError(f"{path} {why_no_file(path)}, expected a text file")
-    try:
-        raw = path.read_bytes()
-        # A name may lack the ending, as that of a download.
-        if raw.startswith(_GZIP):
-            raw = gzip.decompress(raw)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is not a whole gzip file ({error}); fetch it again") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    return decode_text(raw, name=str(path))
+    return "\n".join(line for part in _parts_of(path) for line in part)
 
 
 def why_no_file(path: Path) -> str:
@@ -175,14 +212,20 @@ def arriving_lines(stream: ByteStream, *, name: str) -> Iterator[list[str]]:
     Raises:
         DataError: the text is not UTF-8, after the lines before that; the message names the place.
     """
+    for text in _decoded(stream, name=name):
+        yield split_lines(without_marks(text))
+
+
+def _decoded(stream: ByteStream, *, name: str) -> Iterator[str]:
+    """Yield the text of a stream, each time whole lines."""
     num_bytes = num_lines = 0
     for raw in _whole_lines(stream):
         try:
-            yield _lines(raw)
+            yield raw.decode()
         except UnicodeDecodeError as error:
             good = raw[: raw.rfind(b"\n", 0, error.start) + 1]
             if good:
-                yield _lines(good)
+                yield good.decode()
             line = num_lines + good.count(b"\n") + 1
             at = num_bytes + error.start
             raise DataError(
@@ -191,10 +234,6 @@ def arriving_lines(stream: ByteStream, *, name: str) -> Iterator[list[str]]:
             ) from error
         num_bytes += len(raw)
         num_lines += raw.count(b"\n")
-
-
-def _lines(whole: bytes) -> list[str]:
-    return split_lines(without_marks(whole.decode()))
 
 
 def _whole_lines(stream: ByteStream) -> Iterator[bytes]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import chain
+from mmap import ACCESS_READ, MADV_DONTNEED, MADV_RANDOM, mmap
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -16,9 +18,25 @@ from gapless.nmt.data.vocab import BOS, EOS
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from gapless.nmt.data.sentences import Pairs
+    from gapless.nmt.data.vocab import Vocabs
+
+
+# Of pairs, or their lengths: as wide as they need to be.
+Numbers: TypeAlias = "NDArray[np.integer[Any]]"
+
+SIDES = ("src", "tgt")
+
+# Numbers that are read or counted at a time.
+_MOST_AT_ONCE = 1 << 20
+
+# Bytes of one side's tokens above which other processes get the name of their file: others need not have it.
+_MOST_SENT = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -49,56 +67,144 @@ class Rows:
         return Rows(self.ids[~is_last], self.lengths - 1)
 
 
-class _Sentences:
-    """All sentences of one side; gathers any of them as rows."""
+class Sentences:
+    """All sentences of one side, one after the other; gathers any of them as rows.
 
-    def __init__(self, sentences: list[list[int]]) -> None:
-        lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
-        every_id = (number for ids in sentences for number in ids)
+    Args:
+        ids: of all tokens, marks included; mapped from a file where they are many.
+        starts: where each sentence begins, and the number of tokens, [sentences + 1].
+        files: that both are mapped from; None: they are in memory.
+    """
+
+    def __init__(
+        self,
+        ids: NDArray[np.integer[Any]],
+        starts: NDArray[np.int64],
+        *,
+        files: tuple[Path, Path, str] | None = None,
+    ) -> None:
+        self.ids, self.starts = ids, starts
+        self._files = files
+        self.lengths = np.empty(len(starts) - 1, dtype=np.int32)
+        for at in _parts(len(self.lengths)):
+            self.lengths[at] = np.diff(starts[at.start : at.stop + 1])
+
+    @classmethod
+    def of(cls, sentences: Iterable[Sequence[int]]) -> Sentences:
+        """Return these sentences, in memory."""
+        sentences = list(sentences)
+        lengths = np.fromiter(map(len, sentences), dtype=np.int64, count=len(sentences))
+        starts = np.concatenate(([0], np.cumsum(lengths)))
+        every_id = chain.from_iterable(sentences)
         # 32 bits: worker processes share these arrays, and each batch is read from memory.
-        self.ids = np.fromiter(every_id, dtype=np.int32, count=int(lengths.sum()))
-        self.starts = np.concatenate(([0], np.cumsum(lengths)))
+        return cls(np.fromiter(every_id, dtype=np.int32, count=int(starts[-1])), starts)
 
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        return np.diff(self.starts)
+    @classmethod
+    def joined(cls, parts: Sequence[Sentences]) -> Sentences:
+        """Return the sentences of all parts, in memory."""
+        lengths = np.concatenate([np.empty(0, dtype=np.int64), *(part.lengths for part in parts)])
+        ids = np.concatenate([np.empty(0, dtype=np.int32), *(part.ids for part in parts)])
+        return cls(ids, np.concatenate(([0], np.cumsum(lengths))))
 
-    def take(self, numbers: NDArray[np.int64]) -> Rows:
+    @classmethod
+    def mapped(cls, ids: Path, starts: Path, dtype: str) -> Sentences:
+        """Return the sentences in two files, which stay there.
+
+        Args:
+            ids: file of all tokens.
+            starts: file of where sentences begin, 64 bits each.
+            dtype: of the tokens, such as `uint16`.
+        """
+        maps = _map(ids), _map(starts)
+        found = cls(
+            np.frombuffer(maps[0], dtype=dtype),
+            np.frombuffer(maps[1], dtype=np.int64),
+            files=(ids, starts, dtype),
+        )
+        for one in maps:
+            if isinstance(one, mmap):
+                # What was read for the lengths need not stay, and batches read here and there.
+                one.madvise(MADV_DONTNEED)
+                one.madvise(MADV_RANDOM)
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let processes that are sent many sentences map them too."""
+        if self._files is not None and self.ids.nbytes > _MOST_SENT:
+            return Sentences.mapped, self._files
+        return Sentences, (np.array(self.ids), np.array(self.starts))
+
+    def take(self, numbers: Numbers) -> Rows:
+        """Return these sentences."""
         starts = self.starts[numbers]
         lengths = self.starts[numbers + 1] - starts
         before = np.cumsum(lengths) - lengths
         at = np.repeat(starts - before, lengths) + np.arange(lengths.sum())
         return Rows(self.ids[at].astype(np.int64), lengths)
 
+    def counts(self) -> NDArray[np.int64]:
+        """Return how often each token occurs."""
+        counts = np.zeros(1, dtype=np.int64)
+        for at in _parts(len(self.ids)):
+            more = np.bincount(self.ids[at], minlength=len(counts))
+            more[: len(counts)] += counts
+            counts = more
+        return counts
+
+    def checksum(self, begin: int) -> int:
+        """Return a checksum of tokens and lengths that goes on from another."""
+        for at in _parts(len(self.ids)):
+            begin = zlib.crc32(self.ids[at].astype(np.int32).data, begin)
+        return zlib.crc32(self.starts.data, begin)
+
+
+def _parts(count: int) -> Iterator[slice]:
+    """Yield slices of so many things, some at a time."""
+    for start in range(0, count, _MOST_AT_ONCE):
+        yield slice(start, min(start + _MOST_AT_ONCE, count))
+
+
+def _map(path: Path) -> mmap | bytes:
+    with path.open("rb") as file:
+        # What is empty cannot be mapped.
+        return mmap(file.fileno(), 0, access=ACCESS_READ) if path.stat().st_size else b""
+
 
 class TokenPairs:
     """Sentence pairs as flat arrays, cheap to share with worker processes.
 
     Args:
-        src: token ids of each source sentence, without marks.
-        tgt: token ids of each target sentence, without marks.
+        src: token ids of each source sentence, without marks; or sources with their end marks.
+        tgt: token ids of each target sentence, without marks; or targets with both marks.
+        checksum: of the pairs, where it is known.
     """
 
-    def __init__(self, src: Sequence[Sequence[int]], tgt: Sequence[Sequence[int]]) -> None:
-        self._src = _Sentences([[*ids, EOS] for ids in src])
-        self._tgt = _Sentences([[BOS, *ids, EOS] for ids in tgt])
+    def __init__(
+        self,
+        src: Iterable[Sequence[int]] | Sentences,
+        tgt: Iterable[Sequence[int]] | Sentences,
+        *,
+        checksum: int | None = None,
+    ) -> None:
+        self.src = src if isinstance(src, Sentences) else Sentences.of([*ids, EOS] for ids in src)
+        self.tgt = (
+            tgt if isinstance(tgt, Sentences) else Sentences.of([BOS, *ids, EOS] for ids in tgt)
+        )
+        self.src_lengths = self.src.lengths
+        self.tgt_lengths = self.tgt.lengths - np.int32(1)
+        self._checksum = checksum
+
+    @classmethod
+    def joined(cls, parts: Sequence[TokenPairs]) -> TokenPairs:
+        """Return the pairs of all parts, in memory."""
+        return cls(*(Sentences.joined([getattr(part, side) for part in parts]) for side in SIDES))
 
     def __len__(self) -> int:
-        return len(self._src.starts) - 1
-
-    @property
-    def src_lengths(self) -> NDArray[np.int64]:
-        """Source tokens of each pair, the end mark included."""
-        return self._src.lengths
-
-    @property
-    def tgt_lengths(self) -> NDArray[np.int64]:
-        """Target tokens to predict of each pair, the end mark included."""
-        return self._tgt.lengths - 1
+        return len(self.src_lengths)
 
     def target_entropy(self) -> float:
         """Return the entropy of target tokens, in nats: their mean loss by their frequencies alone."""
-        counts = np.bincount(self._tgt.ids).astype(np.float64)
+        counts = self.tgt.counts().astype(np.float64)
         # The begin mark is given, never predicted.
         counts[BOS] = 0.0
         shares = counts[counts > 0] / counts.sum()
@@ -106,11 +212,23 @@ class TokenPairs:
 
     def checksum(self) -> int:
         """Return a number that tells these pairs, in this order, from others."""
-        checksum = 0
-        for side in (self._src, self._tgt):
-            checksum = zlib.crc32(side.starts.data, zlib.crc32(side.ids.data, checksum))
-        return checksum
+        if self._checksum is None:
+            self._checksum = self.tgt.checksum(self.src.checksum(0))
+        return self._checksum
 
-    def take(self, numbers: NDArray[np.int64]) -> tuple[Rows, Rows]:
+    def take(self, numbers: Numbers) -> tuple[Rows, Rows]:
         """Return sources with their ends, and targets with begin and end, of these pairs."""
-        return self._src.take(numbers), self._tgt.take(numbers)
+        return self.src.take(numbers), self.tgt.take(numbers)
+
+
+def encode(pairs: Pairs, vocabs: Vocabs, *, max_length: int) -> TokenPairs:
+    """Return the pairs that are short enough, as token ids.
+
+    Args:
+        pairs: to encode.
+        vocabs: of both sides.
+        max_length: most tokens of a sentence, marks aside.
+    """
+    src, tgt = vocabs.src.encode(pairs.src), vocabs.tgt.encode(pairs.tgt)
+    short = [n for n in range(len(src)) if max(len(src[n]), len(tgt[n])) <= max_length]
+    return TokenPairs([src[n] for n in short], [tgt[n] for n in short])

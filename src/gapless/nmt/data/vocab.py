@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +19,7 @@ from gapless.errors import DataError, RunFolderError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
 
@@ -73,7 +73,7 @@ class SubwordVocab:
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each sentence, without begin and end."""
-        ids: list[list[int]] = self._processor.encode(list(sentences))
+        ids: list[list[int]] = self._processor.encode(list(sentences), num_threads=1)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -152,7 +152,7 @@ class WordVocab:
         self._ids = {word: number for number, word in enumerate(self._words)}
 
     @classmethod
-    def of(cls, sentences: Sequence[str], *, size: int | None, nearest: bool = False) -> WordVocab:
+    def of(cls, sentences: Iterable[str], *, size: int | None, nearest: bool = False) -> WordVocab:
         """Return the vocabulary of some text.
 
         Args:
@@ -346,10 +346,17 @@ VOCAB_FILES = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabs:
-    """The vocabularies of both sides; one object twice if they share it."""
+    """The vocabularies of both sides; one object twice if they share it.
+
+    Attributes:
+        src: of sources.
+        tgt: of targets.
+        asked: settings that they were made with; None: they are those of a run.
+    """
 
     src: Vocab
     tgt: Vocab
+    asked: dict[str, Any] | None = field(default=None, compare=False)
 
     @property
     def is_shared(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from gapless.device.find import find_device
 from gapless.errors import RunFolderError, RunLockedError, UserError
 from gapless.nmt.run.initial_weights import InitialWeights, read_initial_weights
 from gapless.nmt.run.stopping import WallClock
-from gapless.nmt.run.task import Task, make_vocabs, may_be_learned, prepare, read_corpus
+from gapless.nmt.run.task import Task, make_vocabs, prepare, read_corpus
 from gapless.nmt.run.training_run import TrainingRun, assemble, device_of
 from gapless.nmt.run_folder.checkpoints import set_weights
 from gapless.nmt.run_folder.disk_space import check_disk_space
@@ -47,19 +46,13 @@ if TYPE_CHECKING:
 
     from gapless.checkpoint.lock import RunLock
     from gapless.device.base import Device
-    from gapless.nmt.data.corpus import Pairs
+    from gapless.nmt.data.corpus import Corpus
     from gapless.nmt.data.vocab import Vocabs
     from gapless.nmt.settings.config import TrainConfig
     from gapless.ranks import Ranks
 
 
 # --- settings ---
-
-
-# Sentencepiece's own share; it leaves rarer characters to bytes.
-_COVERAGE = 0.9995
-# The alphabet of so many pairs stands for that of all.
-_MAX_COUNTED = 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,11 +117,11 @@ def choose_run(
     if note is not None:
         corpus = replace(corpus, notes=(*corpus.notes, note))
     if initial is None:
-        choices = choose_vocabulary(_text_facts(may_be_learned(corpus.train, draft)), given)
+        choices = choose_vocabulary(_text_facts(corpus), given)
         config = _so_far(choices, given)
         is_chosen = given.get("vocab_size") is None
         is_near = is_chosen or not (is_size_asked or config.shared_vocab)
-        vocabs = make_vocabs(corpus.train, config, nearest=is_near)
+        vocabs = make_vocabs(corpus, config, nearest=is_near)
         choices = _with_real_size(choices, vocabs)
     else:
         vocabs = initial.vocabs
@@ -201,15 +194,8 @@ def _with_real_size(choices: list[Choice], vocabs: Vocabs) -> list[Choice]:
     return [real(choice) for choice in choices]
 
 
-def _text_facts(train: Pairs) -> TextFacts:
-    characters = sum(map(len, train.src)) + sum(map(len, train.tgt))
-    counts: Counter[str] = Counter()
-    every = -(-len(train) // _MAX_COUNTED)
-    for sentence in (*train.src[::every], *train.tgt[::every]):
-        counts.update(sentence)
-    shares = np.cumsum(sorted(counts.values(), reverse=True)) / max(1, counts.total())
-    alphabet = int(np.searchsorted(shares, _COVERAGE)) + 1
-    return TextFacts(characters=characters, alphabet=min(alphabet, len(counts)))
+def _text_facts(corpus: Corpus) -> TextFacts:
+    return TextFacts(characters=corpus.train.characters, alphabet=corpus.train.alphabet)
 
 
 def _facts(task: Task, device: Device, *, is_trained: bool) -> Facts:
@@ -270,7 +256,7 @@ def new_run(
     if initial is not None:
         with run.loop.on_compute_stream(), run.host_waits.blocking("checkpoint"):
             set_weights(run.model, initial.weights, path=initial.path)
-    run.notes += corpus.notes
+    run.notes += task.corpus.notes
     run.choices = [] if chosen is None else list(chosen.choices)
     if chosen is None or not chosen.holds_update:
         run.choices += grown_update(effective)

@@ -197,10 +197,10 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
     vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
     is_recorded = config.data == begun.data
     corpus = read_recorded(config, run_dir=run_dir) if is_recorded else read_corpus(config)
-    notes += corpus.notes
     score_tokenizer = choose_score_tokenizer(config)
     config = replace(config, accumulate=effective.accumulate)
     task = prepare(config, corpus=corpus, vocabs=vocabs)
+    notes += task.corpus.notes
     if not config.allow_changed_data:
         check_pairs(task.fingerprint, begun=state["pairs"])
     validates_anew = _validates_anew(config, task, begun=begun, pairs=state["pairs"])

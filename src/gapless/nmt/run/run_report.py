@@ -220,6 +220,7 @@ def describe_run(run: TrainingRun) -> dict[str, str]:
         f"torch {torch.__version__}, {run.config.precision}",
         "plan": describe_plan(run.effective, device=run.device, workers=run.workers),
         "data": describe_data(run.config, run.task),
+        **({} if run.task.store is None else {"store": run.task.store}),
         "scores": describe_score_tokenizer(run.score_tokenizer),
         "model": f"{run.num_parameters:,} parameters, vocabulary {len(vocabs.src)} to "
         f"{len(vocabs.tgt)}",

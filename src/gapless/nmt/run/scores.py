@@ -15,7 +15,7 @@ from gapless.nmt.run.translator import longest_source, translate_lines
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gapless.nmt.data.corpus import Pairs
+    from gapless.nmt.data.sentences import Pairs
     from gapless.nmt.data.vocab import Vocabs
     from gapless.nmt.model.decode import Decoder
     from gapless.nmt.model.decode_settings import DecodeSettings

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from gapless.device.instruments.processor import num_cores
 from gapless.errors import DataError
-from gapless.nmt.data.corpus import Corpus, Pairs, files_of_text, load_corpus
+from gapless.nmt.data.corpus import (
+    Corpus,
+    corpus_files,
+    files_of_text,
+    find_corpus,
+    load_corpus,
+    stored_corpus,
+)
 from gapless.nmt.data.demo import demo_pairs
 from gapless.nmt.data.languages import find_language
-from gapless.nmt.data.token_pairs import TokenPairs
+from gapless.nmt.data.pair_store import VERSION
+from gapless.nmt.data.selection import TrainingText
+from gapless.nmt.data.sentences import CHUNK, Pairs, in_order
+from gapless.nmt.data.stores import StoreFolder, default_folder
+from gapless.nmt.data.token_pairs import SIDES, TokenPairs, encode
 from gapless.nmt.data.vocab import (
     LONGEST_SUBWORD,
     Vocab,
@@ -23,9 +36,14 @@ from gapless.nmt.data.vocab import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from gapless.nmt.data.pair_store import Store
     from gapless.nmt.settings.config import TrainConfig
+
+
+# Processes that read text, at most: one process hands it out and writes what they return.
+_MOST_WORKERS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,19 +55,18 @@ class Task:
         vocabs: made from its training split.
         train: token ids of the training pairs that are short enough.
         val: token ids of the validation pairs that are short enough.
-        long: numbers of the training pairs left out because a side has more than `max_length` tokens.
+        counts: training pairs of each text that the corpus was made of.
+        skipped_long: training pairs left out because a side has more than `max_length` tokens.
+        store: where the token ids are, for people; None: in memory.
     """
 
     corpus: Corpus
     vocabs: Vocabs
     train: TokenPairs
     val: TokenPairs
-    long: list[int]
-
-    @property
-    def skipped_long(self) -> int:
-        """How many training pairs are left out because they are too long."""
-        return len(self.long)
+    counts: tuple[int, ...]
+    skipped_long: int
+    store: str | None = None
 
     @cached_property
     def fingerprint(self) -> dict[str, dict[str, int]]:
@@ -102,13 +119,7 @@ def read_corpus(config: TrainConfig) -> Corpus:
         DataError: anything about the data that cannot be used.
     """
     if config.data is not None:
-        return load_corpus(
-            Path(config.data),
-            src=config.src,
-            tgt=config.tgt,
-            columns=config.column_names(),
-            seed=config.seed,
-        )
+        return _stored_or_read(config)
     named = [find_language(side) for side in (config.src, config.tgt)]
     languages = ["" if language is None else language.code for language in named]
     if sorted(languages) != ["en", "zh"]:
@@ -123,12 +134,39 @@ def read_corpus(config: TrainConfig) -> Corpus:
         for name, pairs in demo_pairs().items()
     }
     return Corpus(
-        src_lang=config.src,
-        tgt_lang=config.tgt,
-        train=splits["train"],
+        train=TrainingText.of(splits["train"]),
         val=splits["val"],
         test=splits["test"],
     )
+
+
+def _stored_or_read(config: TrainConfig) -> Corpus:
+    assert config.data is not None
+    files = find_corpus(
+        Path(config.data), src=config.src, tgt=config.tgt, columns=config.column_names()
+    )
+    longest = None if config.tokenizer == "none" else config.max_length * LONGEST_SUBWORD
+    recipe = {
+        "files": files.fingerprint(),
+        "sides": [config.src, config.tgt],
+        "columns": config.columns,
+        "longest": longest,
+    }
+    stores = StoreFolder(
+        path=default_folder() if config.store is None else Path(config.store),
+        most_bytes=config.store_size * 2**30,
+    )
+    store = stores.find({"version": VERSION, "text": recipe})
+    corpus = (
+        load_corpus(files, longest=longest, workers=_num_workers(config))
+        if store is None
+        else stored_corpus(files, store)
+    )
+    return replace(corpus, recipe=recipe, stores=stores)
+
+
+def _num_workers(config: TrainConfig) -> int:
+    return config.store_workers or min(num_cores(), _MOST_WORKERS)
 
 
 def read_recorded(config: TrainConfig, *, run_dir: Path) -> Corpus:
@@ -161,23 +199,92 @@ def prepare(
         DataError: anything about the data that cannot be used.
     """
     corpus = corpus or read_corpus(config)
-    vocabs = vocabs or make_vocabs(corpus.train, config)
-    train, long = _encode(corpus.train, vocabs, max_length=config.max_length)
-    val, long_val = _encode(corpus.val, vocabs, max_length=config.max_length)
-    for pairs, left_out, kind in ((train, long, "training"), (val, long_val, "validation")):
-        if left_out and not len(pairs):
+    vocabs = vocabs or make_vocabs(corpus, config)
+    train, counts, where = _encoded(corpus, vocabs, config)
+    val = encode(corpus.val, vocabs, max_length=config.max_length)
+    for pairs, all_pairs, kind in (
+        (train, corpus.train, "training"),
+        (val, corpus.val, "validation"),
+    ):
+        if len(all_pairs) and not len(pairs):
             raise DataError(
-                f"all {len(left_out)} {kind} pairs have more than {config.max_length} tokens; "
+                f"all {len(all_pairs)} {kind} pairs have more than {config.max_length} tokens; "
                 "raise `max_length`"
             )
-    return Task(corpus=corpus, vocabs=vocabs, train=train, val=val, long=long)
+    skipped = len(corpus.train) - len(train)
+    # What was read for the vocabularies need not stay in memory.
+    damaged = () if corpus.stores is None else tuple(corpus.stores.notes)
+    corpus = replace(
+        corpus,
+        train=replace(corpus.train),
+        notes=(*damaged, *corpus.notes),
+        stores=None,
+        store=None,
+    )
+    return Task(
+        corpus=corpus,
+        vocabs=vocabs,
+        train=train,
+        val=val,
+        counts=tuple(counts),
+        skipped_long=skipped,
+        store=where,
+    )
 
 
-def make_vocabs(train: Pairs, config: TrainConfig, *, nearest: bool = False) -> Vocabs:
+def _encoded(
+    corpus: Corpus, vocabs: Vocabs, config: TrainConfig
+) -> tuple[TokenPairs, Sequence[int], str | None]:
+    """Return the training pairs that are short enough, how many are of each text, and where they are."""
+    parts = _parts(corpus.train, vocabs, config)
+    if corpus.stores is None:
+        pairs = TokenPairs.joined([part for _, part in parts])
+        return pairs, [len(pairs)], None
+    files = vocabs.files()
+    header = {
+        "version": VERSION,
+        "text": corpus.recipe,
+        "max_length": config.max_length,
+        "vocabulary": {name: _hash(data) for name, data in files.items()},
+    }
+    store, did = _store_of(corpus, header), "found"
+    if store is None:
+        did = "made"
+        store = corpus.stores.save(
+            {**header, "name": config.data, "asked": vocabs.asked},
+            parts,
+            most_ids=max(len(vocabs.src), len(vocabs.tgt)),
+            files={**corpus_files(corpus), **files},
+        )
+    return store.pairs, store.header["counts"], f"{store.path}, {did}"
+
+
+def _parts(
+    train: TrainingText, vocabs: Vocabs, config: TrainConfig
+) -> Iterator[tuple[int, TokenPairs]]:
+    encode_some = partial(encode, vocabs=vocabs, max_length=config.max_length)
+    for text, chunks in enumerate(train.of_each_text()):
+        for _, part in in_order(encode_some, chunks, workers=_num_workers(config)):
+            yield text, part
+
+
+def _store_of(corpus: Corpus, wanted: dict[str, Any]) -> Store | None:
+    """Return the store that the corpus was read from, if it was made with this, or else another."""
+    store = corpus.store
+    if store is not None and all(store.header.get(key) == wanted[key] for key in wanted):
+        return store
+    return None if corpus.stores is None else corpus.stores.find(wanted)
+
+
+def _hash(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def make_vocabs(corpus: Corpus, config: TrainConfig, *, nearest: bool = False) -> Vocabs:
     """Return the vocabularies of a run.
 
     Args:
-        train: its training pairs.
+        corpus: of it.
         config: of the run.
         nearest: take the nearest size that the text can give, where it cannot give the one asked for; two
             vocabularies do in any case.
@@ -185,38 +292,47 @@ def make_vocabs(train: Pairs, config: TrainConfig, *, nearest: bool = False) -> 
     Raises:
         DataError: the text cannot give one vocabulary of that size.
     """
+    asked = {
+        "tokenizer": config.tokenizer,
+        "size": config.vocab_size,
+        "model": config.vocab_model,
+        "is_shared": config.shared_vocab,
+        "nearest": nearest,
+        "tags": config.tags,
+    }
+    store = _store_of(corpus, {"version": VERSION, "text": corpus.recipe, "asked": asked})
+    if store is not None:
+        vocabs = Vocabs.of_files(store.files, is_shared=config.shared_vocab, where=store.path)
+        return replace(vocabs, asked=asked)
+    train = corpus.train
+    sides = [SIDES] if config.shared_vocab else [(side,) for side in SIDES]
+    make = partial(
+        _make_vocab,
+        train=train,
+        config=config,
+        # One size need not suit both sides: each takes the nearest that it can have.
+        nearest=nearest or not config.shared_vocab,
+    )
+    workers = _num_workers(config) if len(train) > CHUNK else 1
+    made = [vocab for _, vocab in in_order(make, sides, workers=workers)]
+    return Vocabs(src=made[0], tgt=made[-1], asked=asked)
 
-    def of(sentences: list[str], *, nearest: bool) -> Vocab:
-        if config.tokenizer == "none":
-            return WordVocab.of(sentences, size=config.vocab_size, nearest=nearest)
-        size, model = config.vocab_size, config.vocab_model
-        tags = config.tag_names()
-        return train_subwords(sentences, size=size, model=model, nearest=nearest, tags=tags)
 
-    train = may_be_learned(train, config)
-    if config.shared_vocab:
-        both = of([*train.src, *train.tgt], nearest=nearest)
-        return Vocabs(src=both, tgt=both)
-    # One size need not suit both sides: each takes the nearest that it can have.
-    return Vocabs(src=of(train.src, nearest=True), tgt=of(train.tgt, nearest=True))
-
-
-def may_be_learned(train: Pairs, config: TrainConfig) -> Pairs:
-    """Return the pairs that can have few enough tokens, or all if none can.
-
-    Text that is never trained on decides nothing about the vocabulary.
-    """
+def _make_vocab(
+    sides: Sequence[str], *, train: TrainingText, config: TrainConfig, nearest: bool
+) -> Vocab:
     if config.tokenizer == "none":
-        return train
-    most = config.max_length * LONGEST_SUBWORD
-    short = [n for n in range(len(train)) if max(len(train.src[n]), len(train.tgt[n])) <= most]
-    return train.take(short) if short else train
-
-
-def _encode(pairs: Pairs, vocabs: Vocabs, *, max_length: int) -> tuple[TokenPairs, list[int]]:
-    """Return the pairs that are short enough, and the numbers of the others."""
-    src, tgt = vocabs.src.encode(pairs.src), vocabs.tgt.encode(pairs.tgt)
-    long = [n for n in range(len(src)) if max(len(src[n]), len(tgt[n])) > max_length]
-    left_out = set(long)
-    short = [n for n in range(len(src)) if n not in left_out]
-    return TokenPairs([src[n] for n in short], [tgt[n] for n in short]), long
+        sentences = (
+            sentence
+            for chunk in train.chunks()
+            for side in sides
+            for sentence in getattr(chunk, side)
+        )
+        return WordVocab.of(sentences, size=config.vocab_size, nearest=nearest)
+    return train_subwords(
+        [sentence for side in sides for sentence in getattr(train.sample, side)],
+        size=config.vocab_size,
+        model=config.vocab_model,
+        nearest=nearest,
+        tags=config.tag_names(),
+    )

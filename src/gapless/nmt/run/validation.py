@@ -21,8 +21,8 @@ from gapless.pipeline.losses.deferred_loss import DeferredLoss
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gapless.nmt.data.corpus import Pairs
     from gapless.nmt.data.sampler import MicrobatchSampler
+    from gapless.nmt.data.sentences import Pairs
     from gapless.nmt.data.token_pairs import TokenPairs
     from gapless.nmt.run.rank_agreement import Decisions
     from gapless.nmt.run.run_report import Messages

@@ -112,6 +112,29 @@ class DataSettings:
         at_least=1,
         at_most=_MOST,
     )
+    store: str | None = setting(
+        "data",
+        None,
+        "folder that keeps tokenised text for the next run; none: one in the user's cache",
+        form=_check_path,
+        compare=False,
+    )
+    store_size: float = setting(
+        "data",
+        50.0,
+        "GiB that all stores may have; those used least lately are removed",
+        at_least=0.0,
+        at_most=float(_MOST),
+        compare=False,
+    )
+    store_workers: int | None = setting(
+        "data",
+        None,
+        "processes that tokenise text; none: one for each core",
+        at_least=1,
+        at_most=1024,
+        compare=False,
+    )
     allow_changed_data: bool = setting(
         "data",
         False,
