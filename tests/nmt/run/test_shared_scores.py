@@ -144,6 +144,9 @@ def test_the_validation_is_that_of_one_rank(trained, world, monkeypatch):
                 step=trained.step,
                 model=trained.step.model,
                 host_waits=HostWaits(trained.device),
+                decoder=Decoder(
+                    trained.step.model, device=trained.device, host_waits=HostWaits(trained.device)
+                ),
                 score_tokenizer=score_tokenizer,
                 loop=loop,
                 ranks=ranks,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from gapless.checkpoint.manifest import Content
 from gapless.device.find import find_device
 from gapless.device.numerics import random_state, seed_everything, set_numerics, set_random_state
 from gapless.loop.train_loop import TrainLoop
+from gapless.nmt.model.decode import Decoder
 from gapless.nmt.run.build import build_step, num_workers, training_sampler
 from gapless.nmt.run.out_of_memory import naming_phase
 from gapless.nmt.run.scores import num_compared, num_translated
@@ -119,6 +121,16 @@ class TrainingRun:
     def model(self) -> Transformer:
         """The model that is trained."""
         return self.step.model
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        """Translates with the model; one for all validations, which replay what it has captured."""
+        return Decoder(
+            self.model,
+            device=self.device,
+            host_waits=self.host_waits,
+            precision=self.config.precision,
+        )
 
     @property
     def workers(self) -> int:

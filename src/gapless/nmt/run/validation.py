@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from gapless.errors import NonFiniteLossError
 from gapless.nmt.data.sampler import make_loader
 from gapless.nmt.model.compiling import eager_layers
-from gapless.nmt.model.decode import Decoder
 from gapless.nmt.model.decode_settings import DecodeSettings
 from gapless.nmt.run.build import training_sampler, validation_sampler
 from gapless.nmt.run.out_of_memory import OF_BATCHES
@@ -113,9 +112,6 @@ def score_pairs(
     Sync: Blocks the host; waits are counted in `run.host_waits`.
     """
     config = run.config
-    decoder = Decoder(
-        run.model, device=run.device, host_waits=run.host_waits, precision=config.precision
-    )
     settings = DecodeSettings(
         beam=beam,
         length_penalty=config.length_penalty,
@@ -124,7 +120,7 @@ def score_pairs(
     )
     with run.loop.on_compute_stream(), eager_layers():
         found = evaluate(
-            decoder,
+            run.decoder,
             run.task.vocabs,
             pairs,
             settings,
