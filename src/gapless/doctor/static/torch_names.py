@@ -135,7 +135,7 @@ HOST_BUILTINS = _words(
 # Functions of numpy that return an array, where others may return a number.
 MAKES_ARRAY = re.compile(
     r"\.(arange|array|asarray|zeros|ones|full|linspace|argsort|argwhere|flatnonzero|permutation|choice"
-    r"|randint|normal|repeat|tile|concatenate|stack|unique|where|eye|triu|tril)$"
+    r"|randint|normal|random|repeat|tile|concatenate|stack|unique|where|eye|triu|tril)$"
 )
 
 # Methods of a module that return the module, and those that compute as a call does.
