@@ -138,7 +138,7 @@ model = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 class Rows(torch.utils.data.Dataset):
     def __len__(self):
-        return 200
+        return 100
     def __getitem__(self, index):
         if rank == 1 and sys.argv[1] == "batches":
             time.sleep(0.03)
