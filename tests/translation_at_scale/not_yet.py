@@ -17,6 +17,4 @@ NOT_YET = {
     "test_without_the_library_of_languages_one_line_says_what_to_install": "no filters",
     "test_corpora_are_seen_by_their_weights": "one folder or file is all that is trained on",
     "test_weighted_corpora_resume_exactly": "one folder or file is all that is trained on",
-    "test_bpe_dropout_cuts_words_otherwise_in_each_epoch": "no BPE-dropout",
-    "test_bpe_dropout_is_of_training_alone": "no BPE-dropout",
 }

@@ -99,8 +99,9 @@ def test_what_a_run_keeps_has_these_keys():
     ]
     assert [kept[name] for name in ("pack", "fixed_shapes", "compile")] == [True, False, True]
     assert set(FIXED_ON_RESUME) == {
-        *("seed", "max_length", "batch_size", "batch_tokens"),
+        *("seed", "max_length", "bpe_dropout", "batch_size", "batch_tokens"),
         *("tokenizer", "vocab_size", "vocab_model", "shared_vocab", "heads", "norm"),
+        "activation",
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate as running_sums
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gapless.nmt.data.layout import BatchShape, Layout
-    from gapless.nmt.data.token_pairs import Numbers, TokenPairs
+    from gapless.nmt.data.token_pairs import Numbers, Rows, TokenPairs
 
 
 # The batches of all ranks in one update.
@@ -40,12 +40,14 @@ class Microbatch:
         shape: size of the batch.
         update_tokens: target tokens of the whole update, on all ranks.
         ends_update: whether this is the rank's last batch of the update.
+        rows: source and target tokens of the pairs; None: those of the pairs that the loader has.
     """
 
     pairs: Numbers
     shape: BatchShape
     update_tokens: int
     ends_update: bool
+    rows: tuple[Rows, Rows] | None = None
 
 
 class MicrobatchSampler(Sampler[Microbatch]):
@@ -68,6 +70,8 @@ class MicrobatchSampler(Sampler[Microbatch]):
         seed: of the order.
         rank: whose batches these are, counted from 0.
         world: number of ranks.
+        of_epoch: returns the pairs of an epoch and their layout, where each has its own; None: they
+            are always the same.
 
     Attributes:
         whole_epoch: the rank's number of batches of this epoch, those left out at either end
@@ -87,10 +91,12 @@ class MicrobatchSampler(Sampler[Microbatch]):
         seed: int = 0,
         rank: int = 0,
         world: int = 1,
+        of_epoch: Callable[[int], tuple[TokenPairs, Layout]] | None = None,
     ) -> None:
-        self._src_lengths = pairs.src_lengths
-        self._tgt_lengths = pairs.tgt_lengths
+        self._pairs = pairs
         self._layout = layout
+        self._of_epoch = of_epoch
+        self._drawn: int | None = None
         self._accumulate = accumulate
         self._one_shape = one_shape
         self._shuffle = shuffle
@@ -109,6 +115,9 @@ class MicrobatchSampler(Sampler[Microbatch]):
         """
         # Those of the last epoch go first, as both of a large corpus take much memory.
         self._updates, self._epoch = list[Update](), list[Microbatch]()
+        if self._of_epoch is not None and epoch != self._drawn:
+            self._pairs, self._layout = self._of_epoch(epoch)
+            self._drawn = epoch
         updates = [filled(update, self._world) for update in self._cut(epoch)]
         end = None if max_updates is None else skip + max_updates
         self._updates = updates[skip:end]
@@ -122,7 +131,13 @@ class MicrobatchSampler(Sampler[Microbatch]):
         return len(self._epoch)
 
     def __iter__(self) -> Iterator[Microbatch]:
-        return iter(self._epoch)
+        return map(self._with_rows, self._epoch)
+
+    def _with_rows(self, micro: Microbatch) -> Microbatch:
+        """Return a batch with its tokens, where the loader does not have them."""
+        if self._of_epoch is None:
+            return micro
+        return replace(micro, rows=self._pairs.take(micro.pairs))
 
     def ends_update(self, number: int) -> bool:
         """Return whether a batch ends an update, counted from 0 among those not left out."""
@@ -145,7 +160,9 @@ class MicrobatchSampler(Sampler[Microbatch]):
         that ends an update and one that does not, because a step does other work after them.
         """
         return [
-            Microbatch(pairs=pairs, shape=shape, update_tokens=1, ends_update=ends_update)
+            self._with_rows(
+                Microbatch(pairs=pairs, shape=shape, update_tokens=1, ends_update=ends_update)
+            )
             for pairs, shape in self._layout.examples()
             for ends_update in ((True,) if self._accumulate == 1 else (True, False))
         ]
@@ -154,7 +171,7 @@ class MicrobatchSampler(Sampler[Microbatch]):
         """Return the share of this epoch's positions on all ranks that hold no token, 0 to 1."""
         plans = [plan for update in self._updates for plan in update]
         real = sum(
-            int(self._src_lengths[pairs].sum() + self._tgt_lengths[pairs].sum())
+            int(self._pairs.src_lengths[pairs].sum() + self._pairs.tgt_lengths[pairs].sum())
             for pairs, _ in plans
         )
         positions = sum(shape.num_tokens for _, shape in plans)
@@ -168,7 +185,7 @@ class MicrobatchSampler(Sampler[Microbatch]):
         """Return the updates of an epoch, in their order, as all ranks see them."""
         size = self._accumulate * self._world
         in_updates = cut_by_shape if self._one_shape else cut
-        order = np.arange(len(self._src_lengths), dtype=np.int32)
+        order = np.arange(len(self._pairs.src_lengths), dtype=np.int32)
         if not self._shuffle:
             return in_updates(self._plans(order), size)
         random = np.random.default_rng((self._seed, epoch))
@@ -190,7 +207,7 @@ class MicrobatchSampler(Sampler[Microbatch]):
 
     def _own(self, update: Update) -> list[Microbatch]:
         """Return this rank's batches of an update."""
-        tokens = sum(int(self._tgt_lengths[pairs].sum()) for pairs, _ in update)
+        tokens = sum(int(self._pairs.tgt_lengths[pairs].sum()) for pairs, _ in update)
         own = part_of_rank(update, rank=self._rank, world=self._world)
         return [
             Microbatch(
@@ -266,7 +283,7 @@ class PairBatches(Dataset[AnyBatch]):
         self._pairs = pairs
 
     def __getitem__(self, micro: Microbatch) -> AnyBatch:
-        src, tgt = self._pairs.take(micro.pairs)
+        src, tgt = self._pairs.take(micro.pairs) if micro.rows is None else micro.rows
         return micro.shape.collate(
             src, tgt, update_tokens=micro.update_tokens, ends_update=micro.ends_update
         )

@@ -76,6 +76,15 @@ class SubwordVocab:
         ids: list[list[int]] = self._processor.encode(list(sentences), num_threads=1)
         return ids
 
+    def sample(self, sentences: Sequence[str], *, share: float, seed: int) -> list[list[int]]:
+        """Return token ids as `encode`, but leave out merges of bpe at random, this share of them."""
+        sentencepiece.set_random_generator_seed(seed)
+        # One thread: others would draw other numbers.
+        ids: list[list[int]] = self._processor.encode(
+            list(sentences), num_threads=1, enable_sampling=True, alpha=share, nbest_size=-1
+        )
+        return ids
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the sentence of token ids; special ids are left out."""
         return str(self._processor.decode([i for i in ids if i > EOS]))

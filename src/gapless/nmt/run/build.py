@@ -9,6 +9,7 @@ import torch
 
 from gapless.device.instruments.processor import num_cores
 from gapless.device.torch_private import start_compiling_processes
+from gapless.nmt.data.bpe_dropout import BpeDropout
 from gapless.nmt.data.fixed_layout import choose_fixed_layout
 from gapless.nmt.data.packed_layout import choose_packed_layout
 from gapless.nmt.data.padded_layout import PaddedLayout
@@ -53,6 +54,7 @@ def training_sampler(
     one_shape: bool = False,
     rank: int = 0,
     world: int = 1,
+    vocabs: Vocabs | None = None,
 ) -> MicrobatchSampler:
     """Return a sampler of the batches that a run trains on: shuffled, and grouped into updates.
 
@@ -63,10 +65,26 @@ def training_sampler(
         one_shape: all batches of an update have one shape.
         rank: whose batches these are.
         world: number of ranks.
+        vocabs: of the pairs, for BPE-dropout; None: without it.
     """
+    of_epoch = None
+    if vocabs is not None and config.bpe_dropout:
+        cut = BpeDropout(
+            pairs,
+            vocabs,
+            share=config.bpe_dropout,
+            max_length=config.max_length,
+            seed=config.seed,
+        )
+
+        def of_epoch(epoch: int) -> tuple[TokenPairs, Layout]:
+            drawn = cut.of_epoch(epoch)
+            return drawn, make_layout(config, drawn, layout)
+
     return MicrobatchSampler(
         pairs,
         make_layout(config, pairs, layout),
+        of_epoch=of_epoch,
         accumulate=config.num_accumulated,
         one_shape=one_shape,
         seed=config.seed,
@@ -217,7 +235,11 @@ def make_parts(
             total_updates=total_updates,
         ),
         sampler=training_sampler(
-            config, task.train, layout=effective.layout, one_shape=effective.one_shape
+            config,
+            task.train,
+            layout=effective.layout,
+            one_shape=effective.one_shape,
+            vocabs=task.vocabs,
         ),
     )
 

@@ -345,6 +345,7 @@ def assemble(
         one_shape=effective.one_shape,
         rank=ranks.rank,
         world=ranks.world,
+        vocabs=task.vocabs,
     )
     check_shapes(effective, sampler, is_accelerator=device.is_accelerator)
     with loop.on_compute_stream():

@@ -69,6 +69,10 @@ class TrainConfig(
         # A model that was read may have one table of ids for two ways to split text.
         if self.share == "all" and not self.shared_vocab and self.init_from is None:
             raise UserError('`share="all"` needs one vocabulary: add `shared_vocab=True`')
+        if self.bpe_dropout and (self.tokenizer, self.vocab_model) != ("sentencepiece", "bpe"):
+            raise UserError(
+                "`bpe_dropout` needs subwords made by bpe; leave it out, or use `vocab_model=bpe`"
+            )
         if self.pack and self.fixed_shapes:
             raise UserError(
                 "`pack` and `fixed_shapes` exclude each other; add `pack=False` or `fixed_shapes=False`"

@@ -104,8 +104,8 @@ def _layout(config: TrainConfig, *, is_accelerator: bool, captures: bool) -> Lay
 # A resumed run leaves out as many updates as it has done, so the same settings must cut and order
 # them. Others make ids of words, or change the model without changing the shape of a weight.
 FIXED_ON_RESUME = (
-    *("seed", "max_length", "batch_size", "batch_tokens"),
-    *("tokenizer", "vocab_size", "vocab_model", "shared_vocab", "heads", "norm"),
+    *("seed", "max_length", "bpe_dropout", "batch_size", "batch_tokens"),
+    *("tokenizer", "vocab_size", "vocab_model", "shared_vocab", "heads", "norm", "activation"),
 )
 
 # Names of the sides, which may be written otherwise.
@@ -201,7 +201,8 @@ def _check_resumable(config: TrainConfig, begun: Mapping[str, Any]) -> None:
     for name in (*_LAYOUT_SETTINGS, *FIXED_ON_RESUME):
         asked = getattr(config, name)
         is_left_open = asked is None and name in _LAYOUT_SETTINGS
-        if not is_left_open and asked != begun[name]:
+        # Runs of earlier versions had no such setting.
+        if not is_left_open and asked != begun.get(name, asked):
             raise _changed(name, asked, begun)
     for name in _SIDES:
         asked = getattr(config, name)

@@ -105,6 +105,14 @@ class DataSettings:
         "words of the text that stay one token each, such as <2de>,<2fr>",
         compare=False,
     )
+    bpe_dropout: float = setting(
+        "data",
+        0.0,
+        "share of a subword's merges that each epoch leaves out at random, such as 0.1",
+        at_least=0.0,
+        below=1.0,
+        compare=False,
+    )
     max_length: int = setting(
         "data",
         200,
