@@ -63,3 +63,21 @@ def test_subwords_that_bpe_has_not_made_have_no_merges(settings):
     """Refused before anything is read."""
     with pytest.raises(UserError, match="`bpe_dropout` needs subwords made by bpe"):
         make_config({"data": "d.tsv", "bpe_dropout": 0.1, **settings})
+
+
+def test_a_subword_is_cut_where_bpe_joined_it(pairs):
+    """Its parts give its text, and were joined before it; each is whole with the chance that all its merges stay."""
+    _, tokens, vocabs = pairs
+    names, splits = vocabs.src.tokens(), vocabs.src.splits()
+    cut = [number for number in range(len(names)) if splits[number, 0] >= 0]
+
+    assert len(cut) > 10
+    for number in cut:
+        left, right = splits[number]
+        assert names[left] + names[right] == names[number]
+    assert all(splits[number, 0] < 0 for number in range(len(names)) if len(names[number]) == 1)
+    (whole,) = [n for n in cut if names[n] == "▁umbrella"]
+    found = sum(int((drawn(pairs, epoch)[0].src.ids == whole).sum()) for epoch in range(20)) / (
+        20 * int((tokens.src.ids == whole).sum())
+    )
+    assert found == pytest.approx(0.6 ** (len("▁umbrella") - 1), abs=0.02)

@@ -6,12 +6,15 @@ Special ids: padding 0, unknown 1, begin 2, end 3.
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import sentencepiece
 
 from gapless.checkpoint.files import replace_file
@@ -21,6 +24,8 @@ from gapless.errors import DataError, RunFolderError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
@@ -76,14 +81,21 @@ class SubwordVocab:
         ids: list[list[int]] = self._processor.encode(list(sentences), num_threads=1)
         return ids
 
-    def sample(self, sentences: Sequence[str], *, share: float, seed: int) -> list[list[int]]:
-        """Return token ids as `encode`, but leave out merges of bpe at random, this share of them."""
-        sentencepiece.set_random_generator_seed(seed)
-        # One thread: others would draw other numbers.
-        ids: list[list[int]] = self._processor.encode(
-            list(sentences), num_threads=1, enable_sampling=True, alpha=share, nbest_size=-1
-        )
-        return ids
+    def splits(self) -> NDArray[np.int32]:
+        """Return the ids of the two subwords that the last merge of bpe joins to each, [V, 2]; -1: of none."""
+        scores = {
+            self._processor.id_to_piece(number): self._processor.get_score(number)
+            for number in range(EOS + 1, len(self))
+            if not self._processor.is_unused(number)
+        }
+        found = np.full((len(self), 2), -1, dtype=np.int32)
+        for number, piece in enumerate(self.tokens()):
+            # What the user defined has the score 0, as the very first merge.
+            if scores.get(piece, 0.0) < 0.0:
+                parts = _before_last_merge(piece, scores)
+                if len(parts) == 2 and all(part in scores for part in parts):
+                    found[number] = [self._processor.piece_to_id(part) for part in parts]
+        return found
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the sentence of token ids; special ids are left out."""
@@ -145,6 +157,19 @@ def with_entries(model: bytes, tokens: Sequence[str]) -> SubwordVocab:
     spec.pad_id, spec.unk_id, spec.bos_id, spec.eos_id = PAD, UNK, BOS, EOS
     spec.pad_piece, spec.unk_piece, spec.bos_piece, spec.eos_piece = tokens[: EOS + 1]
     return SubwordVocab(parsed.SerializeToString())
+
+
+def _before_last_merge(piece: str, scores: Mapping[str, float]) -> list[str]:
+    """Return what bpe has made of a subword's characters before it is whole."""
+    parts = list(piece)
+    while len(parts) > 2:
+        merged = [scores.get(one + other, -math.inf) for one, other in pairwise(parts)]
+        best = max(merged)
+        if best <= scores[piece]:
+            break
+        at = merged.index(best)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts
 
 
 class WordVocab:
