@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import ChainMap, UserDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,7 +124,7 @@ def add_a_structure(batch, container, number):
 def put(container, value):
     if isinstance(container, list):
         container.append(value)
-    elif isinstance(container, dict):
+    elif isinstance(container, dict | UserDict):
         container["new"] = value
     else:
         container.second = value
@@ -256,7 +257,7 @@ def test_inference_tensors_can_be_written_to_again():
     assert other[0].tolist() == [3.0, 3.0]
 
 
-@pytest.mark.parametrize("make", [list, dict, lambda: Pair(1), Named])
+@pytest.mark.parametrize("make", [list, dict, lambda: Pair(1), Named, UserDict])
 def test_kinds_that_can_be_changed_are_supported(make):
     """Lists, mappings and objects with attributes."""
     batch = make()
@@ -265,3 +266,24 @@ def test_kinds_that_can_be_changed_are_supported(make):
 
     assert watch.changes()
     assert watch.changes().unsupported is None
+
+
+def test_a_batch_of_a_tokenizer_loses_and_gets_items():
+    """It is a `UserDict`, from which many steps take the labels."""
+
+    def change(batch):
+        batch["labels"] = batch.pop("label")
+        del batch["mask"]
+
+    batch, other = changed_again(lambda: UserDict(label=1, ids=2, mask=3), change)
+
+    assert list(other.items()) == list(batch.items()) == [("ids", 2), ("labels", 1)]
+
+
+def test_a_mapping_of_layers_is_not_changed():
+    """What is put into it lies in one of them, what is there in any."""
+    batch = ChainMap({}, {"first": torch.ones(2)})
+    watch = BatchWatch(flatten(batch))
+    batch["second"] = 3
+
+    assert watch.changes().unsupported == "a ChainMap"

@@ -410,7 +410,10 @@ def one_line_says_why(found):
     """Where nothing was captured; and whatever is said is a line, once."""
     reasons = [one.text for one in found.report.refusals]
     if not found.report.num_graphs:
-        assert len(reasons) == 1, found.report
+        # Objects that are told apart by their addresses may look like calls that never come again.
+        kinds = [one.kind for one in found.report.refusals]
+        assert kinds, found.report
+        assert len([one for one in kinds if one != "unlike_calls"]) <= 1, found.report
     assert len(found.warned) <= 1, found.warned
     for text in (*reasons, *found.warned):
         assert "\n" not in text

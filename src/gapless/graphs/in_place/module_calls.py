@@ -153,8 +153,8 @@ class ModuleCalls:
         """
         # Calls in autocast share casts, and all of them are looked at.
         if self._windows.is_on and not torch.is_autocast_enabled(self._device_type):
-            first = args[0] if args else next(iter(kwargs.values()), None)
-            form = first.shape if isinstance(first, torch.Tensor) else type(first)
+            first: Any = args[0] if args else next(iter(kwargs.values()), None)
+            form = first.shape if issubclass(type(first), torch.Tensor) else type(first)
             return self._windows.call((torch.is_grad_enabled(), form), args, kwargs)
         return self._call(args, kwargs)
 

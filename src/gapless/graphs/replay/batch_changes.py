@@ -5,8 +5,8 @@ A replay does not run the step's code, so the batch of the replay is changed in 
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import MutableMapping
-from contextlib import suppress
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
@@ -336,36 +336,18 @@ def _same_parts(some: dict[Any, Any], others: dict[Any, Any]) -> bool:
 
 
 def _can_change(container: Any) -> bool:
-    return isinstance(container, list | MutableMapping) or hasattr(container, "__dict__")
-
-
-def _out_of_order(container: MutableMapping[Any, Any], parts: dict[Any, Any]) -> list[Any]:
-    """Return the names of parts from the first on that stands elsewhere in a container."""
-    names = list(parts)
-    pairs = enumerate(zip(container, names, strict=False))
-    first = next((number for number, (name, wanted) in pairs if name != wanted), len(names))
-    return names[first:]
+    """Return whether its parts can be taken out and put in; those of a mapping of layers lie anywhere."""
+    if isinstance(container, MutableMapping):
+        return isinstance(container, dict | UserDict)
+    return isinstance(container, list) or hasattr(container, "__dict__")
 
 
 def _change(container: Any, parts: dict[Any, Any]) -> None:
     if isinstance(container, list):
         container[:] = list(parts.values())
-    elif isinstance(container, dict):
+    elif isinstance(container, dict | UserDict):
         container.clear()
         container.update(parts)
-    elif isinstance(container, MutableMapping):
-        # What it has may lie in several layers, of which it writes into one.
-        for name in [name for name in container if name not in parts]:
-            del container[name]
-        for name, part in parts.items():
-            if name not in container or container[name] is not part:
-                container[name] = part
-        # Where a layer below has some, their order is that of the layers.
-        with suppress(KeyError):
-            for name in _out_of_order(container, parts):
-                part = container[name]
-                del container[name]
-                container[name] = part
     else:
         for name in set(vars(container)) - set(parts):
             object.__delattr__(container, name)
