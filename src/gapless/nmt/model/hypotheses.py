@@ -74,7 +74,8 @@ class Hypotheses:
         """Take the next token of every hypothesis.
 
         Args:
-            logits_RV: of the next token.
+            logits_RV: of the next token, of the first hypotheses of each sentence if others are not
+                alive.
             position: of the latest tokens, counted from 0, [1].
             settings: of the search.
             must_end: whether every hypothesis ends now, because the length limit is reached.
@@ -84,17 +85,23 @@ class Hypotheses:
 
         Sync: Does not block the host.
         """
-        torch.log_softmax(logits_RV, -1, dtype=torch.float32, out=self.log_probs)
-        self.log_probs[:, PAD] = NEVER
-        self.log_probs[:, BOS] = NEVER
+        log_probs = self.log_probs[: len(logits_RV)]
+        torch.log_softmax(logits_RV, -1, dtype=torch.float32, out=log_probs)
+        log_probs[:, PAD] = NEVER
+        log_probs[:, BOS] = NEVER
         if settings.sampling is None:
-            return self._beam(position, settings, must_end=must_end)
-        return self._sample(logits_RV, position, settings, settings.sampling, must_end=must_end)
+            return self._beam(log_probs, position, settings, must_end=must_end)
+        return self._sample(log_probs, position, settings, settings.sampling, must_end=must_end)
 
     # --- beam search ---
 
     def _beam(
-        self, position: torch.Tensor, settings: DecodeSettings, *, must_end: bool
+        self,
+        scores: torch.Tensor,
+        position: torch.Tensor,
+        settings: DecodeSettings,
+        *,
+        must_end: bool,
     ) -> torch.Tensor:
         """Look at the 2 K best continuations of each sentence.
 
@@ -108,20 +115,21 @@ class Hypotheses:
         """
         beam = self.ids.shape[1]
         is_cut: torch.Tensor | None = None
-        scores, columns = self.log_probs, None
+        columns: torch.Tensor | None = None
+        num_alive = len(scores) // len(self.ids)
         if must_end:
             is_cut = (scores.argmax(dim=1) != EOS).view(-1, beam)
             scores, columns = scores[:, EOS : EOS + 1], torch.full_like(self.ids, EOS)
         elif scores.shape[1] >= _MANY:
             scores, columns = best_of_rows(scores, 2 * beam)
         count = scores.shape[1]
-        sums = self.totals.unsqueeze(2) + scores.view(-1, beam, count)
-        best, picks = sums.flatten(1).topk(min(2 * beam, beam * count), dim=1)
+        sums = self.totals[:, :num_alive, None] + scores.view(-1, num_alive, count)
+        best, picks = sums.flatten(1).topk(min(2 * beam, num_alive * count), dim=1)
         parents = picks // count
         if columns is None:
             tokens = picks % count
         else:
-            tokens = columns.view(-1, beam * count).gather(1, picks)
+            tokens = columns.view(-1, num_alive * count).gather(1, picks)
         is_end = tokens == EOS
         power = (position + 1).float() ** settings.length_penalty
         self._keep_ended(
@@ -168,7 +176,7 @@ class Hypotheses:
 
     def _sample(
         self,
-        logits_RV: torch.Tensor,
+        log_probs: torch.Tensor,
         position: torch.Tensor,
         settings: DecodeSettings,
         sampling: Sampling,
@@ -178,11 +186,11 @@ class Hypotheses:
         """Draw the next token of each hypothesis, by a number that only seed and sentence decide."""
         count = self.ids.shape[1]
         numbers = self.numbers.index_select(2, position).view(-1, 1)
-        tokens = _draw(self.log_probs, numbers, sampling)
-        is_cut = (self.log_probs.argmax(dim=1, keepdim=True) != EOS).view(-1, count)
+        tokens = _draw(log_probs, numbers, sampling)
+        is_cut = (log_probs.argmax(dim=1, keepdim=True) != EOS).view(-1, count)
         if must_end:
             tokens = torch.full_like(tokens, EOS)
-        totals = self.totals + self.log_probs.gather(1, tokens).view(-1, count)
+        totals = self.totals + log_probs.gather(1, tokens).view(-1, count)
         tokens = tokens.view(-1, count)
         is_alive = self.totals > NEVER / 2
         own = torch.arange(count, device=tokens.device).expand_as(tokens)

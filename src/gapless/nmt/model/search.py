@@ -156,7 +156,7 @@ class Search:
         self._attend_to(end)
         slots = self._memory.slots(self._shape)
         for position in range(start, end):
-            self._memory.step(self._shape, self._settings, must_end=position == longest - 1)
+            self._memory.step(self._shape, self._settings, position=position)
         self._position = end
         found = slots.hypotheses
         read = _Read(

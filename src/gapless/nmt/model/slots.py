@@ -118,18 +118,27 @@ class Slots:
             self._graph.replay()
         return self._graph
 
-    def queue(self, model: Incremental, settings: DecodeSettings, *, must_end: bool) -> None:
+    def queue(
+        self,
+        model: Incremental,
+        settings: DecodeSettings,
+        *,
+        num_alive: int | None = None,
+        must_end: bool = False,
+    ) -> None:
         """Queue a step.
 
         Args:
             model: gives the scores.
             settings: of the search.
+            num_alive: hypotheses of each sentence that go on; None: all.
             must_end: whether the length limit is reached.
 
         Sync: Does not block the host.
         """
-        cache = self.cache
-        logits = model.step(self.hypotheses.ids, self._position, cache)
+        cache, ids = self.cache, self.hypotheses.ids[:, :num_alive]
+        of_alive = replace(cache, past=cache.past[:, :, :num_alive])
+        logits = model.step(ids, self._position, of_alive)
         parents = self.hypotheses.advance(logits, self._position, settings, must_end=must_end)
         order = parents[:, None, :, None].expand_as(cache.past)
         cache.past.copy_(cache.past.gather(2, order))
@@ -173,13 +182,13 @@ class SlotMemory:
         self._settings: DecodeSettings | None = None
         self._graph: Graph | None = None
 
-    def step(self, shape: Shape, settings: DecodeSettings, *, must_end: bool) -> None:
+    def step(self, shape: Shape, settings: DecodeSettings, *, position: int) -> None:
         """Queue the next step of a search.
 
         Args:
             shape: of it.
             settings: of it.
-            must_end: whether the length limit is reached.
+            position: of the latest tokens, counted from 0.
 
         Sync: Does not block the host, but for a capture.
         """
@@ -188,11 +197,20 @@ class SlotMemory:
             self.forget_graphs()
             self._settings = settings
         slots = self.slots(shape)
-        work = partial(slots.queue, self._model, settings, must_end=must_end)
-        if must_end or not self._device.is_accelerator:
-            work()
-        else:
+        if position == shape.longest - 1:
+            slots.queue(self._model, settings, must_end=True)
+        elif (
+            position == 0
+            and settings.sampling is None
+            and shape.hypotheses < self._model.vocab // 2
+        ):
+            # All hypotheses would be the same.
+            slots.queue(self._model, settings, num_alive=1)
+        elif self._device.is_accelerator:
+            work = partial(slots.queue, self._model, settings)
             self._graph = slots.step(self._device, work, like=self._graph) or self._graph
+        else:
+            slots.queue(self._model, settings)
 
     def forget_graphs(self) -> None:
         """Capture all steps anew: the weights that they read have moved."""
