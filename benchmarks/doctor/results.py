@@ -134,7 +134,8 @@ PARTS = {
         title="Single planted waits",
         about="A device-bound step with one wait that leaves the device idle for the share in its name. Saved: what "
         "the step becomes shorter without it, in turns. Right: the reported gain is within 10 % of that, or within "
-        "2 % of the step; what saves nothing is reported as at most 1 %.",
+        "2 % of the step; what saves nothing is reported as at most 1 %. Below: saved/reported, in % of the step, for "
+        "each share; `!`: not right.",
         head=(
             "loop, share",
             "ms with",
@@ -174,7 +175,7 @@ PARTS = {
     "said": Part(
         module="first_lines",
         title="What it says first",
-        about="The first twelve lines of the report of programs of other people, which run untouched.",
+        about="The first lines of the report of programs of other people, which run untouched.",
         head=("program", "first line"),
         cells=_said,
         needs="programs",
@@ -208,6 +209,8 @@ def page(entries: list[Entry]) -> str:
         lines += ["", f"## {part.title}", "", part.about, ""]
         if mine and name == "said":
             lines += [*_places(mine), *(line for entry in mine for line in _block(entry))]
+        elif mine and name == "planted":
+            lines += _by_share(mine)
         else:
             lines += _table(part, mine) if mine else [_missing(name)]
     return "\n".join(lines) + "\n"
@@ -231,7 +234,30 @@ def _places(entries: list[Entry]) -> list[str]:
 
 
 def _block(entry: Entry) -> list[str]:
-    return ["", f"{entry['name']}, {entry['at']}:", "", "```text", *entry["lines"], "```"]
+    said = entry["lines"][: entry["lines"].index("")]
+    return ["", f"{entry['name']}, {entry['at']}:", "", "```text", *said, "```"]
+
+
+def _by_share(entries: list[Entry]) -> list[str]:
+    cells: dict[str, dict[float, str]] = {}
+    for entry in entries:
+        reported = entry["exposed"] if entry["gain"] is None else entry["gain"]
+        text = f"{100 * entry['saved']:.1f}/{100 * (reported or 0.0):.1f}"
+        wrong = "!" if entry["is_right"] is False else ""
+        cells.setdefault(entry["name"].split()[0], {})[entry["planted"]] = text + wrong
+    shares = sorted({entry["planted"] for entry in entries})
+    head = ["loop", *(f"{share:g}" for share in shares)]
+    return [
+        *_places(entries),
+        *sorted({entry["note"] for entry in entries if "note" in entry}),
+        "",
+        f"| {' | '.join(head)} |",
+        "|---" * len(head) + "|",
+        *(
+            f"| {' | '.join([loop, *(its.get(share, '') for share in shares)])} |"
+            for loop, its in cells.items()
+        ),
+    ]
 
 
 def _table(part: Part, entries: list[Entry]) -> list[str]:
