@@ -166,6 +166,26 @@ def test_replayed_steps_find_the_same(scheduler, monkeypatch):
         ]
 
 
+def test_what_is_done_is_read_late(monkeypatch):
+    """The host waits for an interval when the next one is queued: the device need not wait for it."""
+    queued, waited = [], []
+    record, wait = SimulatedDevice.record_event, HostWaits.wait_event
+    monkeypatch.setattr(
+        SimulatedDevice, "record_event", lambda *a: queued.append(a[1]) or record(*a)
+    )
+    monkeypatch.setattr(
+        HostWaits, "wait_event", lambda *a, **k: waited.append((a[1], queued[-1])) or wait(*a, **k)
+    )
+
+    with SimulatedDevice(scheduler="lazy") as device:
+        make_decoder(make_model(2), device).translate(
+            [[4, 5], [6]], DecodeSettings(beam=2, max_length=14)
+        )
+
+    assert len(waited) > 1
+    assert all(event is not newest for event, newest in waited[:-1])
+
+
 def test_a_width_of_many_scores_gives_the_same_best():
     """The best of a row are found through groups as torch finds them, also in the last, shorter group."""
     scores = torch.randn(7, 64 * 80 + 13, generator=torch.Generator().manual_seed(0))
