@@ -119,7 +119,7 @@ class Translator:
     ) -> list[str]:
         """Return the best translation of each sentence, in their order; of an empty one "".
 
-        A translation is one line without control characters.
+        A translation is one line without control characters, and without spaces at its ends.
 
         Args:
             sentences: to translate; sentences of any length may be mixed.
@@ -405,7 +405,7 @@ def translate_lines(
         if hypotheses:
             results[number] = [
                 Translation(
-                    text=one_line(vocabs.tgt.decode(best.ids)),
+                    text=one_line(vocabs.tgt.decode(best.ids)).strip(),
                     score=best.score,
                     is_cut=best.is_cut,
                 )
