@@ -452,3 +452,28 @@ def test_a_model_of_another_type_is_refused(tmp_path):
 
     with pytest.raises(UserError, match="a model of the type t5, and only Marian"):
         read_initial_weights(tmp_path)
+
+
+@sacremoses
+def test_files_of_older_versions_are_read(tmp_path):
+    """Pickled weights, a model without an output bias, and marks that are objects."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path / "marian"
+    model, _ = marian_of(folder, transformers)
+    newer = read_initial_weights(folder)
+    state = {
+        name: value for name, value in model.state_dict().items() if name != "final_logits_bias"
+    }
+    torch.save(state, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    written = json.loads((folder / "tokenizer_config.json").read_text())
+    written["eos_token"] = {"__type": "AddedToken", "content": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(written))
+
+    older = read_initial_weights(folder)
+
+    assert older.vocabs.files() == newer.vocabs.files()
+    bias = older.weights["generator.bias"]
+    assert bias.nonzero().flatten().tolist() == [BOS]
+    for name in newer.weights.keys() - {"generator.bias"}:
+        assert torch.equal(older.weights[name], newer.weights[name])

@@ -16,13 +16,14 @@ from torch.nn.functional import pad
 
 from gapless.errors import UserError
 from gapless.nmt.data.vocab import BOS, EOS, PAD, UNK, SubwordVocab, Vocabs, with_entries
+from gapless.nmt.model.transformer import ModelSizes
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from gapless.nmt.model.transformer import ModelSizes, Transformer
+    from gapless.nmt.model.transformer import Transformer
     from gapless.nmt.settings.config import TrainConfig
 
 
@@ -249,7 +250,8 @@ def read_hugging_face(folder: Path) -> FoundModel:
     """Read a Marian model, or a Pegasus model that `write_hugging_face` wrote.
 
     Its output bias comes along as a weight that is trained. A piece that its sentencepiece model knows and its
-    `vocab.json` does not is split further, where transformers would read it as unknown.
+    `vocab.json` does not is split further, where transformers would read it as unknown. A language such as
+    `>>fra<<` follows the piece of a space, where transformers has it alone.
 
     Raises:
         UserError: a file is missing or damaged, or the model has something that ours has not.
@@ -366,7 +368,9 @@ class _Table:
         ids = _read_json(path)
         marks = {"padding": "pad_token", "unknown": "unk_token", "end": "eos_token"}
         usual = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "</s>"}
-        names = {mark: str(tokenizer.get(name, usual[name])) for mark, name in marks.items()}
+        given = {mark: tokenizer.get(name, usual[name]) for mark, name in marks.items()}
+        # Some versions write an object for a mark.
+        names = {m: one["content"] if isinstance(one, dict) else one for m, one in given.items()}
         for name in names.values():
             if name not in ids:
                 raise UserError(
@@ -407,8 +411,6 @@ def _weights(
     orders: list[list[int]],
     folder: Path,
 ) -> dict[str, torch.Tensor]:
-    from gapless.nmt.model.transformer import ModelSizes
-
     sizes = ModelSizes(
         src_vocab=len(orders[0]),
         tgt_vocab=len(orders[1]),
@@ -435,7 +437,9 @@ def _weights(
         weights["tgt_embedding.table.weight"] = take(_TARGET)[orders[1]]
         if sizes.share == "none":
             weights["generator.weight"] = take(_OUTPUT)[orders[1]]
-    bias = take(_BIAS).flatten()[orders[1]].clamp(min=_NEVER_READ)
+    # As transformers, which reads models without one.
+    bias = tensors.pop(_BIAS, torch.zeros(max(orders[1]) + 1)).float().flatten()
+    bias = bias[orders[1]].clamp(min=_NEVER_READ)
     if orders[1][BOS] == orders[1][PAD]:
         bias[BOS] = _NEVER_READ
     weights["generator.bias"] = bias
