@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 
 # Rows of a batch, one for each hypothesis, and tokens of its sources as `batch_tokens` counts them.
 # More make a step no more efficient (on an H200, and on two CPU cores).
-_CPU_ROWS, _GPU_ROWS = 256, 4_096
+_LEAST_ROWS, _CPU_ROWS, _GPU_ROWS = 256, 1_024, 4_096
 _TOKENS_OF_ROW = 32
 
-# The share of a GPU's memory that the rows of a batch may take, by estimate.
-_MEMORY_SHARE = 1 / 16
+# What more rows than the fewest may take, by estimate: on a CPU to stay near the caches, and as a
+# share of a GPU's memory.
+_CPU_BYTES, _GPU_SHARE = 256 * 2**20, 1 / 16
 
 
 class Decoder:
@@ -196,9 +197,8 @@ class Decoder:
 
     def _most_rows(self) -> int:
         total = self._device.total_memory_bytes()
-        if total is None:
-            return _CPU_ROWS
-        return max(_CPU_ROWS, min(_GPU_ROWS, int(total * _MEMORY_SHARE) // self._steps.row_bytes))
+        most, room = (_CPU_ROWS, _CPU_BYTES) if total is None else (_GPU_ROWS, total * _GPU_SHARE)
+        return max(_LEAST_ROWS, min(most, int(room) // self._steps.row_bytes))
 
 
 def _pad_sources(sources: list[Sequence[int]], shape: Shape) -> torch.Tensor:
