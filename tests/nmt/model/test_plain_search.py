@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gapless.device.find import find_device
+from gapless.errors import CaptureWarning
 from gapless.nmt.data.vocab import BOS, EOS, PAD
 from gapless.nmt.model.decode import Decoder
 from gapless.nmt.model.decode_settings import DecodeSettings, Sampling
@@ -160,6 +161,28 @@ def test_replayed_steps_find_the_same(scheduler, monkeypatch):
 
     assert captured
     assert device.report.races == []
+    for found in rounds:
+        assert [[h.ids for h in one] for one in expected] == [
+            [h.ids for h in one] for one in found
+        ]
+
+
+def test_a_step_that_cannot_be_captured_runs_all_the_same(monkeypatch):
+    """One warning says why, and the hypotheses are those of the search without graphs."""
+    model, texts = make_model(2), make_texts(2, 3)
+    search = DecodeSettings(beam=2, n_best=2, max_length=14)
+    expected = make_decoder(model).translate(texts, search)
+
+    def refuse(*_, **__):
+        raise RuntimeError("no memory for a graph")
+
+    monkeypatch.setattr(SimulatedDevice, "capture", refuse)
+    with SimulatedDevice(scheduler="asap") as device:
+        decoder = make_decoder(model, device)
+        with pytest.warns(CaptureWarning, match="no memory for a graph") as caught:
+            rounds = [decoder.translate(texts, search) for _ in range(2)]
+
+    assert len(caught) == 1
     for found in rounds:
         assert [[h.ids for h in one] for one in expected] == [
             [h.ids for h in one] for one in found

@@ -190,7 +190,7 @@ class Decoder:
             rows = tokens = settings.batch_tokens
         most = min(rows, tokens // length) // settings.hypotheses
         if self._device.is_accelerator and most > 1:
-            most = ladder(most + 1, below=True)
+            most = ladder(most, below=True)
         if settings.batch_sentences is not None:
             most = min(most, settings.batch_sentences)
         return max(1, most)

@@ -6,12 +6,14 @@ Shape suffixes as in `incremental`.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
+from gapless.errors import CaptureWarning
 from gapless.nmt.model.hypotheses import Hypotheses
 from gapless.nmt.model.incremental import Cache
 
@@ -57,9 +59,9 @@ def rounded_up(number: int, *, multiple: int) -> int:
 
 
 def ladder(number: int, *, below: bool = False) -> int:
-    """Return the smallest number not below this one, or the largest below it, of 1, 2, 3, 4, 6, 8, 12, 16 ..."""
+    """Return the smallest number not below this one, or the largest not above it, of 1, 2, 3, 4, 6, 8, 12 ..."""
     step = 1 << max(0, number.bit_length() - 2)
-    return (number - 1) // step * step if below else rounded_up(number, multiple=step)
+    return number // step * step if below else rounded_up(number, multiple=step)
 
 
 class Slots:
@@ -70,6 +72,10 @@ class Slots:
         hypotheses: of all sentences.
         position: of the latest tokens, [1].
         past: that of the cache, with all room.
+
+    Attributes:
+        num_steps: of this shape, so far.
+        graph: of a step; None: none is captured.
     """
 
     def __init__(
@@ -84,8 +90,8 @@ class Slots:
         self.hypotheses = hypotheses
         self._position = position
         self._past = past
-        self._num_steps = 0
-        self._graph: Graph | None = None
+        self.num_steps = 0
+        self.graph: Graph | None = None
 
     def start(self, *, is_beam: bool) -> None:
         """Begin to search for translations of the sources in the cache."""
@@ -96,27 +102,6 @@ class Slots:
     def forget_past(self) -> None:
         """Let no hypothesis attend to any place."""
         self._past.fill_(-math.inf)
-
-    def step(
-        self, device: Device, work: Callable[[], None], *, like: Graph | None
-    ) -> Graph | None:
-        """Queue the next step, from a graph if one comes often; return the graph.
-
-        Args:
-            device: of the tensors.
-            work: what the step consists of.
-            like: a graph of other steps, whose memory this one may use.
-
-        Sync: Does not block the host, but for a capture.
-        """
-        if self._graph is None and self._num_steps >= _STEPS_BEFORE_CAPTURE:
-            self._graph = device.capture(lambda _: work(), like=like)
-        self._num_steps += 1
-        if self._graph is None:
-            work()
-        else:
-            self._graph.replay()
-        return self._graph
 
     def queue(
         self,
@@ -181,6 +166,7 @@ class SlotMemory:
         self._slots: dict[Shape, Slots] = {}
         self._settings: DecodeSettings | None = None
         self._graph: Graph | None = None
+        self._captures = device.is_accelerator
 
     def step(self, shape: Shape, settings: DecodeSettings, *, position: int) -> None:
         """Queue the next step of a search.
@@ -206,11 +192,27 @@ class SlotMemory:
         ):
             # All hypotheses would be the same.
             slots.queue(self._model, settings, num_alive=1)
-        elif self._device.is_accelerator:
-            work = partial(slots.queue, self._model, settings)
-            self._graph = slots.step(self._device, work, like=self._graph) or self._graph
+        elif self._captures:
+            self._replay(slots, partial(slots.queue, self._model, settings))
         else:
             slots.queue(self._model, settings)
+
+    def _replay(self, slots: Slots, work: Callable[[], None]) -> None:
+        """Queue a step, from a graph if its shape has come often."""
+        if slots.graph is None and slots.num_steps >= _STEPS_BEFORE_CAPTURE:
+            try:
+                # Steps run one after the other, and leave nothing in the memory of a graph.
+                self._graph = self._device.capture(lambda _: work(), like=self._graph)
+                slots.graph = self._graph
+            except RuntimeError as error:
+                self._captures = False
+                text = f"steps of the search are not captured, and take longer: {error}"
+                warnings.warn(text, CaptureWarning, stacklevel=2)
+        slots.num_steps += 1
+        if slots.graph is None:
+            work()
+        else:
+            slots.graph.replay()
 
     def forget_graphs(self) -> None:
         """Capture all steps anew: the weights that they read have moved."""
