@@ -69,8 +69,8 @@ def test_text_that_cannot_be_read(gapless, tmp_path, files, data, parts):
         (["--val-interval", "0"], ["--val-interval must be at least 1, but is 0"]),
         (["--workers", "100000"], ["--workers must be at most 1024, but is 100000"]),
         (
-            ["--data", "a.tsv", "--data", "b.tsv"],
-            ["--data: expected one folder or file, found a.tsv and b.tsv"],
+            ["--data", "a.tsv", "--data", "b.tsv", "--weights", "1"],
+            ["--weights must be a number above 0 for each of 2 --data, with commas", "'1'"],
         ),
         (["--epochs", "0"], ["--epochs must be at least 1, but is 0"]),
         (["--dropout", "1.5"], ["dropout", "1.5"]),

@@ -233,7 +233,7 @@ def _warn_of_changed(corpus: Corpus, translator: Translator, options: Namespace)
 
 
 def _other_pairs(config: TrainConfig, *, data: Path, split: str) -> Pairs:
-    from gapless.nmt.data.corpus import load_split
+    from gapless.nmt.data.text_sources import load_split
 
     found = load_split(
         data,

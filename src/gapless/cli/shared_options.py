@@ -86,12 +86,12 @@ def _add_option(group: Group, item: Field[Any], hint: Any, *, text: str) -> None
     choices = PLANS if item.name == "plan" else item.metadata["choices"]
     value = value if choices is None else one_of(choices)
     if item.name == "data":
-        value = {**_BY_TYPE[str], "action": _Once}
+        value = {**_BY_TYPE[str], "action": _Several}
     group.add_argument(*names, dest=item.name, help=text, **(value or {}))
 
 
-class _Once(argparse.Action):
-    """Stores a value, and refuses another: of two corpora one would not be trained on."""
+class _Several(argparse.Action):
+    """Stores a value, and others that are given too, one a line."""
 
     def __call__(
         self,
@@ -101,11 +101,7 @@ class _Once(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         before = getattr(namespace, self.dest)
-        if before not in (None, values):
-            raise argparse.ArgumentError(
-                self, f"expected one folder or file, found {before} and {values}; join their pairs"
-            )
-        setattr(namespace, self.dest, values)
+        setattr(namespace, self.dest, values if before is None else f"{before}\n{values}")
 
 
 def _default(item: Field[Any], *, is_chosen: bool) -> str:

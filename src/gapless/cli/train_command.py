@@ -323,6 +323,8 @@ def _dry_run(options: Namespace) -> int:
     for note in corpus.notes:
         warn(note)
     print_wrapped(f"data: {describe_data(config, chosen.task)}")
+    for name, text in corpus.filtered.items():
+        print_wrapped(f"{name}: {text}")
     if chosen.task.store is not None:
         print_wrapped(f"store: {chosen.task.store}")
     print_wrapped(f"scores: {describe_score_tokenizer(choose_score_tokenizer(config))}")

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gapless.errors import DataError
-from gapless.nmt.data.corpus import files_of_text, find_corpus, load_corpus, load_split
+from gapless.nmt.data.corpus import load_corpus
 from gapless.nmt.data.text_files import is_blank, read_lines
+from gapless.nmt.data.text_sources import files_of_text, find_corpus, load_split
 
 
 PAIRS = [

@@ -1,40 +1,25 @@
-"""Read parallel text into sentence pairs.
-
-Accepted: a folder, or the begin of the names of files in one, with text in two files (`train.en`, `train.zh`)
-or in a table (`train.tsv`, .csv, .json, .jsonl); or one such table. Everything may be packed by gzip.
-"""
+"""A parallel corpus in three splits: read from text, or from a store of it."""
 
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import dataclass
-from hashlib import blake2b, file_digest
-from itertools import islice, zip_longest
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gapless.errors import DataError
-from gapless.nmt.data.languages import matching_names
+from gapless.nmt.data.filters import Filters
 from gapless.nmt.data.pair_store import as_json
 from gapless.nmt.data.selection import TrainingText, notes_of_seen, select
-from gapless.nmt.data.sentences import CHUNK, Pairs
-from gapless.nmt.data.tables import ENDINGS, ending_of, table_pairs
-from gapless.nmt.data.text_files import is_blank, lines_of, why_no_file
+from gapless.nmt.data.sentences import Pairs
+from gapless.nmt.data.text_files import is_blank
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
     from gapless.nmt.data.pair_store import Store
     from gapless.nmt.data.stores import StoreFolder
+    from gapless.nmt.data.text_sources import CorpusFiles
 
-
-# How names of their files begin; others often carry a year or a source after it, as test_2016_flickr.en does.
-_BEGINS = re.compile(r"(train|valid(?:ation)?|val|dev|test)(?![^\W\d_])", re.IGNORECASE)
-_SPLIT_OF = {"valid": "val", "validation": "val", "dev": "val"}
 
 # Files of a store: the text of splits that are scored with what is to be said of all, and which pairs are trained on.
 TEXT, KEPT = "text.json", "kept.bits"
@@ -42,57 +27,7 @@ TEXT, KEPT = "text.json", "kept.bits"
 # The same pairs are held out in every run, so that those with several seeds can be compared.
 HOLD_OUT_SEED = 1
 
-# Behind the begin of names that was given.
-_SEPARATORS = (".", "-", "_")
-
-_NAMES_SHOWN = 12
-
-
-@dataclass(frozen=True, kw_only=True)
-class Text:
-    """Sentence pairs in files, which are read anew each time and never kept whole.
-
-    Attributes:
-        files: a table, or the files of both sides.
-        src: name of the source side.
-        tgt: name of the target side.
-        columns: names of the first columns of a table without a header, in order.
-        notes: what its reader should know of the files, a line each.
-    """
-
-    files: tuple[Path, ...]
-    src: str
-    tgt: str
-    columns: tuple[str, ...] | None = None
-    notes: tuple[str, ...] = ()
-
-    def pairs(self) -> Iterator[tuple[str, str]]:
-        """Yield each pair.
-
-        Raises:
-            DataError: anything about the files or their content that cannot be used.
-        """
-        if len(self.files) == 1:
-            return table_pairs(self.files[0], src=self.src, tgt=self.tgt, columns=self.columns)
-        return _side_by_side(*self.files)
-
-    def chunks(self) -> Iterator[Pairs]:
-        """Yield the pairs, so many at a time.
-
-        Raises:
-            DataError: as of `pairs`.
-        """
-        pairs = self.pairs()
-        while chunk := list(islice(pairs, CHUNK)):
-            yield Pairs.of(chunk)
-
-    def read(self) -> Pairs:
-        """Return all pairs.
-
-        Raises:
-            DataError: as of `pairs`.
-        """
-        return Pairs.of(list(self.pairs()), notes=self.notes)
+NO_FILTERS = Filters()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +41,7 @@ class Corpus:
         held_out: splits that are taken from the training text, as it has none of its own.
         dropped_empty: training pairs left out because nobody sees anything on a side.
         num_repeated: training pairs that are the same as an earlier one.
+        filtered: what each filter left out, for people.
         notes: what a user should know of the text, a line each.
         recipe: what else decides about the text, so that a store of it can be found; None: it is in no file.
         stores: where that may be; None: as well.
@@ -118,66 +54,20 @@ class Corpus:
     held_out: tuple[str, ...] = ()
     dropped_empty: int = 0
     num_repeated: int = 0
+    filtered: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     recipe: dict[str, Any] | None = None
     stores: StoreFolder | None = None
     store: Store | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CorpusFiles:
-    """The files of a corpus, before any of them is read.
-
-    Attributes:
-        name: of the corpus, for messages.
-        train: training text.
-        scored: text of the splits that have files of their own.
-    """
-
-    name: str
-    train: tuple[Text, ...]
-    scored: dict[str, Text]
-
-    @property
-    def missing(self) -> list[str]:
-        """Splits that are to be held out of the training text."""
-        return [split for split in ("val", "test") if split not in self.scored]
-
-    def fingerprint(self) -> list[list[Any]]:
-        """Return name, size and hash of each file, in an order that says what it is for."""
-        return [
-            [split, path.name, path.stat().st_size, _hash_of(path)]
-            for split, text in [*(("train", text) for text in self.train), *self.scored.items()]
-            for path in text.files
-        ]
-
-
-def find_corpus(
-    path: Path, *, src: str, tgt: str, columns: tuple[str, ...] | None = None
-) -> CorpusFiles:
-    """Find the files of a corpus.
-
-    Args:
-        path: folder, file, or begin of the names of files.
-        src: name of the source side: a language or its code, a file ending, a column or a JSON key.
-        tgt: name of the target side.
-        columns: names of the first columns of a table without a header, in order.
-
-    Raises:
-        DataError: the files do not say what is what.
-    """
-    train = find_split(path, split="train", src=src, tgt=tgt, columns=columns)
-    assert train is not None
-    splits = () if path.is_file() else ("val", "test")
-    found = {
-        split: find_split(path, split=split, src=src, tgt=tgt, columns=columns) for split in splits
-    }
-    scored = {split: text for split, text in found.items() if text is not None}
-    return CorpusFiles(name=str(path), train=(train,), scored=scored)
-
-
 def load_corpus(
-    files: CorpusFiles, *, seed: int = HOLD_OUT_SEED, longest: int | None = None, workers: int = 1
+    files: CorpusFiles,
+    *,
+    seed: int = HOLD_OUT_SEED,
+    longest: int | None = None,
+    filters: Filters = NO_FILTERS,
+    workers: int = 1,
 ) -> Corpus:
     """Read a corpus; hold out validation and test pairs from train where they are missing.
 
@@ -188,6 +78,7 @@ def load_corpus(
         files: of the corpus.
         seed: of the choice of pairs to hold out.
         longest: characters of a sentence that may have few enough tokens; None: any.
+        filters: of the training text.
         workers: processes that look at the training text.
 
     Raises:
@@ -201,6 +92,7 @@ def load_corpus(
         name=files.name,
         seed=seed,
         longest=longest,
+        filters=filters,
         workers=workers,
     )
     splits = {**given, **found.held_out}
@@ -220,6 +112,7 @@ def load_corpus(
         held_out=tuple(files.missing),
         dropped_empty=found.dropped_empty,
         num_repeated=found.num_repeated,
+        filtered=found.filtered,
         notes=notes,
     )
 
@@ -233,6 +126,7 @@ def corpus_files(corpus: Corpus) -> dict[str, bytes]:
         "held_out": corpus.held_out,
         "dropped_empty": corpus.dropped_empty,
         "num_repeated": corpus.num_repeated,
+        "filtered": corpus.filtered,
         "notes": corpus.notes,
         "pairs": len(train.kept),
         "longest": train.longest,
@@ -267,14 +161,10 @@ def stored_corpus(files: CorpusFiles, store: Store) -> Corpus:
         held_out=tuple(state["held_out"]),
         dropped_empty=state["dropped_empty"],
         num_repeated=state["num_repeated"],
+        filtered=state["filtered"],
         notes=tuple(state["notes"]),
         store=store,
     )
-
-
-def _hash_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, lambda: blake2b(digest_size=16)).hexdigest()
 
 
 def notes_of_empty(pairs: Pairs, *, split: str) -> tuple[str, ...]:
@@ -286,191 +176,4 @@ def notes_of_empty(pairs: Pairs, *, split: str) -> tuple[str, ...]:
         return ()
     return (
         f"{empty:,} of {len(pairs):,} {split} pairs have no text on one side, and count in scores",
-    )
-
-
-def load_split(
-    path: Path, *, split: str, src: str, tgt: str, columns: tuple[str, ...] | None = None
-) -> Pairs | None:
-    """Read one split of a folder, or a whole file; as `find_split`."""
-    found = find_split(path, split=split, src=src, tgt=tgt, columns=columns)
-    return None if found is None else found.read()
-
-
-def find_split(
-    path: Path, *, split: str, src: str, tgt: str, columns: tuple[str, ...] | None = None
-) -> Text | None:
-    """Return one split of a folder, or a whole file.
-
-    Args:
-        path: folder, file, or begin of the names of files.
-        split: `train`, `val` or `test`.
-        src: name of the source side.
-        tgt: name of the target side.
-        columns: names of the first columns of a table without a header, in order.
-
-    Returns:
-        Its text; None if the folder has no such split, unless it is `train`.
-
-    Raises:
-        DataError: the files do not say what is what.
-    """
-    if src == tgt:
-        raise DataError(
-            f"source and target are both {src!r}; give both `src` and `tgt`, with two names"
-        )
-    if path.is_file():
-        return Text(files=(path,), src=src, tgt=tgt, columns=columns)
-    if not path.is_dir() and not _named(path):
-        raise DataError(f"{path} {why_no_file(path)}; `data` takes a folder or a file")
-    found = _texts_of(path, split, sides=(src, tgt))
-    if not found:
-        if split == "train":
-            raise _no_training_text(path, sides=(src, tgt))
-        return None
-    first, *others = found
-    notes: tuple[str, ...] = ()
-    if others:
-        named = ", ".join(_names_of(files) for files in others)
-        if split == "train":
-            raise DataError(
-                f"{path} has several training texts: {_names_of(first)}, {named}; join them to one, move the others "
-                "out, or name one file, or the begin of its name, with `data`"
-            )
-        notes = (f"{_names_of(first)} is read as the {split} text, and {named} is not",)
-    return Text(files=first, src=src, tgt=tgt, columns=columns, notes=notes)
-
-
-def files_of_text(path: Path) -> list[Path]:
-    """Return the files that a corpus may be read from: others in its folder may be notes, logs, models."""
-    if path.is_file():
-        return [path]
-    return sorted(
-        file for name, file in _named(path) if _split_of(name) is not None and file.is_file()
-    )
-
-
-def _named(path: Path) -> list[tuple[str, Path]]:
-    """Return the files of a corpus, each by the name that says what it is.
-
-    Of a folder these are their names, and of the begin of names what stands behind it. Where that names no
-    split, as of news.en and news.zh, it is the training text.
-    """
-    if path.is_dir():
-        return [(file.name, file) for file in sorted(path.iterdir())]
-    if path.exists() or path.is_symlink() or not path.parent.is_dir():
-        return []
-    found = []
-    for file in sorted(path.parent.iterdir()):
-        rest = file.name.removeprefix(path.name)
-        if path.name and rest != file.name and rest[:1] in _SEPARATORS:
-            name = rest[1:]
-            found.append((name if _split_of(name) is not None else f"train.{name}", file))
-    return found
-
-
-def _split_of(name: str) -> str | None:
-    """Return the split that a file is of by the begin of its name, None if it is of none."""
-    found = _BEGINS.match(name)
-    if found is None:
-        return None
-    begin = found[1].casefold()
-    return _SPLIT_OF.get(begin, begin)
-
-
-def _texts_of(path: Path, split: str, *, sides: tuple[str, str]) -> list[tuple[Path, ...]]:
-    """Return the texts that a split may be, each a table or both sides; the one with the plainest name first.
-
-    Raises:
-        DataError: one side alone is there.
-    """
-    files = [(name, file) for name, file in _named(path) if _split_of(name) == split]
-    texts: dict[tuple[str, str], tuple[Path, ...]] = {}
-    bases: dict[str, dict[str, Path]] = {}
-    for name, file in files:
-        unpacked = name[: -len(".gz")] if name.casefold().endswith(".gz") else name
-        ending = ending_of(name)
-        if ending in ENDINGS:
-            texts.setdefault((unpacked[: -len(ending)], ending), (file,))
-            continue
-        for side in sides:
-            if unpacked.casefold().endswith(f".{side.casefold()}"):
-                bases.setdefault(unpacked[: -len(side) - 1], {}).setdefault(side, file)
-                break
-        else:
-            base, _, last = unpacked.rpartition(".")
-            bases.setdefault(base, {}).setdefault(last, file)
-    alone: list[Path] = []
-    for base, endings in bases.items():
-        names = list(endings)
-        numbers = [matching_names(side, names) for side in sides]
-        if all(len(found) == 1 for found in numbers) and numbers[0] != numbers[1]:
-            texts[base, ""] = tuple(endings[names[found[0]]] for found in numbers)
-        elif any(numbers):
-            alone += [endings[names[n]] for found in numbers for n in found]
-    if not texts and alone:
-        raise _one_side(path, alone, sides=sides)
-    plainest = [key for key in texts if not any(_is_form_of(key[0], base) for base, _ in texts)]
-    return [texts[key] for key in sorted(plainest, key=lambda key: (_is_odd(key[0]), key))]
-
-
-def _one_side(path: Path, alone: Sequence[Path], *, sides: tuple[str, str]) -> DataError:
-    """Say which file is missing beside those of one side."""
-    there = sorted({file.name for file in alone})
-    base = re.sub(r"\.gz$", "", there[0], flags=re.IGNORECASE).rpartition(".")[0]
-    wanted = " and ".join(f"{base}.{side}" for side in sides)
-    return DataError(
-        f"{path} has {', '.join(there)}, expected both {wanted}; add the other side, or name the sides as the files "
-        "end with `src` and `tgt`"
-    )
-
-
-def _is_form_of(base: str, plain_base: str) -> bool:
-    """Return whether a name is that of the same text in another form, as train.lc.norm.tok is beside train.
-
-    One with a number, such as train.2, is that of another part.
-    """
-    begin, more = base.casefold(), f"{plain_base.casefold()}."
-    return begin.startswith(more) and not any(map(str.isdigit, begin.removeprefix(more)))
-
-
-def _is_odd(base: str) -> bool:
-    """Return whether a name says more than which split it is."""
-    return _BEGINS.fullmatch(base) is None
-
-
-def _names_of(files: tuple[Path, ...]) -> str:
-    return " and ".join(file.name for file in files)
-
-
-def _no_training_text(path: Path, *, sides: tuple[str, str]) -> DataError:
-    src, tgt = sides
-    there = [file.name for _, file in _named(path)]
-    more = ", ..." if len(there) > _NAMES_SHOWN else ""
-    return DataError(
-        f"{path} has no train.{src} and train.{tgt}, nor train{', '.join(ENDINGS)} (each also with .gz); it holds "
-        f"{', '.join(there[:_NAMES_SHOWN]) or 'nothing'}{more}; name the sides as the files end with `src` and `tgt`, or "
-        "the file itself with `data`"
-    )
-
-
-def _side_by_side(src_path: Path, tgt_path: Path) -> Iterator[tuple[str, str]]:
-    for src, tgt in zip_longest(lines_of(src_path), lines_of(tgt_path)):
-        if src is None or tgt is None:
-            raise _other_counts(src_path, tgt_path)
-        yield src, tgt
-
-
-def _other_counts(src_path: Path, tgt_path: Path) -> DataError:
-    num_lines, returns = [], []
-    for path in (src_path, tgt_path):
-        counts = [line.count("\r") for line in lines_of(path)]
-        num_lines.append(len(counts))
-        if any(counts):
-            returns.append(
-                f"; {path.name} has {sum(counts):,} carriage returns within lines, which end none"
-            )
-    return DataError(
-        f"{src_path} has {num_lines[0]} lines, but {tgt_path} has {num_lines[1]}; "
-        f"parallel files must have the same number of lines{''.join(returns)}"
     )

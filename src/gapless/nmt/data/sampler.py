@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from itertools import accumulate as running_sums
+from itertools import accumulate as running_sums, pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -16,7 +16,7 @@ from gapless.nmt.data.layout import BatchPlan
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from gapless.nmt.data.layout import BatchShape, Layout
     from gapless.nmt.data.token_pairs import Numbers, Rows, TokenPairs
@@ -66,6 +66,9 @@ class MicrobatchSampler(Sampler[Microbatch]):
         layout: divides the pairs into batches.
         accumulate: most batches of a rank in an update.
         one_shape: all batches of an update have one shape.
+        counts: pairs of each corpus, one after the other; None: there is one.
+        weights: the ratio in which pairs of these are seen in an epoch, which has as many as all together;
+            None: each pair once.
         shuffle: a new random order every epoch; otherwise the layout's own, always the same.
         seed: of the order.
         rank: whose batches these are, counted from 0.
@@ -87,6 +90,8 @@ class MicrobatchSampler(Sampler[Microbatch]):
         *,
         accumulate: int = 1,
         one_shape: bool = False,
+        counts: Sequence[int] | None = None,
+        weights: Sequence[float] | None = None,
         shuffle: bool = True,
         seed: int = 0,
         rank: int = 0,
@@ -99,6 +104,8 @@ class MicrobatchSampler(Sampler[Microbatch]):
         self._drawn: int | None = None
         self._accumulate = accumulate
         self._one_shape = one_shape
+        self._counts = (len(pairs),) if counts is None else tuple(counts)
+        self._weights = weights
         self._shuffle = shuffle
         self._seed = seed
         self._rank = rank
@@ -185,10 +192,12 @@ class MicrobatchSampler(Sampler[Microbatch]):
         """Return the updates of an epoch, in their order, as all ranks see them."""
         size = self._accumulate * self._world
         in_updates = cut_by_shape if self._one_shape else cut
-        order = np.arange(len(self._pairs.src_lengths), dtype=np.int32)
+        order: Numbers = np.arange(len(self._pairs.src_lengths), dtype=np.int32)
         if not self._shuffle:
             return in_updates(self._plans(order), size)
         random = np.random.default_rng((self._seed, epoch))
+        if self._weights is not None:
+            order = weighted(self._counts, self._weights, random)
         plans = self._plans(random.permutation(order))
         updates = in_updates([plans[number] for number in random.permutation(len(plans))], size)
         if not self._one_shape or len({update[0].shape for update in updates}) == 1:
@@ -244,6 +253,30 @@ def cut_by_shape(plans: list[BatchPlan], size: int) -> list[Update]:
     for plan in plans:
         of_shape.setdefault(plan.shape, []).append(plan)
     return [update for same in of_shape.values() for update in cut(same, size)]
+
+
+def weighted(
+    counts: Sequence[int], weights: Sequence[float], random: np.random.Generator
+) -> Numbers:
+    """Return the numbers of an epoch's pairs, as many as there are, in the ratio of weights.
+
+    Each pair of a corpus is in it equally often, or once more, by chance.
+
+    Args:
+        counts: pairs of each corpus, one after the other.
+        weights: of each.
+        random: says which pairs are in it once more.
+    """
+    total = sum(counts)
+    shares = np.cumsum([0.0, *weights]) / sum(weights)
+    begins = np.cumsum([0, *counts])
+    numbers = []
+    for begin, count, (low, high) in zip(begins, counts, pairwise(shares), strict=False):
+        wanted = round(float(high) * total) - round(float(low) * total)
+        own = np.arange(begin, begin + count, dtype=np.int32)
+        times, rest = divmod(wanted, count) if count else (0, 0)
+        numbers += [np.tile(own, times), random.permutation(own)[:rest]]
+    return np.concatenate(numbers)
 
 
 def filled(update: Update, world: int) -> Update:

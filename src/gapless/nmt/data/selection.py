@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -16,8 +16,8 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from gapless.errors import DataError
+from gapless.nmt.data.filters import BLANK, KEPT, Filters
 from gapless.nmt.data.sentences import Pairs, in_order, plain
-from gapless.nmt.data.text_files import is_blank
 
 
 if TYPE_CHECKING:
@@ -35,9 +35,10 @@ _MOST_CANDIDATES = 1 << 18
 # Short sentences occur in any text; more than this share of a split is no chance.
 _SEEN_SHARE = 0.05
 
-# Of each pair: hashes of its plain source and of itself, characters of its longer side and of both.
+# Of each pair: hashes of its plain source and of itself, characters of its longer side and of both, and
+# why it is left out.
 _ROW = np.dtype(
-    [("source", "u8"), ("pair", "u8"), ("longer", "u4"), ("characters", "u4"), ("blank", "?")]
+    [("source", "u8"), ("pair", "u8"), ("longer", "u4"), ("characters", "u4"), ("why", "u1")]
 )
 _NO_LIMIT = (1 << 32) - 1
 
@@ -153,6 +154,7 @@ class Selection:
         held_out: pairs of each split that was missing.
         dropped_empty: pairs left out because nobody sees anything on a side.
         num_repeated: training pairs that are the same as an earlier one.
+        filtered: what each filter left out, for people.
         seen: how many sources of each split that is scored are training sources too.
     """
 
@@ -160,6 +162,7 @@ class Selection:
     held_out: dict[str, Pairs]
     dropped_empty: int
     num_repeated: int
+    filtered: dict[str, str]
     seen: dict[str, int]
 
 
@@ -171,6 +174,7 @@ def select(
     name: str,
     seed: int,
     longest: int | None = None,
+    filters: Filters,
     workers: int = 1,
 ) -> Selection:
     """Look at every pair of the training text, and say what is trained on.
@@ -182,6 +186,7 @@ def select(
         name: of the corpus, for messages.
         seed: of the choice of pairs to hold out.
         longest: characters of a sentence that may have few enough tokens; None: any.
+        filters: of the text.
         workers: processes that look.
 
     Raises:
@@ -190,22 +195,36 @@ def select(
     with TemporaryFile() as file:
         rows = _Rows(file)
         candidates = _Candidates() if missing else None
+        look = partial(_look, filters=filters)
         for text in texts:
-            for chunk, found in in_order(_look, text.chunks(), workers=workers):
+            for chunk, found in in_order(look, text.chunks(), workers=workers):
                 rows.add(found)
                 if candidates is not None:
                     candidates.add(chunk, found)
-        blank = rows.mask(lambda row: row["blank"])
-        if blank.all():
-            raise DataError(f"{name} holds no training pair with text on both sides")
+        left_out = rows.mask(lambda row: row["why"] != KEPT)
+        counts = rows.num_left_out()
+        if left_out.all():
+            what = (
+                "with text on both sides"
+                if counts[BLANK] == len(left_out)
+                else "that no filter drops"
+            )
+            raise DataError(f"{name} holds no training pair {what}")
         owners = {} if candidates is None else candidates.hold_out(missing, name=name, seed=seed)
-        held_out = {split: rows.mask(_is_of(hashes)) & ~blank for split, hashes in owners.items()}
-        kept = ~np.logical_or.reduce([blank, *held_out.values()])
+        held_out = {
+            split: rows.mask(_is_of(hashes)) & ~left_out for split, hashes in owners.items()
+        }
+        kept = ~np.logical_or.reduce([left_out, *held_out.values()])
+        repeated = rows.repeated(kept)
+        num_repeated = int(np.count_nonzero(repeated))
+        if filters.duplicates:
+            kept &= ~repeated
         return Selection(
             train=_training_text(texts, rows, kept, longest=longest),
             held_out=_texts_at(texts, held_out) if held_out else {},
-            dropped_empty=int(np.count_nonzero(blank)),
-            num_repeated=int(np.count_nonzero(rows.repeated(kept))),
+            dropped_empty=counts[BLANK],
+            num_repeated=0 if filters.duplicates else num_repeated,
+            filtered=filters.account(counts, num_repeated=num_repeated),
             seen={split: rows.num_seen(pairs, kept) for split, pairs in scored.items()},
         )
 
@@ -270,7 +289,7 @@ def _texts_at(
 # --- rows of figures ---
 
 
-def _look(pairs: Pairs) -> NDArray[np.void]:
+def _look(pairs: Pairs, filters: Filters) -> NDArray[np.void]:
     """Return the figures of each pair; runs in worker processes."""
     rows = np.empty(len(pairs), dtype=_ROW)
     for number, (src, tgt) in enumerate(zip(pairs.src, pairs.tgt, strict=True)):
@@ -280,7 +299,7 @@ def _look(pairs: Pairs) -> NDArray[np.void]:
             _hash(f"{lengths[0]} {src}{tgt}"),
             max(lengths),
             sum(lengths),
-            is_blank(src) or is_blank(tgt),
+            filters.why_not(src, tgt),
         )
     return rows
 
@@ -323,6 +342,13 @@ class _Rows:
         for at, rows in self.parts():
             found[at] = holds(rows)
         return found
+
+    def num_left_out(self) -> dict[int, int]:
+        """Return how many pairs are left out for each reason."""
+        counts: Counter[int] = Counter()
+        for _, rows in self.parts():
+            counts.update(dict(enumerate(map(int, np.bincount(rows["why"])))))
+        return counts
 
     def num_characters(self, kept: NDArray[np.bool_]) -> int:
         """Return the characters of these pairs."""
@@ -369,7 +395,7 @@ class _Candidates:
 
     def add(self, chunk: Pairs, rows: NDArray[np.void]) -> None:
         """Take the sources of some pairs."""
-        is_one = ~rows["blank"] & (rows["source"] <= np.uint64(self._below - 1))
+        is_one = (rows["why"] == KEPT) & (rows["source"] <= np.uint64(self._below - 1))
         found = self._found
         numbers, keys = np.flatnonzero(is_one), rows["source"][is_one]
         for number, key in zip(map(int, numbers), map(int, keys), strict=True):

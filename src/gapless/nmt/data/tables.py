@@ -1,4 +1,4 @@
-"""Read sentence pairs from one file: TSV, CSV, JSON or JSON lines, each also packed by gzip.
+"""Read sentence pairs from one file: TSV, CSV, JSON or JSON lines, each also packed by gzip; parquet or arrow.
 
 A header, the keys of objects or `columns` say which column is which side. What they do not say is refused,
 with the first rows and what to give.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from importlib import import_module
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -31,6 +32,10 @@ _LINE_ENDS = re.compile(r"\r\n|\r|\n")
 UNNAMED = "_"
 
 _LONGEST_CELL = 2**31 - 1
+
+# Of parquet, and how a file of arrow begins that is no stream.
+_ROWS_AT_ONCE = 1 << 12
+_ARROW_FILE = b"ARROW1"
 
 # A quote that nobody closes goes on to the next one, and takes all rows between as one cell.
 _MOST_LINES_OF_A_ROW = 100
@@ -61,7 +66,7 @@ def table_pairs(
     ending = ending_of(path.name)
     if ending not in ENDINGS:
         raise DataError(
-            f"{path} ends in {path.suffix or 'nothing known'}, expected {', '.join(ENDINGS)} (each also with "
+            f"{path} ends in {path.suffix or 'nothing known'}, expected {', '.join(ENDINGS)} (text also with "
             ".gz), or a folder with train.* files; rename or convert it"
         )
     rows = _ROWS[ending](path)
@@ -315,11 +320,47 @@ def _json_line_rows(path: Path) -> Iterator[_Row]:
             yield place, _cells(path, place, _parsed(path, line, place=place))
 
 
+def _arrow_rows(path: Path) -> Iterator[_Row]:
+    """Give the rows of a table of parquet or arrow, some of which are read at a time."""
+    try:
+        arrow = import_module("pyarrow")
+        module = import_module(
+            "pyarrow.parquet" if ending_of(path.name) == ".parquet" else "pyarrow.ipc"
+        )
+    except ImportError:
+        raise DataError(
+            f'{path} is read by pyarrow, which cannot be found; run pip install "gapless[arrow]"'
+        ) from None
+    number = 0
+    try:
+        with path.open("rb") as file:
+            for batch in _arrow_batches(
+                file, module, is_parquet=ending_of(path.name) == ".parquet"
+            ):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"row {number}", _cells(path, f"row {number}", row)
+    except (arrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _arrow_batches(file: Any, module: Any, *, is_parquet: bool) -> Iterator[Any]:
+    if is_parquet:
+        yield from module.ParquetFile(file).iter_batches(_ROWS_AT_ONCE)
+    elif file.peek(len(_ARROW_FILE)).startswith(_ARROW_FILE):
+        reader = module.open_file(file)
+        yield from map(reader.get_batch, range(reader.num_record_batches))
+    else:
+        yield from module.open_stream(file)
+
+
 _ROWS: dict[str, Callable[[Path], Iterator[_Row]]] = {
     ".tsv": _tsv_rows,
     ".csv": _csv_rows,
     ".json": _json_rows,
     ".jsonl": _json_line_rows,
+    ".parquet": _arrow_rows,
+    ".arrow": _arrow_rows,
 }
 
 ENDINGS = tuple(_ROWS)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from mmap import ACCESS_READ, MADV_DONTNEED, MADV_RANDOM, mmap
+from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -74,6 +75,7 @@ class Sentences:
         ids: of all tokens, marks included; mapped from a file where they are many.
         starts: where each sentence begins, and the number of tokens, [sentences + 1].
         files: that both are mapped from; None: they are in memory.
+        maps: of these files.
     """
 
     def __init__(
@@ -82,11 +84,12 @@ class Sentences:
         starts: NDArray[np.int64],
         *,
         files: tuple[Path, Path, str] | None = None,
+        maps: tuple[mmap, ...] = (),
     ) -> None:
         self.ids, self.starts = ids, starts
-        self._files = files
+        self._files, self._maps = files, maps
         self.lengths = np.empty(len(starts) - 1, dtype=np.int32)
-        for at in _parts(len(self.lengths)):
+        for at in self._parts(len(self.lengths)):
             self.lengths[at] = np.diff(starts[at.start : at.stop + 1])
 
     @classmethod
@@ -116,17 +119,12 @@ class Sentences:
             dtype: of the tokens, such as `uint16`.
         """
         maps = _map(ids), _map(starts)
-        found = cls(
+        return cls(
             np.frombuffer(maps[0], dtype=dtype),
             np.frombuffer(maps[1], dtype=np.int64),
             files=(ids, starts, dtype),
+            maps=tuple(one for one in maps if isinstance(one, mmap)),
         )
-        for one in maps:
-            if isinstance(one, mmap):
-                # What was read for the lengths need not stay, and batches read here and there.
-                one.madvise(MADV_DONTNEED)
-                one.madvise(MADV_RANDOM)
-        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let processes that are sent many sentences map them too."""
@@ -145,7 +143,7 @@ class Sentences:
     def counts(self) -> NDArray[np.int64]:
         """Return how often each token occurs."""
         counts = np.zeros(1, dtype=np.int64)
-        for at in _parts(len(self.ids)):
+        for at in self._parts(len(self.ids)):
             more = np.bincount(self.ids[at], minlength=len(counts))
             more[: len(counts)] += counts
             counts = more
@@ -153,15 +151,18 @@ class Sentences:
 
     def checksum(self, begin: int) -> int:
         """Return a checksum of tokens and lengths that goes on from another."""
-        for at in _parts(len(self.ids)):
+        for at in self._parts(len(self.ids)):
             begin = zlib.crc32(self.ids[at].astype(np.int32).data, begin)
-        return zlib.crc32(self.starts.data, begin)
+        for at in self._parts(len(self.starts)):
+            begin = zlib.crc32(self.starts[at].data, begin)
+        return begin
 
-
-def _parts(count: int) -> Iterator[slice]:
-    """Yield slices of so many things, some at a time."""
-    for start in range(0, count, _MOST_AT_ONCE):
-        yield slice(start, min(start + _MOST_AT_ONCE, count))
+    def _parts(self, count: int) -> Iterator[slice]:
+        """Yield slices of so many things; what was read of a file does not stay in memory."""
+        for start in range(0, count, _MOST_AT_ONCE):
+            yield slice(start, min(start + _MOST_AT_ONCE, count))
+            for one in self._maps:
+                one.madvise(MADV_DONTNEED)
 
 
 def _map(path: Path) -> mmap | bytes:
@@ -193,6 +194,10 @@ class TokenPairs:
         self.src_lengths = self.src.lengths
         self.tgt_lengths = self.tgt.lengths - np.int32(1)
         self._checksum = checksum
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let lengths be counted anew where pairs are sent."""
+        return partial(TokenPairs, checksum=self._checksum), (self.src, self.tgt)
 
     @classmethod
     def joined(cls, parts: Sequence[TokenPairs]) -> TokenPairs:

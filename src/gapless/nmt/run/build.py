@@ -31,6 +31,7 @@ from gapless.nmt.settings.effective_settings import resolve
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from gapless.device.base import Device
@@ -50,6 +51,7 @@ def training_sampler(
     config: TrainConfig,
     pairs: TokenPairs,
     *,
+    counts: Sequence[int] | None = None,
     layout: LayoutName,
     one_shape: bool = False,
     rank: int = 0,
@@ -61,6 +63,7 @@ def training_sampler(
     Args:
         config: of the run.
         pairs: to draw from, at least one.
+        counts: how many of them are of each corpus; None: there is one.
         layout: of the batches.
         one_shape: all batches of an update have one shape.
         rank: whose batches these are.
@@ -86,6 +89,8 @@ def training_sampler(
         make_layout(config, pairs, layout),
         of_epoch=of_epoch,
         accumulate=config.num_accumulated,
+        counts=counts,
+        weights=config.weight_numbers(),
         one_shape=one_shape,
         seed=config.seed,
         rank=rank,
@@ -237,6 +242,7 @@ def make_parts(
         sampler=training_sampler(
             config,
             task.train,
+            counts=task.counts,
             layout=effective.layout,
             one_shape=effective.one_shape,
             vocabs=task.vocabs,

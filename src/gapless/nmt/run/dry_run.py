@@ -103,7 +103,12 @@ def estimate_run(config: TrainConfig, task: Task, *, world: int = 1) -> Estimate
         check_disk_space(run_dir, config, parts.step.model)
         check_writable(run_dir)
         sampler = training_sampler(
-            config, task.train, layout=effective.layout, one_shape=effective.one_shape, world=world
+            config,
+            task.train,
+            counts=task.counts,
+            layout=effective.layout,
+            one_shape=effective.one_shape,
+            world=world,
         )
         epochs = config.epochs * sampler.num_updates
         parts.step.model.train()

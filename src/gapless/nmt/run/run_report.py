@@ -220,6 +220,7 @@ def describe_run(run: TrainingRun) -> dict[str, str]:
         f"torch {torch.__version__}, {run.config.precision}",
         "plan": describe_plan(run.effective, device=run.device, workers=run.workers),
         "data": describe_data(run.config, run.task),
+        **run.task.corpus.filtered,
         **({} if run.task.store is None else {"store": run.task.store}),
         "scores": describe_score_tokenizer(run.score_tokenizer),
         "model": f"{run.num_parameters:,} parameters, vocabulary {len(vocabs.src)} to "
@@ -270,7 +271,7 @@ def describe_data(config: TrainConfig, task: Task) -> str:
     names = [{"val": "validation"}.get(split, split) for split in corpus.held_out]
     held_out = f", {' and '.join(names)} pairs held out of train" if names else ""
     return (
-        f"{config.data or 'embedded corpus'}, {config.src} to {config.tgt}: "
+        f"{config.data_name()}, {config.src} to {config.tgt}: "
         f"{len(task.train)} training pairs{skipped}, {len(corpus.val)} validation{long_val}, "
         f"{len(corpus.test)} test{held_out}{', too few for scores to mean much' if is_small else ''}"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
@@ -11,20 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from gapless.device.instruments.processor import num_cores
 from gapless.errors import DataError
-from gapless.nmt.data.corpus import (
-    Corpus,
-    corpus_files,
-    files_of_text,
-    find_corpus,
-    load_corpus,
-    stored_corpus,
-)
+from gapless.nmt.data.corpus import Corpus, corpus_files, load_corpus, stored_corpus
 from gapless.nmt.data.demo import demo_pairs
+from gapless.nmt.data.filters import Filters
 from gapless.nmt.data.languages import find_language
 from gapless.nmt.data.pair_store import VERSION
 from gapless.nmt.data.selection import TrainingText
 from gapless.nmt.data.sentences import CHUNK, Pairs, in_order
 from gapless.nmt.data.stores import StoreFolder, default_folder
+from gapless.nmt.data.text_sources import files_of_text, find_corpus
 from gapless.nmt.data.token_pairs import SIDES, TokenPairs, encode
 from gapless.nmt.data.vocab import (
     LONGEST_SUBWORD,
@@ -141,9 +136,17 @@ def read_corpus(config: TrainConfig) -> Corpus:
 
 
 def _stored_or_read(config: TrainConfig) -> Corpus:
-    assert config.data is not None
+    filters = Filters(
+        src=config.src,
+        tgt=config.tgt,
+        length=config.length_limits(),
+        ratio=config.filter_ratio,
+        duplicates=config.filter_duplicates,
+        language=config.filter_language,
+    )
+    filters.check()
     files = find_corpus(
-        Path(config.data), src=config.src, tgt=config.tgt, columns=config.column_names()
+        *config.data_paths(), src=config.src, tgt=config.tgt, columns=config.column_names()
     )
     longest = None if config.tokenizer == "none" else config.max_length * LONGEST_SUBWORD
     recipe = {
@@ -151,6 +154,7 @@ def _stored_or_read(config: TrainConfig) -> Corpus:
         "sides": [config.src, config.tgt],
         "columns": config.columns,
         "longest": longest,
+        "filters": [config.filter_length, *astuple(filters)[3:]],
     }
     stores = StoreFolder(
         path=default_folder() if config.store is None else Path(config.store),
@@ -158,7 +162,7 @@ def _stored_or_read(config: TrainConfig) -> Corpus:
     )
     store = stores.find({"version": VERSION, "text": recipe})
     corpus = (
-        load_corpus(files, longest=longest, workers=_num_workers(config))
+        load_corpus(files, longest=longest, filters=filters, workers=_num_workers(config))
         if store is None
         else stored_corpus(files, store)
     )
@@ -175,11 +179,12 @@ def read_recorded(config: TrainConfig, *, run_dir: Path) -> Corpus:
     Raises:
         DataError: it is not there any more, or anything about it that cannot be used.
     """
-    data = config.data
-    if data is not None and not Path(data).exists() and not files_of_text(Path(data)):
-        where = "" if Path(data).is_absolute() else f" in {Path.cwd()}"
+    for path in config.data_paths():
+        if path.exists() or files_of_text(path):
+            continue
+        where = "" if path.is_absolute() else f" in {Path.cwd()}"
         raise DataError(
-            f"{data}, the path of its text that {run_dir} recorded, does not exist{where}; name "
+            f"{path}, the path of its text that {run_dir} recorded, does not exist{where}; name "
             "another one with `data`"
         )
     return read_corpus(config)
@@ -251,7 +256,7 @@ def _encoded(
     if store is None:
         did = "made"
         store = corpus.stores.save(
-            {**header, "name": config.data, "asked": vocabs.asked},
+            {**header, "name": config.data_name(), "asked": vocabs.asked},
             parts,
             most_ids=max(len(vocabs.src), len(vocabs.tgt)),
             files={**corpus_files(corpus), **files},

@@ -341,6 +341,7 @@ def assemble(
     sampler = training_sampler(
         config,
         task.train,
+        counts=task.counts,
         layout=effective.layout,
         one_shape=effective.one_shape,
         rank=ranks.rank,

@@ -66,7 +66,7 @@ def training_loss(run: TrainingRun) -> float:
 
     Sync: Blocks the host; waits are counted in `run.host_waits`.
     """
-    sampler = training_sampler(run.config, run.task.train, layout="padded")
+    sampler = training_sampler(run.config, run.task.train, counts=run.task.counts, layout="padded")
     sampler.set_epoch(0, max_updates=_NUM_TRAINING_UPDATES)
     return _mean(_losses(run, run.task.train, sampler))
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from gapless.errors import UserError
 from gapless.nmt.settings.config_file import read_settings
+from gapless.nmt.settings.data_settings import DataSettings
 from gapless.nmt.settings.setting import check_setting
 from gapless.nmt.settings.setting_groups import (
     BatchSettings,
-    DataSettings,
     DecodingSettings,
     DeviceSettings,
     ModelSettings,
@@ -67,6 +67,8 @@ class TrainConfig(
                 "add `data` or leave `columns` out"
             )
         # A model that was read may have one table of ids for two ways to split text.
+        self.weight_numbers()
+        self.length_limits()
         if self.share == "all" and not self.shared_vocab and self.init_from is None:
             raise UserError('`share="all"` needs one vocabulary: add `shared_vocab=True`')
         if self.bpe_dropout and (self.tokenizer, self.vocab_model) != ("sentencepiece", "bpe"):

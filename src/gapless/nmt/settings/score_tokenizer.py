@@ -11,7 +11,7 @@ from gapless.nmt.data.languages import find_language
 
 
 if TYPE_CHECKING:
-    from gapless.nmt.settings.setting_groups import DataSettings
+    from gapless.nmt.settings.data_settings import DataSettings
 
 
 # Languages whose words 13a, sacrebleu's own tokenizer, does not find.

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from dataclasses import Field
 
 
+# Of sizes: more than any machine has room for, and less than torch can count to.
+MOST = 2**31 - 1
+
+
 def setting(
     group: str,
     default: Any,

@@ -5,15 +5,14 @@ Importing this file must load neither torch nor yaml: the command line imports i
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import get_args
 
 from gapless.device.precision import Precision
-from gapless.errors import DataError, UserError
+from gapless.errors import UserError
+from gapless.nmt.settings.data_settings import check_path
 from gapless.nmt.settings.interval import Interval, seconds_of
-from gapless.nmt.settings.setting import setting
+from gapless.nmt.settings.setting import MOST, setting
 from gapless.plans import Plan, get_plan
 
 
@@ -22,161 +21,16 @@ _AUTO_AVERAGE = 5
 
 _MAX_SEED = 2**63 - 1
 
-# Of sizes: more than any machine has room for, and less than torch can count to.
-_MOST = 2**31 - 1
-
 # Powers of a length beyond these overflow.
 MOST_PENALTY = 10
 
 # Hypotheses of every sentence of a batch lie in memory together.
 MOST_BEAM = 1024
 
-# Of sacrebleu.
-_TOKENIZERS = ("13a", "zh", "ja-mecab", "ko-mecab", "char", "intl")
-
-# A path takes one of the two slashes of an address away.
-_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
-_ONE_SLASH = re.compile(r":/(?!/)")
-
-
-def _check_path(value: str, *, name: str) -> None:
-    if not value.strip():
-        raise UserError(
-            f"`{name}` is {value!r}, expected a file or folder; name one, or leave it out"
-        )
-
-
-def _check_data(value: str, *, name: str) -> None:
-    _check_path(value, name=name)
-    if value == "-":
-        raise DataError(
-            f"`{name}` is -, expected a file or folder: the text is read more than once; write it to a file"
-        )
-    if _ADDRESS.match(value) and not Path(value).exists():
-        raise DataError(
-            f"`{name}` is the address {_ONE_SLASH.sub('://', value)}, expected a file or folder; download it first"
-        )
-
 
 def _check_lr(value: float, *, name: str) -> None:
     if value == 0:
         raise UserError(f"`{name}` must be above 0, but is 0: no weight would change")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataSettings:
-    """The text of a run, its sides and its vocabularies."""
-
-    data: str | None = setting(
-        "data", None, "folder or file of sentence pairs; none: embedded corpus", form=_check_data
-    )
-    src: str = setting(
-        "data", "en", "source side, by code or name: a file ending, column or JSON key"
-    )
-    tgt: str = setting("data", "zh", "target side")
-    columns: str | None = setting(
-        "data",
-        None,
-        "names of the first columns of a table without a header, in order: en,zh or _,en,zh",
-    )
-    score_tokenizer: str | None = setting(
-        "data",
-        None,
-        "sacrebleu tokenizer of BLEU; none: of Chinese, Japanese and Korean their own, else 13a",
-        choices=_TOKENIZERS,
-        compare=False,
-    )
-    tokenizer: str = setting(
-        "data",
-        "sentencepiece",
-        "sentencepiece, or none: text is tokenised already",
-        choices=("sentencepiece", "none"),
-    )
-    vocab_size: int | None = setting(
-        "data", None, "subwords of a vocabulary", at_least=5, at_most=_MOST
-    )
-    vocab_model: str = setting(
-        "data", "bpe", "subword model: bpe or unigram", choices=("bpe", "unigram")
-    )
-    shared_vocab: bool = setting("data", False, "one vocabulary for both sides")
-    tags: str | None = setting(
-        "data",
-        None,
-        "words of the text that stay one token each, such as <2de>,<2fr>",
-        compare=False,
-    )
-    bpe_dropout: float = setting(
-        "data",
-        0.0,
-        "share of a subword's merges that each epoch leaves out at random, such as 0.1",
-        at_least=0.0,
-        below=1.0,
-        compare=False,
-    )
-    max_length: int = setting(
-        "data",
-        200,
-        "longest sentence in tokens; longer ones are not trained on",
-        at_least=1,
-        at_most=_MOST,
-    )
-    store: str | None = setting(
-        "data",
-        None,
-        "folder that keeps tokenised text for the next run; none: one in the user's cache",
-        form=_check_path,
-        compare=False,
-    )
-    store_size: float = setting(
-        "data",
-        50.0,
-        "GiB that all stores may have; those used least lately are removed",
-        at_least=0.0,
-        at_most=float(_MOST),
-        compare=False,
-    )
-    store_workers: int | None = setting(
-        "data",
-        None,
-        "processes that tokenise text; none: one for each core",
-        at_least=1,
-        at_most=1024,
-        compare=False,
-    )
-    allow_changed_data: bool = setting(
-        "data",
-        False,
-        "resume although training, validation or test text is not what the run began with",
-        compare=False,
-    )
-
-    def column_names(self) -> tuple[str, ...] | None:
-        """Return the names in `columns`.
-
-        Raises:
-            DataError: there are not two or more.
-        """
-        if self.columns is None:
-            return None
-        names = [name.strip() for name in self.columns.split(",")]
-        if len(names) < 2 or not all(names):
-            raise DataError(
-                f"`columns` must be two names or more, such as en,zh, but is {self.columns!r}"
-            )
-        return tuple(names)
-
-    def tag_names(self) -> tuple[str, ...]:
-        """Return the words in `tags`.
-
-        Raises:
-            DataError: one is empty, or holds a space.
-        """
-        names = () if self.tags is None else tuple(self.tags.split(","))
-        if not all(len(name.split()) == 1 and name == name.strip() for name in names):
-            raise DataError(
-                f"`tags` must be words with commas between, such as <2de>,<2fr>, but is {self.tags!r}"
-            )
-        return names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +62,7 @@ class PlanSettings:
         None,
         "GiB of device memory above which no more shapes are captured; none: 80 % of it",
         at_least=0.0,
-        at_most=float(_MOST),
+        at_most=float(MOST),
     )
 
     def resolved_plan(self) -> Plan:
@@ -270,7 +124,7 @@ class RunSettings:
         None,
         "run folder; none: runs/train, runs/train2, ...",
         compare=False,
-        form=_check_path,
+        form=check_path,
     )
     track: str | None = setting(
         "run",
@@ -414,13 +268,13 @@ class ModelSettings:
         "run folder, or folder of a Marian model, whose vocabularies and weights to start with",
         compare=False,
     )
-    d_model: int = setting("model", 512, "width of the model", at_least=2, at_most=_MOST)
-    heads: int = setting("model", 8, "attention heads", at_least=1, at_most=_MOST)
+    d_model: int = setting("model", 512, "width of the model", at_least=2, at_most=MOST)
+    heads: int = setting("model", 8, "attention heads", at_least=1, at_most=MOST)
     ffn: int = setting(
-        "model", 2048, "inner width of the feed-forward layers", at_least=1, at_most=_MOST
+        "model", 2048, "inner width of the feed-forward layers", at_least=1, at_most=MOST
     )
-    encoder_layers: int = setting("model", 6, "encoder layers", at_least=1, at_most=_MOST)
-    decoder_layers: int = setting("model", 6, "decoder layers", at_least=1, at_most=_MOST)
+    encoder_layers: int = setting("model", 6, "encoder layers", at_least=1, at_most=MOST)
+    decoder_layers: int = setting("model", 6, "decoder layers", at_least=1, at_most=MOST)
     norm: str = setting(
         "model",
         "pre",
