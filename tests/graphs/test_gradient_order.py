@@ -178,7 +178,7 @@ def test_calls_in_place_record_what_the_loop_as_written_does(device, thread):
         if is_captured:
             gapless.capture(model, optimizer, device=device)
         found = []
-        for _ in range(4):
+        for _ in range(3):  # The fourth call tries and proves a graph.
             here, there = thread.numbers()
             optimizer.zero_grad()
             model(torch.ones(3, 4).to(device.torch_device)).square().mean().backward()
