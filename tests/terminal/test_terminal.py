@@ -63,8 +63,9 @@ def session(tmp_path, launcher):
 
     def start(*more, **how):
         # No long path is printed, which could not be broken.
-        arguments = ["train", "--data", "data", "--run-dir", "run", *SIZES, "--batch-size", "8"]
-        started = Session(*arguments, "--workers", "0", *more, folder=tmp_path, **how)
+        arguments = ["train", "--data", "data", "--run-dir", "run", "--store", "stores"]
+        sizes = [*SIZES, "--batch-size", "8", "--workers", "0"]
+        started = Session(*arguments, *sizes, *more, folder=tmp_path, **how)
         opened.append(started)
         return started
 
