@@ -66,7 +66,7 @@ class DataSettings:
     weights: str | None = setting(
         "data",
         None,
-        "with several --data: the ratio in which their pairs are seen, such as 3,1; none: each pair once an epoch",
+        "of several folders or files: the ratio in which their pairs are seen, such as 3,1; none: each pair once an epoch",
         compare=False,
     )
     filter_length: str | None = setting(
