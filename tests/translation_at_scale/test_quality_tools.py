@@ -182,6 +182,7 @@ def __getattr__(name):
 """
 
 
+@pytest.mark.slow  # Trains twice, each in a process of its own.
 def test_a_tracker_gets_what_the_run_measures(gapless, splits, tmp_path):
     """The tracker's library gets the losses that the run's metrics have, in order, and training has the same bits."""
     fake = f"import sys, types; fake = types.ModuleType({TRACKER!r}); exec({FAKE_TRACKER!r}, fake.__dict__)"

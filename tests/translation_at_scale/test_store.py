@@ -39,7 +39,13 @@ def same_run(one, other):
     return losses(one) == losses(other) and weights(one) == weights(other)
 
 
-@pytest.mark.parametrize("tokens", [WORDS, SUBWORDS], ids=["words", "subwords"])
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        pytest.param(WORDS, id="words"),
+        pytest.param(SUBWORDS, id="subwords", marks=pytest.mark.slow),
+    ],
+)
 def test_any_number_of_workers_makes_the_same_store(gapless, tmp_path, tokens):
     """One worker and three write the same files, and training has the same bits."""
     data = write_tsv(tmp_path / "pairs.tsv", pairs(3_000))
@@ -101,7 +107,7 @@ def test_stores_are_listed_and_removed(gapless, tmp_path):
     gapless.fails(*remove_store(first, "stores")).check_refused(first)
 
 
-@pytest.mark.parametrize("harm", ["flipped", "cut"])
+@pytest.mark.parametrize("harm", ["flipped", pytest.param("cut", marks=pytest.mark.slow)])
 def test_a_damaged_store_is_named_and_made_anew(gapless, table, tmp_path, harm):
     """Of each file of a store one byte is changed, or the last one lost: the run says which, and trains as before."""
     gapless.train(table, "first", *SHORT, *store_in("stores"))
@@ -157,7 +163,13 @@ def total(folder):
     return size
 
 
-@pytest.mark.parametrize("removed", [False, True], ids=["store-kept", "store-removed"])
+@pytest.mark.parametrize(
+    "removed",
+    [
+        pytest.param(False, id="store-kept"),
+        pytest.param(True, id="store-removed", marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_run_resumes_from_the_store_with_the_same_bits(gapless, table, tmp_path, removed):
     """Killed between two saved states, with its store or without: losses and weights as if nothing had been."""
     options = [*WORDS, "--max-steps", 60, "--save-every", 8, "--val-interval", 2]
