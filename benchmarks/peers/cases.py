@@ -73,6 +73,11 @@ class Case:
     vocabs: Any
     workers: int
 
+    @property
+    def counts(self) -> tuple[int]:
+        """Pairs of each corpus that the case is of: one has all of them."""
+        return (len(self.train),)
+
     def plain_batches(self) -> list[Microbatch]:
         """Return the batches that all peers train on, each padded to its longest sentence."""
         return list(training_sampler(self.config, self.train, layout="padded"))

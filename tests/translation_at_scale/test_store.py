@@ -194,9 +194,9 @@ def test_a_killed_run_resumes_from_the_store_with_the_same_bits(gapless, table, 
 
 @pytest.mark.slow  # Reads 150,000 pairs.
 def test_memory_does_not_grow_with_the_text(gapless, tmp_path):
-    """A run with 150,000 pairs more needs at most 20 MiB more from its store, and 60 MiB more to make it."""
+    """Of 300,000 pairs more, which are 104 MiB as lists, a run needs 60 MiB at most, and to store them 100."""
     made, found = [], []
-    for count in (2_000, 152_000):
+    for count in (2_000, 302_000):
         rows = pairs(count, most=12)
         held_out, train = rows[:20], rows[20:]
         data = write_folder(tmp_path / str(count), train=train, val=held_out, test=held_out)
@@ -205,8 +205,8 @@ def test_memory_does_not_grow_with_the_text(gapless, tmp_path):
         found.append(gapless.train(data, f"found{count}", *options, real=True).out)
 
     assert all(STORE_IS_FOUND.search(printed) for printed in found)
-    assert peak_of(found[1]) - peak_of(found[0]) <= 20
-    assert peak_of(made[1]) - peak_of(made[0]) <= 60
+    assert peak_of(found[1]) - peak_of(found[0]) <= 60
+    assert peak_of(made[1]) - peak_of(made[0]) <= 100
 
 
 def peak_of(printed):
