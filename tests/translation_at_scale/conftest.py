@@ -1,4 +1,4 @@
-"""Cases that fail today are expected to fail; runs that several tests look at are trained once."""
+"""Runs that several tests look at are trained once."""
 
 from __future__ import annotations
 
@@ -6,16 +6,6 @@ import pytest
 
 from translation_at_scale.corpora import pairs, write_folder, write_tsv
 from translation_at_scale.harness import SUBWORDS, WORDS, Commands, trained
-from translation_at_scale.not_yet import NOT_YET
-
-
-def pytest_collection_modifyitems(items):
-    """Mark what fails today: by the name of a test, with its parameters, or of a test with all of them."""
-    for item in items:
-        if item.path.parent.name != "translation_at_scale":
-            continue
-        for name in {item.name, getattr(item, "originalname", item.name)} & set(NOT_YET):
-            item.add_marker(pytest.mark.xfail(strict=True, reason=NOT_YET[name]))
 
 
 @pytest.fixture

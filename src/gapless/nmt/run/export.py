@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from gapless.checkpoint.files import naming, remove_tree, temporary_path
@@ -52,6 +51,6 @@ def export_run(
             write_ctranslate2(model, vocabs, unfinished)
         else:
             write_hugging_face(model, vocabs, config, unfinished, is_marian=form == "marian")
-        os.replace(unfinished, out)  # noqa: PTH105 -- `Path.replace` says the same; an empty folder may be there
+        unfinished.replace(out)
     finally:
         remove_tree(unfinished)
