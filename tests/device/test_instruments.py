@@ -50,6 +50,17 @@ def test_processor_time_is_not_counted_in_ticks():
     assert 0.0 < found <= process_time() - own
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a child inherits no size")
+def test_peak_memory_is_that_of_the_program_not_of_what_started_it():
+    """A small program that a large one starts says its own size."""
+    held = bytearray(b"\1") * (700 << 20)
+    code = "from gapless.device.find import find_device as f; print(f('cpu').peak_memory_bytes())"
+    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+    assert 50 << 20 < int(ended.stdout) < len(held)
+    assert CPU.peak_memory_bytes() > len(held)
+
+
 def _spin(ready, leave):
     start = process_time()
     while process_time() - start < 0.25:

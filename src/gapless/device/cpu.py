@@ -11,6 +11,7 @@ import platform
 import resource
 import sys
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Never
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from gapless.device.base import Cut, Graph, WaitObserver
+
+
+_STATUS = Path("/proc/self/status")
 
 
 def call(function: Callable[[], object]) -> None:
@@ -231,7 +235,16 @@ class CpuDevice:
         return 0
 
     def peak_memory_bytes(self) -> int:
-        """Return the largest resident size of this process so far, in bytes."""
+        """Return the largest resident size of this program so far, in bytes.
+
+        Linux's getrusage also counts what the process held before this program began in it: a
+        child of a large program starts with that program's size.
+        """
+        if _STATUS.exists():
+            lines = _STATUS.read_text(encoding="utf-8", errors="replace").splitlines()
+            sizes = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
+            if (kibibytes := next(sizes, None)) is not None:
+                return int(kibibytes) * 1024
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 
