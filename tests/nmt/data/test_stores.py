@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 
@@ -184,6 +185,16 @@ def test_work_in_processes_keeps_its_order_and_its_errors():
     assert [next(done) for _ in range(70)] == [(n, n / 2) for n in range(70)]
     with pytest.raises(DataError, match="of seventy"):
         next(done)
+
+
+@pytest.mark.parametrize(("count", "processes"), [(1, 0), (2, 2), (50, 5)])
+def test_no_more_processes_begin_than_a_small_corpus_has_work_for(count, processes):
+    """They are forked all at once, however many cores there are."""
+    done = in_order(str, range(count), workers=5)
+
+    assert next(done) == (0, "0")
+    assert len(multiprocessing.active_children()) == processes
+    assert [result for _, result in done] == [str(n) for n in range(1, count)]
 
 
 # --- filters and weights ---

@@ -26,6 +26,9 @@ _Result = TypeVar("_Result")
 # Pairs that are read, looked at and encoded at a time.
 CHUNK = 1 << 14
 
+# Items that are taken before the first is done: of fewer it is known how many workers they need.
+_MOST_COUNTED = 4
+
 # A worker looks this often, in seconds, whether the process that it works for is gone.
 _LOOKS_EVERY = 0.5
 
@@ -90,8 +93,11 @@ def in_order(
         workers: most processes; with one it is all done in this one.
     """
     items = iter(items)
-    begin = list(islice(items, 2))
-    if workers < 2 or len(begin) < 2:
+    begin = list(islice(items, _MOST_COUNTED))
+    if len(begin) < _MOST_COUNTED:
+        # All workers are forked at once, which takes longer than a small corpus does.
+        workers = min(workers, len(begin))
+    if workers < 2:
         for item in chain(begin, items):
             yield item, function(item)
         return
