@@ -364,7 +364,8 @@ def _result_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         f"BLEU {summary['bleu']:.2f}  {summary['signature']}",
         f"chrF {summary['chrf']:.2f}  {summary['chrf_signature']}",
         f"{summary['steps']} updates in {duration(summary['wall_seconds'])}, training "
-        f"{summary['train_seconds']:.1f} s, {summary['tokens_per_second']:,.0f} target tokens/s",
+        f"{summary['train_seconds']:.1f} s, validations {summary['validation_seconds']:.1f} s, "
+        f"{summary['tokens_per_second']:,.0f} target tokens/s",
         f"peak memory {megabytes(summary['peak_memory_bytes'])}{gap}",
         f"written to {run_dir}; try: gapless translate {shell_name(run_dir)}",
     ]

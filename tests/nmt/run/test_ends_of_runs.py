@@ -9,9 +9,13 @@ import signal
 from types import SimpleNamespace
 
 import pytest
+import torch
+from sacrebleu.metrics.bleu import BLEU
 
 from gapless.errors import UserError
-from gapless.nmt.run import final_model, learning
+from gapless.nmt.data.vocab import EOS
+from gapless.nmt.model.decode import Decoder
+from gapless.nmt.run import final_model, learning, scores, validation
 from gapless.nmt.run.learning import LearningWatch
 from gapless.nmt.run.stopping import TimeLimit
 from gapless.nmt.run.trainer import Trainer
@@ -19,6 +23,7 @@ from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.training_progress import TrainingProgress
 from gapless.nmt.settings.config import make_config
 from gapless.nmt.settings.defaults import Facts, choose, chosen_settings
+from gapless.nmt.settings.score_tokenizer import ScoreTokenizer
 from tiny_run import tiny_config, write_letters
 
 
@@ -333,6 +338,55 @@ def test_validations_by_epochs_take_the_place_of_those_by_updates(tmp_path):
     assert make_config({}, file=file).validation_interval() is not None
 
 
+def test_a_validation_translates_no_longer_than_its_references_are(folder, monkeypatch):
+    """A model that ends no sentence is cut there. Test pairs are translated up to `max_length`, and get chrF.
+
+    The end of the run is expected to take longer, by what is cut.
+    """
+    lengths, chrfs, seconds = [], [], []
+    translate, chrf = Decoder.translate, scores.CHRF
+
+    def translated(decoder, *args, **options):
+        found = translate(decoder, *args, **options)
+        lengths.append([len(one[0].ids) for one in found])
+        return found
+
+    monkeypatch.setattr(Decoder, "translate", translated)
+    monkeypatch.setattr(scores, "CHRF", lambda: chrfs.append(chrf()) or chrfs[-1])
+    monkeypatch.setattr(TimeLimit, "note_validation", lambda _, found: seconds.append(found))
+    monkeypatch.setattr(validation, "perf_counter", iter([0.0, 1.0]).__next__)
+    listener = Listener()
+    config = tiny_config(folder, epochs=1, lr=1e-50, max_length=60, beam=1)
+    trainer = Trainer.new(config, observer=listener)
+    with torch.no_grad():
+        trainer.run.model.generator.weight[EOS] = 0
+    summary = trainer.train()
+    longest = max(len(line.split()) for line in trainer.run.task.corpus.val.tgt)
+    most = 3 * (longest + 1) // 2
+    *validations, test = lengths
+
+    assert [set(found) for found in (*validations, test)] == [{most}, {most}, {60}]
+    assert summary["cut_translations"] == len(test)
+    assert any(f"were cut at {most} tokens" in note for note in listener.notes)
+    assert (len(chrfs), summary["chrf_signature"]) == (1, str(chrfs[0].get_signature()))
+    assert seconds == [pytest.approx(60 / most)]
+    assert summary["validation_seconds"] == 1.0
+
+
+def test_bleu_is_that_of_sacrebleu():
+    """Also of later translations with the same references, whose words are kept."""
+    references = ["a b c d e", "f g h i"]
+    tokenizer = ScoreTokenizer(name="none", because="")
+    plain = BLEU(tokenize="none", force=True)
+
+    for hypotheses in (["a b c d e", "f g h x"], ["a b c", "i h g f"], references):
+        found = scores.score(hypotheses, references, score_tokenizer=tokenizer, with_chrf=False)
+        expected = plain.corpus_score(hypotheses, [references])
+        assert (found.bleu, found.bleu_detail) == (expected.score, str(expected))
+        assert found.bleu_signature == str(plain.get_signature())
+        assert found.chrf is None
+
+
 # --- time ---
 
 
@@ -400,7 +454,7 @@ def test_the_final_model_is_what_translates_best(train, monkeypatch, scores, exp
     """The best so far needs a lead, for it was the best of many; what won is said and kept."""
     bleu = iter(scores)
     monkeypatch.setattr(
-        final_model, "score_pairs", lambda *_, **__: SimpleNamespace(bleu=next(bleu))
+        final_model, "score_validation", lambda *_, **__: SimpleNamespace(bleu=next(bleu))
     )
     monkeypatch.setattr(
         TrainingProgress, "note_validation", lambda progress, **_: progress.epoch == 1

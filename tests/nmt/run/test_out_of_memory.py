@@ -71,7 +71,7 @@ PLACES = {
     "building the model": (trainer, "new_run", "`d_model`"),
     "training": (TranslationStep, "backward", "`batch_tokens`"),
     "validating": (TranslationStep, "evaluate", "`batch_tokens`"),
-    "translating the test sentences": (trainer, "score_pairs", "`beam`"),
+    "translating the test sentences": (trainer, "score_test", "`beam`"),
 }
 
 

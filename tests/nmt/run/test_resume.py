@@ -20,7 +20,7 @@ from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run.new_run import new_run
 from gapless.nmt.run.run_report import describe_run
 from gapless.nmt.run.trainer import Trainer
-from gapless.nmt.run.validation import score_pairs
+from gapless.nmt.run.validation import score_validation
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.folder import LOCK, changed_files, check_unused, read_config
 from gapless.nmt.settings.config import make_config
@@ -666,15 +666,15 @@ def test_weights_are_written_while_they_are_validated(train, tmp_path, monkeypat
     """A long validation does not put off the checkpoint of the epoch before it."""
     seen = []
 
-    def wait_for_weights(run, pairs, *, beam):
+    def wait_for_weights(run, count):
         path = tmp_path / "run" / "checkpoints" / "epoch-0001"
         end = time.monotonic() + 20
         while not path.exists() and time.monotonic() < end:
             time.sleep(0.01)
         seen.append(path.exists())
-        return score_pairs(run, pairs, beam=beam)
+        return score_validation(run, count)
 
-    monkeypatch.setattr("gapless.nmt.run.validation.score_pairs", wait_for_weights)
+    monkeypatch.setattr("gapless.nmt.run.validation.score_validation", wait_for_weights)
     train(tmp_path / "run", epochs=1, val_interval=1)
 
     assert seen == [True]

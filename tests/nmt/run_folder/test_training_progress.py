@@ -21,6 +21,7 @@ POSITION_KEYS = [
     "best_bleu",
     "validations_without_better",
     "validated_at",
+    "validation_seconds",
     "wall_seconds",
 ]
 RECORD_KEYS = [

@@ -13,7 +13,7 @@ from gapless.errors import RunFolderError
 from gapless.nmt.run.out_of_memory import OF_BATCHES, naming_phase
 from gapless.nmt.run.scores import num_compared
 from gapless.nmt.run.stopping import StopNow
-from gapless.nmt.run.validation import score_pairs
+from gapless.nmt.run.validation import score_validation
 from gapless.nmt.run_folder import checkpoints
 from gapless.ranks import on_first_rank
 from gapless.report.figures import counted
@@ -138,8 +138,7 @@ def best_of_all(
 
     Sync: Blocks the host; waits are counted in `run.host_waits`.
     """
-    pairs = run.task.corpus.val
-    pairs = pairs.take(range(num_compared(pairs)))
+    count = num_compared(run.task.corpus.val)
     bleu: dict[str, float] = {}
     found: dict[str, Mapping[str, torch.Tensor]] = {}
     candidates = _candidates(run) if run.ranks.is_first else {}
@@ -151,9 +150,9 @@ def best_of_all(
             continue
         found[name] = weights
         put_weights(run, found[name], path=run.run_dir)
-        bleu[name] = score_pairs(run, pairs, beam=1, on_batch=on_batch).bleu
-    best = max(bleu, key=lambda name: bleu[name] - _points_of_luck(name, bleu[name], len(pairs)))
-    return FinalModel(name=best, weights=found[best], bleu=bleu, num_pairs=len(pairs))
+        bleu[name] = score_validation(run, count, on_batch=on_batch).bleu
+    best = max(bleu, key=lambda name: bleu[name] - _points_of_luck(name, bleu[name], count))
+    return FinalModel(name=best, weights=found[best], bleu=bleu, num_pairs=count)
 
 
 def _read(

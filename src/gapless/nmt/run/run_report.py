@@ -333,6 +333,7 @@ def summarize(
         "steps": run.step.num_updates,
         "skipped_updates": run.step.num_skipped(host_waits=run.host_waits),
         **run_totals(run.progress.records),
+        "validation_seconds": run.progress.validation_seconds,
         "padding_share": run.padding_share,
         "host_waits_outside_training": run.host_waits.stats.as_dict(),
         "capture": None if loop.capture_report is None else loop.capture_report.as_dict(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sacrebleu.metrics.bleu import BLEU
@@ -32,7 +33,7 @@ class Scores:
         bleu: corpus BLEU, 0 to 100.
         bleu_signature: how it was computed.
         bleu_detail: sacrebleu's own line, with precisions, brevity penalty and lengths.
-        chrf: corpus chrF2, 0 to 100.
+        chrf: corpus chrF2, 0 to 100; None: not asked for.
         chrf_signature: how it was computed.
         exact_match: share of hypotheses that equal their reference, 0 to 1.
         count: number of sentences.
@@ -45,8 +46,8 @@ class Scores:
     bleu: float
     bleu_signature: str
     bleu_detail: str
-    chrf: float
-    chrf_signature: str
+    chrf: float | None
+    chrf_signature: str | None
     exact_match: float
     count: int
     note: str = ""
@@ -55,7 +56,11 @@ class Scores:
 
 
 def score(
-    hypotheses: Sequence[str], references: Sequence[str], *, score_tokenizer: ScoreTokenizer
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    score_tokenizer: ScoreTokenizer,
+    with_chrf: bool = True,
 ) -> Scores:
     """Score translations against one reference each.
 
@@ -63,22 +68,32 @@ def score(
         hypotheses: one translation for each sentence.
         references: as many; used as they are.
         score_tokenizer: cuts both sides into the words that BLEU counts.
+        with_chrf: whether chrF is asked for, which takes longer than BLEU.
     """
-    bleu = BLEU(tokenize=score_tokenizer.name, force=score_tokenizer.is_tokenised)
-    chrf = CHRF()
-    bleu_score = bleu.corpus_score(list(hypotheses), [list(references)])
-    chrf_score = chrf.corpus_score(list(hypotheses), [list(references)])
     pairs = list(zip(hypotheses, references, strict=True))
+    bleu = _bleu_of(tuple(references), score_tokenizer.name, score_tokenizer.is_tokenised)
+    bleu_score = bleu.corpus_score(list(hypotheses), None)
+    chrf, chrf_signature = None, None
+    if with_chrf:
+        metric = CHRF()
+        chrf = metric.corpus_score(list(hypotheses), [list(references)]).score
+        chrf_signature = str(metric.get_signature())
     return Scores(
         bleu=bleu_score.score,
         bleu_signature=str(bleu.get_signature()),
         bleu_detail=str(bleu_score),
-        chrf=chrf_score.score,
-        chrf_signature=str(chrf.get_signature()),
+        chrf=chrf,
+        chrf_signature=chrf_signature,
         exact_match=sum(a.strip() == b.strip() for a, b in pairs) / max(1, len(pairs)),
         count=len(pairs),
         note=score_tokenizer.note,
     )
+
+
+# The validations of a run have the same references, whose words need not be counted again.
+@lru_cache(maxsize=2)
+def _bleu_of(references: tuple[str, ...], tokenizer: str, is_tokenised: bool) -> BLEU:
+    return BLEU(tokenize=tokenizer, force=is_tokenised, references=[list(references)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +123,7 @@ def evaluate(
     *,
     config: TrainConfig,
     score_tokenizer: ScoreTokenizer,
+    with_chrf: bool = True,
     on_done: Callable[[int], None] | None = None,
     ranks: Ranks | None = None,
 ) -> Evaluation:
@@ -120,6 +136,7 @@ def evaluate(
         settings: of the search.
         config: of the run.
         score_tokenizer: cuts both sides into the words that BLEU counts.
+        with_chrf: whether chrF is asked for.
         on_done: called with the number of sentences finished after each batch.
         ranks: that translate together; all return the same. None: this process does so alone.
 
@@ -144,7 +161,7 @@ def evaluate(
     references = pairs.tgt if is_joined else [join_subwords(line) for line in pairs.tgt]
     cut = [number for number, best in enumerate(found) if best[0].is_cut]
     scores = replace(
-        score(hypotheses, references, score_tokenizer=score_tokenizer),
+        score(hypotheses, references, score_tokenizer=score_tokenizer, with_chrf=with_chrf),
         num_cut=len(cut),
         num_long=len(long),
     )

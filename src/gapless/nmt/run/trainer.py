@@ -20,7 +20,7 @@ from gapless.nmt.run.rank_agreement import decisions_of
 from gapless.nmt.run.resume import resumed_run
 from gapless.nmt.run.run_report import Messages, describe_run, summarize
 from gapless.nmt.run.stopping import StopNow, StopRequest
-from gapless.nmt.run.validation import Validations, score_pairs
+from gapless.nmt.run.validation import Validations, score_test
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.checkpoint_writer import CheckpointWriter, SilentCheckpointWriter
 from gapless.nmt.run_folder.disk_space import DiskTroubles
@@ -311,11 +311,10 @@ class Trainer:
             updates = run.step.num_updates
             checkpoints.write_weights(final.weights, path, step=updates, files=self._files)
         self._final_name = final.name
-        pairs = run.task.corpus.test
-        self._messages.observer.testing(len(pairs))
+        self._messages.observer.testing(len(run.task.corpus.test))
         with naming_phase("translating the test sentences", lower="`beam`"):
             try:
-                scores = score_pairs(run, pairs, beam=run.config.beam, on_batch=stop.check)
+                scores = score_test(run, on_batch=stop.check)
             except StopNow:
                 return None
         logs.log("test", step=len(run.progress.records), bleu=scores.bleu, chrf=scores.chrf)

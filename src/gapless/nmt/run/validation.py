@@ -12,7 +12,7 @@ from gapless.nmt.model.compiling import eager_layers
 from gapless.nmt.model.decode_settings import DecodeSettings
 from gapless.nmt.run.build import training_sampler, validation_sampler
 from gapless.nmt.run.out_of_memory import OF_BATCHES
-from gapless.nmt.run.scores import evaluate, num_translated
+from gapless.nmt.run.scores import evaluate, num_compared, num_translated
 from gapless.nmt.run_folder.training_progress import weighted_mean
 from gapless.pipeline.losses.deferred_loss import DeferredLoss
 
@@ -48,8 +48,7 @@ def validate(run: TrainingRun, *, on_batch: Callable[[], None]) -> dict[str, flo
     ranks = run.ranks
     sampler = validation_sampler(run.config, run.task.val, rank=ranks.rank, world=ranks.world)
     of_ranks = ranks.agree(_losses(run, run.task.val, sampler, on_batch=on_batch))
-    pairs = run.task.corpus.val
-    scores = score_pairs(run, pairs.take(range(num_translated(pairs))), beam=1)
+    scores = score_validation(run, num_translated(run.task.corpus.val))
     return {
         "val_loss": _mean([row for rows in of_ranks for row in rows]),
         "val_bleu": scores.bleu,
@@ -94,28 +93,66 @@ def _mean(read: list[tuple[float, float]]) -> float:
     return weighted_mean([loss for loss, _ in read], [weight for _, weight in read])
 
 
-def score_pairs(
-    run: TrainingRun,
-    pairs: Pairs,
-    *,
-    beam: int,
-    on_batch: Callable[[], None] = lambda: None,
+def score_validation(
+    run: TrainingRun, count: int, *, on_batch: Callable[[], None] = lambda: None
 ) -> Scores:
-    """Translate the sources of these pairs with a run's model, and score the translations.
+    """Translate the first validation pairs by greedy search, and score them by BLEU.
 
     Args:
-        run: whose model translates, with its settings of the search.
-        pairs: sources and references.
-        beam: hypotheses kept; 1 is greedy search.
+        run: whose model translates.
+        count: of the pairs.
+        on_batch: called after each batch of translations.
+
+    Sync: Blocks the host; waits are counted in `run.host_waits`.
+    """
+    pairs = run.task.corpus.val.take(range(count))
+    most = longest_in_validation(run)
+    return _score(run, pairs, beam=1, max_length=most, with_chrf=False, on_batch=on_batch)
+
+
+def longest_in_validation(run: TrainingRun) -> int:
+    """Return the most tokens of a translation in a validation: half as many again as the longest reference has.
+
+    One sentence that a young model does not end would take as many steps as all others together.
+    """
+    references = run.task.val.tgt_lengths[: num_compared(run.task.corpus.val)]
+    return min(run.config.max_length, 3 * int(references.max()) // 2)
+
+
+def score_test(run: TrainingRun, *, on_batch: Callable[[], None]) -> Scores:
+    """Translate the test pairs as the settings say, and score them.
+
+    Args:
+        run: whose model translates.
         on_batch: called after each batch of translations.
 
     Sync: Blocks the host; waits are counted in `run.host_waits`.
     """
     config = run.config
+    return _score(
+        run,
+        run.task.corpus.test,
+        beam=config.beam,
+        max_length=config.max_length,
+        with_chrf=True,
+        on_batch=on_batch,
+    )
+
+
+def _score(
+    run: TrainingRun,
+    pairs: Pairs,
+    *,
+    beam: int,
+    max_length: int,
+    with_chrf: bool,
+    on_batch: Callable[[], None],
+) -> Scores:
+    config = run.config
     settings = DecodeSettings(
         beam=beam,
         length_penalty=config.length_penalty,
-        max_length=config.max_length,
+        max_length=max_length,
         early_stopping=config.early_stopping,
     )
     with run.loop.on_compute_stream(), eager_layers():
@@ -126,6 +163,7 @@ def score_pairs(
             settings,
             config=config,
             score_tokenizer=run.score_tokenizer,
+            with_chrf=with_chrf,
             on_done=lambda _: on_batch(),
             ranks=run.ranks,
         )
@@ -236,10 +274,11 @@ class Validations:
         observer.validated(found)
         if "val_cut" in found:
             self._messages.note_once(
-                f"val_cut: validation translations that were cut at {run.config.max_length} "
+                f"val_cut: validation translations that were cut at {longest_in_validation(run)} "
                 "tokens, where the model would have gone on"
             )
-        run.time_limit.note_validation(seconds)
+        run.progress.validation_seconds += seconds
+        run.time_limit.note_validation(seconds * self._longer_in_test(found))
         self._decisions.settle()
         if self._clock is not None:
             self._clock.done(run.step.num_updates)
@@ -248,6 +287,12 @@ class Validations:
         return run.progress.note_validation(
             loss=found["val_loss"], bleu=found["val_bleu"], updates=run.step.num_updates
         )
+
+    def _longer_in_test(self, found: dict[str, float]) -> float:
+        """Return how many times as long translations take that are not cut as in a validation."""
+        run = self._run
+        share = found.get("val_cut", 0.0) / num_translated(run.task.corpus.val)
+        return 1 + share * (run.config.max_length / longest_in_validation(run) - 1)
 
     def _check(self, loss: float) -> None:
         run = self._run

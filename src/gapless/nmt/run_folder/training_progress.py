@@ -31,6 +31,7 @@ class TrainingProgress:
         best_bleu: highest validation BLEU so far.
         validations_without_better: since either of them was reached.
         validated_at: updates of the run at its newest validation; -1 before the first.
+        validation_seconds: that validations took, in all processes of the run.
         wall_seconds: that the run took, in all its processes, up to the last state.
     """
 
@@ -44,6 +45,7 @@ class TrainingProgress:
     best_bleu: float = -math.inf
     validations_without_better: int = 0
     validated_at: int = -1
+    validation_seconds: float = 0.0
     wall_seconds: float = 0.0
 
     @property
@@ -120,6 +122,7 @@ class TrainingProgress:
             "best_bleu": self.best_bleu,
             "validations_without_better": self.validations_without_better,
             "validated_at": self.validated_at,
+            "validation_seconds": self.validation_seconds,
             "wall_seconds": self.wall_seconds,
         }
 
@@ -145,6 +148,7 @@ class TrainingProgress:
             best_bleu=state["best_bleu"],
             validations_without_better=state["validations_without_better"],
             validated_at=state["validated_at"],
+            validation_seconds=state["validation_seconds"],
             wall_seconds=state["wall_seconds"],
         )
 
