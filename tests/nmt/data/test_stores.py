@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,6 +62,30 @@ def test_pairs_are_sent_to_another_process_whole_or_by_name(tmp_path, monkeypatc
 
     assert (len(sent) < 1_000) == (most_sent == 0)
     assert pickle.loads(sent).checksum() == store.pairs.checksum()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what of a file is in memory")
+def test_nothing_of_a_store_stays_in_memory(tmp_path):
+    """Neither when all of it was counted, nor what batches were cut from: in an epoch that would be all."""
+    store = save(StoreFolder(path=tmp_path / "s"), random_pairs(9_000))
+    store.pairs.target_entropy()
+    before = resident(store.path)
+    for start in range(0, 9_000, 100):
+        store.pairs.take(np.arange(start, start + 100))
+
+    assert before == resident(store.path) == 0
+
+
+def resident(folder):
+    """Return the KiB of files in a folder that this process has mapped and in memory."""
+    size, is_one = 0, False
+    with Path("/proc/self/smaps").open(encoding="utf-8") as file:
+        for line in file:
+            if "-" in line.split(" ")[0]:
+                is_one = str(folder) in line
+            elif is_one and line.startswith("Rss:"):
+                size += int(line.split()[1])
+    return size
 
 
 def test_stores_that_were_used_least_lately_make_room(tmp_path):

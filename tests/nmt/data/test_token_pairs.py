@@ -45,6 +45,17 @@ def test_lengths_count_what_a_model_reads_and_predicts():
     assert pairs.tgt_lengths.tolist() == [2, 4]
 
 
+def test_one_very_long_sentence_is_as_long_as_it_is():
+    """Lengths take 16 bits each where they suffice, and more where one does not fit."""
+    src, tgt = [[5], [5] * 40_000, []], [[6], [6] * 32_767, [6] * 32_766]
+
+    pairs = TokenPairs(src, tgt)
+
+    assert pairs.src_lengths.tolist() == [2, 40_001, 1]
+    assert pairs.tgt_lengths.tolist() == [2, 32_768, 32_767]
+    assert TokenPairs(src[::2], tgt[::2]).tgt_lengths.dtype == np.int16
+
+
 def test_the_entropy_of_targets():
     """That of their frequencies, the end mark included and the begin mark left out."""
     pairs = TokenPairs([[5], [5]], [[7, 8], []])

@@ -55,7 +55,7 @@ class BpeDropout:
         """Return the pairs of an epoch, in their order, in memory."""
         cut = []
         for at, (sentences, splits, chances, most) in enumerate(self._sides):
-            numbers = np.arange(len(sentences.lengths))
+            numbers = np.arange(len(sentences))
             parts = []
             for start in range(0, len(numbers), _CHUNK):
                 random = np.random.default_rng((self._seed, epoch, at, start))

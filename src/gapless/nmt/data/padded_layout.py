@@ -102,10 +102,10 @@ class PaddedLayout:
         numbers = np.sort(order)
         lengths = self._tgt_lengths[numbers], self._src_lengths[numbers]
         by_length = numbers[np.lexsort((order, *lengths))]
-        starts = self._starts(np.maximum(self._src_lengths, self._tgt_lengths)[by_length])
+        src, tgt = self._src_lengths[by_length], self._tgt_lengths[by_length]
+        starts = self._starts(np.maximum(src, tgt))
         ends = [*starts[1:], len(by_length)]
-        src_lens = map(int, np.maximum.reduceat(self._src_lengths[by_length], starts))
-        tgt_lens = map(int, np.maximum.reduceat(self._tgt_lengths[by_length], starts))
+        src_lens, tgt_lens = (map(int, np.maximum.reduceat(side, starts)) for side in (src, tgt))
         return [
             BatchPlan(
                 by_length[start:end],

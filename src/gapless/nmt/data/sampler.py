@@ -121,24 +121,25 @@ class MicrobatchSampler(Sampler[Microbatch]):
             max_updates: updates after which the epoch ends early.
         """
         # Those of the last epoch go first, as both of a large corpus take much memory.
-        self._updates, self._epoch = list[Update](), list[Microbatch]()
+        self._updates = list[Update]()
         if self._of_epoch is not None and epoch != self._drawn:
             self._pairs, self._layout = self._of_epoch(epoch)
             self._drawn = epoch
         updates = [filled(update, self._world) for update in self._cut(epoch)]
         end = None if max_updates is None else skip + max_updates
         self._updates = updates[skip:end]
-        self._epoch = [micro for update in self._updates for micro in self._own(update)]
         self._ends = list(running_sums(len(update) // self._world for update in self._updates))
         self.num_updates = len(updates)
         self.num_skipped = sum(map(len, updates[:skip])) // self._world
         self.whole_epoch = sum(map(len, updates)) // self._world
 
     def __len__(self) -> int:
-        return len(self._epoch)
+        return self._ends[-1] if self._ends else 0
 
     def __iter__(self) -> Iterator[Microbatch]:
-        return map(self._with_rows, self._epoch)
+        # Made one by one: those of an epoch of a large corpus take much memory.
+        for update in self._updates:
+            yield from map(self._with_rows, self._own(update))
 
     def _with_rows(self, micro: Microbatch) -> Microbatch:
         """Return a batch with its tokens, where the loader does not have them."""
@@ -148,7 +149,7 @@ class MicrobatchSampler(Sampler[Microbatch]):
 
     def ends_update(self, number: int) -> bool:
         """Return whether a batch ends an update, counted from 0 among those not left out."""
-        return self._epoch[number].ends_update
+        return self._ends[self.update_of(number)] == number + 1
 
     def update_of(self, number: int) -> int:
         """Return to which update a batch belongs, both counted from 0 among those not left out."""
@@ -192,27 +193,33 @@ class MicrobatchSampler(Sampler[Microbatch]):
         """Return the updates of an epoch, in their order, as all ranks see them."""
         size = self._accumulate * self._world
         in_updates = cut_by_shape if self._one_shape else cut
-        order: Numbers = np.arange(len(self._pairs.src_lengths), dtype=np.int32)
         if not self._shuffle:
-            return in_updates(self._plans(order), size)
+            return in_updates(self._plans(np.arange(len(self._pairs), dtype=np.int32)), size)
         random = np.random.default_rng((self._seed, epoch))
-        if self._weights is not None:
-            order = weighted(self._counts, self._weights, random)
-        plans = self._plans(random.permutation(order))
+        plans = self._plans(self._shuffled(random))
         updates = in_updates([plans[number] for number in random.permutation(len(plans))], size)
         if not self._one_shape or len({update[0].shape for update in updates}) == 1:
             return updates
         # `cut_by_shape` leaves the updates of a shape side by side: unshuffled, an epoch would go through one shape after the other.
         return [updates[number] for number in random.permutation(len(updates))]
 
+    def _shuffled(self, random: np.random.Generator) -> Numbers:
+        """Return the numbers of an epoch's pairs in random order."""
+        numbers: Numbers = np.arange(len(self._pairs), dtype=np.int32)
+        if self._weights is not None:
+            numbers = weighted(self._counts, self._weights, random)
+        random.shuffle(numbers)
+        return numbers
+
     def _plans(self, order: Numbers) -> list[BatchPlan]:
         """Return batches of pairs in this order; of a large corpus, pool by pool."""
         multiple_of = self._accumulate * self._world if self._one_shape else 1
-        return [
-            plan
-            for start in range(0, len(order), _POOL)
-            for plan in self._layout.batches(order[start : start + _POOL], multiple_of=multiple_of)
-        ]
+        pools = [order[start : start + _POOL].copy() for start in range(0, len(order), _POOL)]
+        del order  # Each pool goes too when its batches, which hold its numbers, are there.
+        plans: list[BatchPlan] = []
+        while pools:
+            plans += self._layout.batches(pools.pop(0), multiple_of=multiple_of)
+        return plans
 
     def _own(self, update: Update) -> list[Microbatch]:
         """Return this rank's batches of an update."""

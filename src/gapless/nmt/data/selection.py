@@ -6,6 +6,7 @@ A row of figures for each pair goes to a temporary file, so that memory does not
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -130,10 +131,12 @@ class TrainingText:
         """Different characters that a vocabulary of both sides must hold: rarer ones are left to bytes."""
         if self.known_alphabet is not None:
             return self.known_alphabet
-        counts: Counter[str] = Counter()
-        for sentence in (*self.sample.src, *self.sample.tgt):
-            counts.update(sentence)
-        shares = np.cumsum(sorted(counts.values(), reverse=True)) / max(1, counts.total())
+        counts = np.zeros(sys.maxunicode + 1, dtype=np.int64)
+        for chunk in self.sample.chunks():
+            text = "".join((*chunk.src, *chunk.tgt)).encode("utf-32-le")
+            counts += np.bincount(np.frombuffer(text, dtype="<u4"), minlength=len(counts))
+        counts = np.sort(counts[counts > 0])[::-1]
+        shares = np.cumsum(counts) / max(1, counts.sum())
         return min(int(np.searchsorted(shares, _COVERAGE)) + 1, len(counts))
 
     def _learnable(self, every: int) -> Iterator[Pairs]:

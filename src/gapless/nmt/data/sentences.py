@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-# Pairs that are read, looked at and encoded at a time.
-CHUNK = 1 << 14
+# Pairs that are read, looked at and encoded at a time. A few for each process are in memory.
+CHUNK = 1 << 12
 
 # Items that are taken before the first is done: of fewer it is known how many workers they need.
 _MOST_COUNTED = 4

@@ -6,12 +6,15 @@ step on the batch.
 
 from __future__ import annotations
 
+import os
 import zlib
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from mmap import ACCESS_READ, MADV_DONTNEED, mmap
+from struct import iter_unpack
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import finalize
 
 import numpy as np
 
@@ -68,29 +71,55 @@ class Rows:
         return Rows(self.ids[~is_last], self.lengths - 1)
 
 
+class _NumberFile:
+    """A file of numbers. All are read through a map, a few from the file: a page that is mapped would stay in memory.
+
+    Args:
+        path: of the file.
+        dtype: of the numbers.
+    """
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        finalize(self, os.close, self._file)
+        # What is empty cannot be mapped.
+        is_empty = not os.fstat(self._file).st_size
+        self._map = None if is_empty else mmap(self._file, 0, access=ACCESS_READ)
+        self.numbers: Numbers = np.frombuffer(self._map or b"", dtype=dtype)
+
+    def read(self, ranges: Iterable[tuple[int, int]]) -> Numbers:
+        """Return the numbers from one up to another of each range, one after the other."""
+        size = self.numbers.itemsize
+        found = [os.pread(self._file, (end - at) * size, at * size) for at, end in ranges]
+        return np.frombuffer(b"".join(found), dtype=self.numbers.dtype)
+
+    def forget(self) -> None:
+        """Let what was read through the map leave memory."""
+        if self._map is not None:
+            self._map.madvise(MADV_DONTNEED)
+
+
 class Sentences:
     """All sentences of one side, one after the other; gathers any of them as rows.
 
     Args:
         ids: of all tokens, marks included; mapped from a file where they are many.
         starts: where each sentence begins, and the number of tokens, [sentences + 1].
-        files: that both are mapped from; None: they are in memory.
-        maps: of these files.
+        files: that both are mapped from; none: they are in memory.
     """
 
     def __init__(
         self,
         ids: NDArray[np.integer[Any]],
-        starts: NDArray[np.int64],
+        starts: NDArray[np.integer[Any]],
         *,
-        files: tuple[Path, Path, str] | None = None,
-        maps: tuple[mmap, ...] = (),
+        files: tuple[_NumberFile, ...] = (),
     ) -> None:
-        self.ids, self.starts = ids, starts
-        self._files, self._maps = files, maps
-        self.lengths = np.empty(len(starts) - 1, dtype=np.int32)
-        for at in self._parts(len(self.lengths)):
-            self.lengths[at] = np.diff(starts[at.start : at.stop + 1])
+        self.ids, self.starts, self._files = ids, starts, files
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
 
     @classmethod
     def of(cls, sentences: Iterable[Sequence[int]]) -> Sentences:
@@ -105,9 +134,9 @@ class Sentences:
     @classmethod
     def joined(cls, parts: Sequence[Sentences]) -> Sentences:
         """Return the sentences of all parts, in memory."""
-        lengths = np.concatenate([np.empty(0, dtype=np.int64), *(part.lengths for part in parts)])
+        lengths = [np.diff(part.starts) for part in parts]
         ids = np.concatenate([np.empty(0, dtype=np.int32), *(part.ids for part in parts)])
-        return cls(ids, np.concatenate(([0], np.cumsum(lengths))))
+        return cls(ids, np.cumsum(np.concatenate([np.zeros(1, dtype=np.int64), *lengths])))
 
     @classmethod
     def mapped(cls, ids: Path, starts: Path, dtype: str) -> Sentences:
@@ -118,27 +147,37 @@ class Sentences:
             starts: file of where sentences begin, 64 bits each.
             dtype: of the tokens, such as `uint16`.
         """
-        maps = _map(ids), _map(starts)
-        return cls(
-            np.frombuffer(maps[0], dtype=dtype),
-            np.frombuffer(maps[1], dtype=np.int64),
-            files=(ids, starts, dtype),
-            maps=tuple(one for one in maps if isinstance(one, mmap)),
-        )
+        files = _NumberFile(ids, dtype), _NumberFile(starts, "int64")
+        return cls(files[0].numbers, files[1].numbers, files=files)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let processes that are sent many sentences map them too."""
-        if self._files is not None and self.ids.nbytes > _MOST_SENT:
-            return Sentences.mapped, self._files
+        if self._files and self.ids.nbytes > _MOST_SENT:
+            return Sentences.mapped, (*(file.path for file in self._files), self.ids.dtype.name)
         return Sentences, (np.array(self.ids), np.array(self.starts))
 
     def take(self, numbers: Numbers) -> Rows:
         """Return these sentences."""
-        starts = self.starts[numbers]
-        lengths = self.starts[numbers + 1] - starts
+        if self._files:
+            ids, starts = self._files
+            ranges = starts.read((n, n + 2) for n in map(int, numbers)).reshape(-1, 2)
+            found = ids.read(iter_unpack("qq", ranges.data))
+            return Rows(found.astype(np.int64), np.diff(ranges).ravel())
+        begins = self.starts[numbers]
+        lengths = self.starts[numbers + 1] - begins
         before = np.cumsum(lengths) - lengths
-        at = np.repeat(starts - before, lengths) + np.arange(lengths.sum())
+        at = np.repeat(begins - before, lengths) + np.arange(lengths.sum())
         return Rows(self.ids[at].astype(np.int64), lengths)
+
+    def lengths(self, *, less: int = 0) -> Numbers:
+        """Return the tokens of each sentence, less so many."""
+        found = np.empty(len(self), dtype=np.int16)
+        for at in self._parts(len(self)):
+            lengths = np.diff(self.starts[at.start : at.stop + 1]) - less
+            if lengths.max() > np.iinfo(found.dtype).max:
+                found = found.astype(np.int32)
+            found[at] = lengths
+        return found
 
     def counts(self) -> NDArray[np.int64]:
         """Return how often each token occurs."""
@@ -161,14 +200,8 @@ class Sentences:
         """Yield slices of so many things; what was read of a file does not stay in memory."""
         for start in range(0, count, _MOST_AT_ONCE):
             yield slice(start, min(start + _MOST_AT_ONCE, count))
-            for one in self._maps:
-                one.madvise(MADV_DONTNEED)
-
-
-def _map(path: Path) -> mmap | bytes:
-    with path.open("rb") as file:
-        # What is empty cannot be mapped.
-        return mmap(file.fileno(), 0, access=ACCESS_READ) if path.stat().st_size else b""
+            for file in self._files:
+                file.forget()
 
 
 class TokenPairs:
@@ -191,8 +224,8 @@ class TokenPairs:
         self.tgt = (
             tgt if isinstance(tgt, Sentences) else Sentences.of([BOS, *ids, EOS] for ids in tgt)
         )
-        self.src_lengths = self.src.lengths
-        self.tgt_lengths = self.tgt.lengths - np.int32(1)
+        self.src_lengths = self.src.lengths()
+        self.tgt_lengths = self.tgt.lengths(less=1)
         self._checksum = checksum
 
     def __reduce__(self) -> tuple[Any, ...]:
