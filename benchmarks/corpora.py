@@ -197,12 +197,13 @@ class Trials:
 
     Args:
         text: its folder.
+        count: pairs in it.
         folder: of runs and stores.
         options: of `gapless train`, beside those of a tiny model.
     """
 
-    def __init__(self, text: Path, folder: Path, options: Sequence[object]) -> None:
-        self._text, self._folder, self._options = text, folder, options
+    def __init__(self, text: Path, count: int, folder: Path, options: Sequence[object]) -> None:
+        self._text, self._count, self._folder, self._options = text, count, folder, options
 
     def measure(self, how: str) -> dict[str, Any]:
         """Return what one of `RUNS` needs."""
@@ -211,7 +212,7 @@ class Trials:
             shutil.rmtree(self._stores(), ignore_errors=True)
         watched = self._start(how, "--max-steps", 4, *LAYOUTS[layout])
         watched.until()
-        return {"text": self._text.name, "run": how, **watched.row()}
+        return {"pairs": self._count, "run": how, **watched.row()}
 
     def killed(self) -> dict[str, Any]:
         """End runs by SIGKILL, start them again, and return whether they are those that were not."""
@@ -232,7 +233,7 @@ class Trials:
         resumed.until()
         losses = _losses(self._folder / "whole")
         return {
-            "text": self._text.name,
+            "pairs": self._count,
             "killed_at_shares_of_the_store": moments,
             "updates": len(losses),
             "stores_equal": _content(whole) == _content(self._stores("killed-stores")),
@@ -269,12 +270,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = load_split(options.text, split="train", src=sides[0], tgt=sides[1], columns=columns)
     assert text is not None
     facts = place_and_time("cpu", module="benchmarks.corpora")
+    for name, path in (("TEXT", options.text), ("DIR", options.dir)):
+        facts["command"] = facts["command"].replace(str(path), name)
     rows, kills = [], []
     for count in (EMPTY, *options.pairs):
         folder = make_text(text, options.dir, count, sides=sides)
         asked = ("--src", sides[0], "--tgt", sides[1], "--vocab-size", options.vocab_size)
-        trials = Trials(folder, options.dir, asked)
-        for how in options.runs:
+        trials = Trials(folder, count, options.dir, asked)
+        for how in options.only:
             rows.append(trials.measure(how))
             print(json.dumps(rows[-1]), flush=True)
         if options.kill and count != EMPTY:
@@ -298,7 +301,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-header", action="store_true", help="of a table: source, target")
     parser.add_argument("--pairs", type=int, nargs="+", default=[1_000_000])
     parser.add_argument("--vocab-size", type=int, default=3_500, help="which 2,000 pairs can give")
-    parser.add_argument("--runs", nargs="+", default=RUNS, help="such as 'stored packed'")
+    parser.add_argument("--only", nargs="+", default=RUNS, help="such as 'stored packed'")
     parser.add_argument("--kill", action="store_true", help="end runs by SIGKILL and resume them")
     parser.add_argument("--out", type=Path)
     return parser

@@ -39,10 +39,10 @@ def read(folder: Path, name: str) -> Any:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Lines:
     """Return a Markdown table."""
-    yield f"| {' | '.join(head)} |"
+    yield f"|{'|'.join(head)}|"
     yield "|---" * len(head) + "|"
     for row in rows:
-        yield f"| {' | '.join(row)} |"
+        yield f"|{'|'.join(row)}|"
 
 
 def measured(facts: Row) -> str:
@@ -328,6 +328,40 @@ def _rank_row(row: Row) -> list[str]:
     ]
 
 
+# --- large corpora ---
+
+
+def corpora(folder: Path) -> Lines:
+    """Runs of `benchmarks.corpora`, each beside the same one of the smallest text."""
+    facts = read(folder, "corpora.json")
+    rows = facts["rows"]
+    empty = {row["run"]: row for row in rows if row["pairs"] == rows[0]["pairs"]}
+    loads = [row["load"] for row in rows]
+    yield f"{measured(facts)} Load {min(loads)} to {max(loads)}."
+    yield ""
+    head = ("pairs", "run", "s", "processor s", "MiB", "above", "anonymous", "together")
+    yield from table(head, [_corpus(row, empty[row["run"]]) for row in rows])
+    for one in facts["kills"]:
+        same = all(one[name] for name in one if "equal" in name)
+        yield ""
+        yield (
+            f"Killed thrice while storing {one['pairs']:,} pairs and once in training: {one['updates']} losses and the "
+            f"store are {'those' if same else 'NOT those'} of a run that was not."
+        )
+
+
+def _corpus(row: Row, empty: Row) -> list[str]:
+    sizes = ("command_peak_mib", "command_anonymous_mib", "all_proportional_mib")
+    return [
+        f"{row['pairs']:,}",
+        row["run"],
+        f"{row['first_update_s']:.1f}",
+        f"{row['processor_s']:.0f}",
+        f"{row['command_peak_mib']:,}",
+        *(f"{row[name] - empty[name]:,}" for name in sizes),
+    ]
+
+
 PARTS: dict[str, Callable[[Path], Lines]] = {
     "peers-base32": lambda folder: peers(folder, "peers-base32.json"),
     "peers-base8192": lambda folder: peers(folder, "peers-base8192.json"),
@@ -346,6 +380,7 @@ PARTS: dict[str, Callable[[Path], Lines]] = {
     "launch-bound": launch_bound,
     "integrations": integrations,
     "ranks": ranks,
+    "corpora": corpora,
 }
 
 

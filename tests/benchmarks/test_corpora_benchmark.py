@@ -42,14 +42,13 @@ def test_runs_are_measured_and_killed_ones_compared(tmp_path, monkeypatch):
     pairs = zip(lines(300), lines(300, seed=1), strict=True)
     table.write_text("".join(f"{src}\t{tgt}\n" for src, tgt in pairs), encoding="utf-8")
     given = [str(table), str(tmp_path / "dir"), "--no-header", "--tgt", "de", "--kill"]
-    given += ["--pairs", "9000", "--vocab-size", "330", "--runs", "cold packed", "stored padded"]
+    given += ["--pairs", "9000", "--vocab-size", "330", "--only", "cold packed", "stored padded"]
 
     corpora.main([*given, "--out", str(out)])
 
     found = json.loads(out.read_text())
-    runs = [(row["text"], row["run"]) for row in found["rows"]]
-    texts = ("text-300", "text-9000")
-    assert runs == [(text, run) for text in texts for run in ("cold packed", "stored padded")]
+    runs = [(row["pairs"], row["run"]) for row in found["rows"]]
+    assert runs == [(num, run) for num in (300, 9000) for run in ("cold packed", "stored padded")]
     for row in found["rows"]:
         assert 0 < row["first_update_s"] <= row["wall_s"]
         assert 0 < row["command_anonymous_mib"] < row["command_peak_mib"]
