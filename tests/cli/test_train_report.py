@@ -36,6 +36,7 @@ def test_a_run_leaves_a_page_of_its_course(process, tmp_path):
     assert [
         part for part in (r"r\udcff", "Loss of each batch", "epoch_end") if part not in page
     ] == []
+    assert "resumed" not in page
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_training(gapless):

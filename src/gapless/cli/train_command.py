@@ -242,12 +242,11 @@ def _run_to_resume(options: Namespace) -> Path | None:
 
 
 def _write_report(path: Path, trainer: Trainer) -> None:
-    from gapless.nmt.run.run_report import describe_run
     from gapless.nmt.run_folder.logs import METRICS
     from gapless.records.training import RunHistory
     from gapless.report.html.training_page import training_page
 
-    about = describe_run(trainer.run)
+    about = dict(trainer.facts)
     title = about.pop("run")
     metrics = trainer.run.run_dir / METRICS
     with metrics.open(encoding="utf-8", errors="replace") as lines:

@@ -54,10 +54,15 @@ class Trainer:
     Args:
         run: to train.
         observer: is called with what happens, on rank 0 alone.
+
+    Attributes:
+        facts: what is in force when it begins, each under its title.
     """
 
     def __init__(self, run: TrainingRun, *, observer: Observer) -> None:
         self.run = run
+        # Not asked again at the end: by then every run would seem resumed, and an epoch as long as its last part.
+        self.facts = describe_run(run)
         self._messages = Messages(run, observer=observer)
         self._files = files_of_run(run.config, run.task.vocabs)
         self._disk_troubles = DiskTroubles(self._messages.warn)
@@ -158,7 +163,7 @@ class Trainer:
 
     def _train(self, stop: StopRequest) -> dict[str, Any]:
         run, messages = self.run, self._messages
-        messages.observer.started(describe_run(run))
+        messages.observer.started(self.facts)
         for choice in run.choices:
             messages.observer.noted(choice.line)
         learning = LearningWatch(run, warn=messages.warn)
