@@ -166,6 +166,18 @@ def test_text_that_is_all_too_long_for_a_run_is_told_and_scored(gapless):
 
 
 @pytest.mark.usefixtures("run_of_table")
+def test_an_ensemble_with_a_run_of_shorter_sentences_has_the_text_of_its_first(gapless):
+    """Sentences are cut for both, and the text that the first was trained on is no other for it."""
+    shorter = ("--init-from", "r", "--run-dir", "s", *ONE_EPOCH, "--max-length", "15")
+    assert gapless("train", "--data", "d.tsv", *shorter).code == 0
+
+    done = gapless("evaluate", "r", "--ensemble", "s", "--json")
+
+    assert json.loads(done.out)["longest_source"] == 30
+    assert "recorded" not in done.err
+
+
+@pytest.mark.usefixtures("run_of_table")
 def test_a_recorded_path_that_is_not_here_is_told(gapless, tmp_path):
     """Nobody typed it, so the error says where it is from, and what names another one."""
     Path("d.tsv").unlink()

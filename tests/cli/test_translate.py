@@ -127,6 +127,18 @@ def test_a_file_is_translated_some_lines_at_a_time(gapless, tiny_run, file_of_li
     assert ended.out.splitlines() == whole.out.splitlines()[:10]
 
 
+def test_samples_of_a_line_are_the_same_in_any_part_of_a_file(
+    gapless, tiny_run, file_of_lines, monkeypatch
+):
+    """Its number in the file decides with the seed, not its place among lines read together."""
+    sample = ("translate", tiny_run, "--file", file_of_lines, "--sample")
+    whole = gapless(*sample)
+    monkeypatch.setattr(translate_command, "FILE_LINES", 5)
+
+    assert gapless(*sample) == whole
+    assert len(set(whole.out.splitlines())) == 12
+
+
 @pytest.mark.parametrize("command", ["translate", "evaluate"])
 def test_a_terminal_shows_how_many_sentences_are_translated(
     process, terminal, tiny_run, file_of_lines, command

@@ -91,7 +91,6 @@ def run(options: Namespace) -> int:
     from gapless.nmt.run.comet_score import Comet
     from gapless.nmt.run.out_of_memory import naming_phase
     from gapless.nmt.run.scores import evaluate
-    from gapless.nmt.run.translator import longest_source
     from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer
 
     comet = None
@@ -121,7 +120,7 @@ def run(options: Namespace) -> int:
             translator.vocabs,
             pairs,
             settings,
-            config=config,
+            max_source=translator.longest_source,
             score_tokenizer=score_tokenizer,
             on_done=shown.add,
         )
@@ -131,7 +130,7 @@ def run(options: Namespace) -> int:
         "cut": [number + 1 for number in result.cut],
         "long": [number + 1 for number in result.long],
         "max_length": settings.max_length,
-        "longest_source": longest_source(config),
+        "longest_source": translator.longest_source,
         "beam": settings.beam,
         "length_penalty": settings.length_penalty,
         "early_stopping": settings.early_stopping,

@@ -94,13 +94,12 @@ def run(options: Namespace) -> int:
     write_utf8(sys.stdout)
     require_extra("nmt", "gapless translate")
     from gapless.nmt.data.text_files import read_lines
-    from gapless.nmt.run.translator import longest_source
 
     translator = make_translator(options)
     settings = decode_settings(
         translator, options, n_best=options.n_best, sampling=_sampling(options)
     )
-    most = longest_source(translator.config)
+    most = translator.longest_source
     of_file = None if options.file is None else read_lines(_regular(options.file))
     num_done = num_cut = num_long = 0
 
@@ -115,7 +114,9 @@ def run(options: Namespace) -> int:
 
     with Translating(of=None if of_file is None else len(of_file)) as shown:
         for lines in _lines(options.text, of_file):
-            found = translator.search(lines, settings, on_long=warn_long, on_done=shown.add)
+            found = translator.search(
+                lines, settings, first=num_done, on_long=warn_long, on_done=shown.add
+            )
             shown.clear()
             for translations in found:
                 for translation in translations:

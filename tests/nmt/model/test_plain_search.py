@@ -237,6 +237,8 @@ def test_samples_do_not_depend_on_the_batch():
         [h.ids for h in one] for one in make_decoder(model).translate(texts, few)
     ]
     assert together == make_decoder(model).translate(texts, search)
+    rest = make_decoder(model).translate(texts[5:], search, numbers=range(5, 12))
+    assert [[h.ids for h in one] for one in together[5:]] == [[h.ids for h in one] for one in rest]
     other = DecodeSettings(n_best=3, max_length=15, sampling=Sampling(seed=6))
     assert together != make_decoder(model).translate(texts, other)
 

@@ -74,6 +74,7 @@ class Decoder:
         sources: Sequence[Sequence[int]],
         settings: DecodeSettings,
         *,
+        numbers: Sequence[int] | None = None,
         on_done: Callable[[int], None] | None = None,
         rank: int = 0,
         world: int = 1,
@@ -86,6 +87,7 @@ class Decoder:
         Args:
             sources: token ids without marks.
             settings: of the search.
+            numbers: of the sources, which decide with the seed what is drawn; None: from 0 on.
             on_done: called with the number of sentences finished after each batch.
             rank: whose batches are searched; the other sources have no translations.
             world: number of ranks.
@@ -100,12 +102,13 @@ class Decoder:
             with self._own_stream():
                 if self._steps.refresh():
                     self._memory.forget_graphs()
-                for numbers in self._batches(sources, settings)[rank::world]:
-                    found = self._search(numbers, [sources[n] for n in numbers], settings)
-                    for number, hypotheses in zip(numbers, found, strict=True):
-                        results[number] = hypotheses
+                for batch in self._batches(sources, settings)[rank::world]:
+                    drawn_by = batch if numbers is None else [numbers[at] for at in batch]
+                    found = self._search(drawn_by, [sources[at] for at in batch], settings)
+                    for at, hypotheses in zip(batch, found, strict=True):
+                        results[at] = hypotheses
                     if on_done is not None:
-                        on_done(len(numbers))
+                        on_done(len(batch))
         finally:
             for model, was_training in zip(self._models, were_training, strict=True):
                 model.train(was_training)

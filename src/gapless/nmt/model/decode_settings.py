@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Sampling:
     """Translations are drawn at random instead of searched.
 
-    The same seed draws the same for a sentence at the same place of the input, whatever the
-    batches, up to the rounding of scores.
+    The same seed draws the same for a sentence at the same place of the input, however that comes in
+    parts and batches, up to the rounding of scores.
 
     Attributes:
         temperature: scores are divided by it; below 1 likely tokens become likelier.

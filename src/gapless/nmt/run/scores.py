@@ -10,7 +10,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from gapless.nmt.data.vocab import join_subwords
-from gapless.nmt.run.translator import longest_source, translate_lines
+from gapless.nmt.run.translator import translate_lines
 
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gapless.nmt.data.vocab import Vocabs
     from gapless.nmt.model.decode import Decoder
     from gapless.nmt.model.decode_settings import DecodeSettings
-    from gapless.nmt.settings.config import TrainConfig
     from gapless.nmt.settings.score_tokenizer import ScoreTokenizer
     from gapless.ranks import Ranks
 
@@ -121,7 +120,7 @@ def evaluate(
     pairs: Pairs,
     settings: DecodeSettings,
     *,
-    config: TrainConfig,
+    max_source: int,
     score_tokenizer: ScoreTokenizer,
     with_chrf: bool = True,
     on_done: Callable[[int], None] | None = None,
@@ -134,7 +133,7 @@ def evaluate(
         vocabs: of the decoder's model.
         pairs: source sentences and references.
         settings: of the search.
-        config: of the run.
+        max_source: most tokens of a source; what is more is not translated.
         score_tokenizer: cuts both sides into the words that BLEU counts.
         with_chrf: whether chrF is asked for.
         on_done: called with the number of sentences finished after each batch.
@@ -151,7 +150,7 @@ def evaluate(
         vocabs,
         pairs.src,
         settings,
-        max_source=longest_source(config),
+        max_source=max_source,
         on_long=lambda number, _: long.append(number),
         on_done=on_done,
         ranks=ranks,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +52,7 @@ class Translator:
 
     Attributes:
         config: settings of the run.
+        max_length: the run's, or a lower one of the ensemble: what all models can read and write.
         vocabs: of both sides.
         decoder: searches for translations, as token ids.
 
@@ -77,6 +78,7 @@ class Translator:
             self.config, self.vocabs, model = load_trained(
                 Path(run), device=found, checkpoint=checkpoint, average=average
             )
+            self.max_length = self.config.max_length
             others = [self._other(Path(one), model, found) for one in ensemble]
         precision = self.config.precision
         if not found.is_accelerator and precision in ("tf32", "fp16"):
@@ -92,7 +94,7 @@ class Translator:
         )
 
     def _other(self, run: Path, first: Transformer, device: Device) -> Transformer:
-        """Return another model of the ensemble; what all of them can read and write gets shorter with it."""
+        """Return another model of the ensemble."""
         config, vocabs, model = load_trained(run, device=device)
         if vocabs.files() != self.vocabs.files():
             raise UserError(
@@ -104,9 +106,13 @@ class Translator:
                 f"{run} has {model.sizes.heads} heads of width {sizes}, and an ensemble needs those of the first "
                 f"run, {first.sizes.heads} of {of_first}; leave it out"
             )
-        if config.max_length < self.config.max_length:
-            self.config = replace(self.config, max_length=config.max_length)
+        self.max_length = min(self.max_length, config.max_length)
         return model
+
+    @property
+    def longest_source(self) -> int:
+        """Tokens of a sentence beyond which it is cut."""
+        return longest_source(self.max_length)
 
     def translate(
         self,
@@ -152,7 +158,7 @@ class Translator:
         found = self.search(sentences, settings, on_long=lambda number, _: long.append(number))
         cut = [number for number, best in enumerate(found) if best[0].is_cut]
         if long:
-            most = longest_source(self.config)
+            most = self.longest_source
             _warn(f"{_these(long)} more than {most} tokens; the rest is not translated")
         if cut:
             most = settings.max_length
@@ -202,7 +208,7 @@ class Translator:
             raise UserError(
                 f"`length_penalty` must be -{MOST_PENALTY} to {MOST_PENALTY}, but is {penalty:g}"
             )
-        longest = config.max_length if max_length is None else max_length
+        longest = self.max_length if max_length is None else max_length
         if not 1 <= longest <= self._most_tokens:
             raise UserError(
                 f"`max_length` must be 1 to {self._most_tokens}, the positions of this model, but "
@@ -224,6 +230,7 @@ class Translator:
         sentences: Sequence[str],
         settings: DecodeSettings,
         *,
+        first: int = 0,
         on_long: Callable[[int, int], None] | None = None,
         on_done: Callable[[int], None] | None = None,
     ) -> list[list[Translation]]:
@@ -232,6 +239,7 @@ class Translator:
         Args:
             sentences: to translate.
             settings: of the search.
+            first: sentences that came before these, in the text that samples are drawn for.
             on_long: called with the number of a sentence that is too long for the model, counted
                 from 0, and its length in tokens; the rest of it is not translated.
             on_done: called with the number of sentences finished after each batch.
@@ -247,7 +255,8 @@ class Translator:
                 self.vocabs,
                 sentences,
                 settings,
-                max_source=longest_source(self.config),
+                max_source=self.longest_source,
+                first=first,
                 on_long=on_long,
                 on_done=on_done,
             )
@@ -366,14 +375,15 @@ def translate_lines(
     settings: DecodeSettings,
     *,
     max_source: int | None = None,
+    first: int = 0,
     on_long: Callable[[int, int], None] | None = None,
     on_done: Callable[[int], None] | None = None,
     ranks: Ranks | None = None,
 ) -> list[list[Translation]]:
     """Return the best translations of each line, at least one, in the order of the lines.
 
-    An empty line, and one of which nobody sees anything, stays empty. Several ranks share the work, and all return all translations, which
-    are those of a process alone.
+    An empty line, and one of which nobody sees anything, stays empty. Several ranks share the work, and
+    all return all translations, which are those of a process alone.
 
     Args:
         decoder: searches.
@@ -381,6 +391,7 @@ def translate_lines(
         lines: one sentence each.
         settings: of the search.
         max_source: most tokens of a line, a longer line is cut; None: no limit.
+        first: lines that came before these, in the text that samples are drawn for.
         on_long: called with the number of a line that is cut, counted from 0, and its length in
             tokens.
         on_done: called with the number of sentences finished after each batch.
@@ -400,7 +411,10 @@ def translate_lines(
             sources[at] = source[:max_source]
     results = [[Translation(text="", score=0.0)] for _ in lines]
     ranks = SingleRank() if ranks is None else ranks
-    found = _search_on_all_ranks(decoder, sources, settings, on_done=on_done, ranks=ranks)
+    numbers = [first + number for number in full]
+    found = _search_on_all_ranks(
+        decoder, sources, settings, numbers=numbers, on_done=on_done, ranks=ranks
+    )
     for number, hypotheses in zip(full, found, strict=True):
         if hypotheses:
             results[number] = [
@@ -419,6 +433,7 @@ def _search_on_all_ranks(
     sources: Sequence[Sequence[int]],
     settings: DecodeSettings,
     *,
+    numbers: Sequence[int],
     on_done: Callable[[int], None] | None,
     ranks: Ranks,
 ) -> list[list[Hypothesis]]:
@@ -427,7 +442,12 @@ def _search_on_all_ranks(
     # A rank that stops still takes part in the agreement, or the others would wait for it forever.
     with suppress(StopNow):
         found = decoder.translate(
-            sources, settings, on_done=on_done, rank=ranks.rank, world=ranks.world
+            sources,
+            settings,
+            numbers=numbers,
+            on_done=on_done,
+            rank=ranks.rank,
+            world=ranks.world,
         )
     parts = [part for part in ranks.agree(found) if part is not None]
     if len(parts) < ranks.world:
@@ -444,6 +464,6 @@ def one_line(text: str) -> str:
     return text.translate(_HARMLESS)
 
 
-def longest_source(config: TrainConfig) -> int:
-    """Return how many tokens of a source sentence a run's model can read."""
-    return 2 * config.max_length
+def longest_source(max_length: int) -> int:
+    """Return how many tokens of a source sentence a model can read whose run had this `max_length`."""
+    return 2 * max_length

@@ -13,6 +13,7 @@ from gapless.nmt.model.decode_settings import DecodeSettings
 from gapless.nmt.run.build import training_sampler, validation_sampler
 from gapless.nmt.run.out_of_memory import OF_BATCHES
 from gapless.nmt.run.scores import evaluate, num_compared, num_translated
+from gapless.nmt.run.translator import longest_source
 from gapless.nmt.run_folder.training_progress import weighted_mean
 from gapless.pipeline.losses.deferred_loss import DeferredLoss
 
@@ -161,7 +162,7 @@ def _score(
             run.task.vocabs,
             pairs,
             settings,
-            config=config,
+            max_source=longest_source(config.max_length),
             score_tokenizer=run.score_tokenizer,
             with_chrf=with_chrf,
             on_done=lambda _: on_batch(),
