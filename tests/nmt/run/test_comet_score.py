@@ -48,22 +48,39 @@ def test_a_comet_model_that_is_not_there(comet, tmp_path):
         Comet(tmp_path / "absent", uses_gpu=False)
 
 
-def test_a_tracker_that_fails_is_left_out(monkeypatch, tmp_path):
-    """With one warning; the run goes on."""
-    calls = []
+@pytest.mark.parametrize(
+    ("failing", "calls"),
+    [
+        ("init", ["init"]),
+        ("log", ["init", {"train/loss": 1.5, "train/step": 3}]),
+        (
+            "finish",
+            ["init", *({"train/loss": 1.5, "train/step": step} for step in (3, 4)), "finish"],
+        ),
+    ],
+)
+def test_a_tracker_that_fails_is_left_out(monkeypatch, tmp_path, failing, calls):
+    """Whether nobody is logged in, or the network is gone: one warning, and the run goes on."""
+    seen = []
 
-    def log(row):
-        calls.append(row)
-        raise OSError("no network")
+    def call(name, what, result=None):
+        seen.append(what)
+        if name == failing:
+            raise OSError("no network")
+        return result
 
+    run = SimpleNamespace(
+        log=lambda row: call("log", row), finish=lambda: call("finish", "finish")
+    )
     module = ModuleType("wandb")
-    module.init = lambda **_: SimpleNamespace(log=log, finish=lambda: calls.append("end"))
+    module.init = lambda **_: call("init", "init", run)
     monkeypatch.setitem(sys.modules, "wandb", module)
-    tracker = Tracker("wandb", tmp_path, {})
 
-    with pytest.warns(UserWarning, match="gets nothing more: no network"):
+    with pytest.warns(UserWarning, match="gets nothing more: no network") as warned:
+        tracker = Tracker("wandb", tmp_path, {})
         tracker.log("train", 3, {"loss": 1.5, "tokens": None})
-    tracker.log("train", 4, {"loss": 1.4})
-    tracker.close()
+        tracker.log("train", 4, {"loss": 1.5})
+        tracker.close()
 
-    assert calls == [{"train/loss": 1.5, "train/step": 3}]
+    assert seen == calls
+    assert len(warned) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from gapless.errors import UserError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 
@@ -47,23 +48,32 @@ class Tracker:
     """
 
     def __init__(self, name: str, run_dir: Path, settings: Mapping[str, Any]) -> None:
-        self._run = _module(name).init(
-            project="gapless", name=run_dir.name, dir=str(run_dir), config=dict(settings)
-        )
+        module = _module(name)
+        self._run: Any = None
+        with self._left_out_if_it_fails():
+            self._run = module.init(
+                project="gapless", name=run_dir.name, dir=str(run_dir), config=dict(settings)
+            )
 
     def log(self, kind: str, step: int, figures: Mapping[str, float | None]) -> None:
         """Send figures, named as in the TensorBoard events."""
         if self._run is None:
             return
         found = {f"{kind}/{name}": value for name, value in figures.items() if value is not None}
-        try:
+        with self._left_out_if_it_fails():
             self._run.log({**found, f"{kind}/step": step})
-        except Exception as error:
-            self._run = None
-            warnings.warn(f"the tracker failed and gets nothing more: {error}", stacklevel=2)
 
     def close(self) -> None:
         """Say that no figures follow."""
         if self._run is not None:
-            self._run.finish()
+            with self._left_out_if_it_fails():
+                self._run.finish()
             self._run = None
+
+    @contextmanager
+    def _left_out_if_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._run = None
+            warnings.warn(f"the tracker failed and gets nothing more: {error}", stacklevel=4)
