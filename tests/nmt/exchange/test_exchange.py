@@ -477,3 +477,27 @@ def test_files_of_older_versions_are_read(tmp_path):
     assert bias.nonzero().flatten().tolist() == [BOS]
     for name in newer.weights.keys() - {"generator.bias"}:
         assert torch.equal(older.weights[name], newer.weights[name])
+
+
+# What git has in the place of a large file that it did not fetch.
+LFS_NOTE = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 312087009\n"
+
+
+@sacremoses
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "pytorch_model.bin", "source.spm", "vocab.json"]
+)
+@pytest.mark.parametrize("is_cut", [True, False], ids=["cut short", "not fetched"])
+def test_a_file_that_is_not_all_there_is_named(name, is_cut, tmp_path):
+    """With what to do; no library's own error is shown alone."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path / "marian"
+    model, _ = marian_of(folder, transformers)
+    if name == "pytorch_model.bin":
+        torch.save(model.state_dict(), folder / name)
+        (folder / "model.safetensors").unlink()
+    file = folder / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2] if is_cut else LFS_NOTE)
+
+    with pytest.raises(UserError, match=f"{name} is damaged, or only part of it is there; copy"):
+        read_initial_weights(folder)

@@ -76,11 +76,14 @@ def test_a_tracker_that_fails_is_left_out(monkeypatch, tmp_path, failing, calls)
     module.init = lambda **_: call("init", "init", run)
     monkeypatch.setitem(sys.modules, "wandb", module)
 
-    with pytest.warns(UserWarning, match="gets nothing more: no network") as warned:
+    def track():
         tracker = Tracker("wandb", tmp_path, {})
         tracker.log("train", 3, {"loss": 1.5, "tokens": None})
         tracker.log("train", 4, {"loss": 1.5})
         tracker.close()
+
+    with pytest.warns(UserWarning, match="gets nothing more: no network") as warned:
+        track()
 
     assert seen == calls
     assert len(warned) == 1

@@ -7,6 +7,7 @@ norms before the sub-layers and one at the end of each stack; the tokenizer is M
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -269,7 +270,10 @@ def read_hugging_face(folder: Path) -> FoundModel:
         # A source begins with no mark.
         begin = found.get("decoder_start_token_id") if is_target or not is_separate else None
         tokens, order = table.in_our_order(table.padding if begin is None else begin)
-        sides.append(with_entries(_read(folder / f"{side}.spm"), tokens))
+        spm = folder / f"{side}.spm"
+        content = _read(spm)
+        with _naming_damage(spm):
+            sides.append(with_entries(content, tokens))
         orders.append(order)
     same = sides[0].file("")[1] == sides[1].file("")[1]
     vocabs = Vocabs(src=sides[0], tgt=sides[0] if same else sides[1])
@@ -301,10 +305,9 @@ def _read(path: Path) -> bytes:
 def _read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if optional and not path.exists():
         return {}
-    try:
-        return dict(json.loads(_read(path)))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}; copy it again") from error
+    content = _read(path)
+    with _naming_damage(path):
+        return dict(json.loads(content))
 
 
 def _settings(found: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], str]:
@@ -394,15 +397,36 @@ class _Table:
 
 def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     path = folder / "model.safetensors"
-    if path.exists():
-        return load_file(str(path))
-    path = folder / "pytorch_model.bin"
+    is_there = path.exists()
+    if not is_there:
+        path = folder / "pytorch_model.bin"
     if not path.exists():
         raise UserError(
             f"{folder} holds neither model.safetensors nor pytorch_model.bin; save the model there in one file"
         )
-    found: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    return found
+    with _naming_damage(path):
+        found: dict[str, torch.Tensor] = (
+            load_file(str(path))
+            if is_there
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
+        return found
+
+
+@contextmanager
+def _naming_damage(path: Path) -> Iterator[None]:
+    """Let an error name a file that is cut short, or is git's note of one.
+
+    What libraries say is left out: torch's advice is to read it with `weights_only=False`.
+    """
+    try:
+        yield
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{path} is damaged, or only part of it is there; copy it again"
+        ) from error
 
 
 def _weights(
