@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter
 
@@ -139,6 +140,24 @@ def test_translations_longer_than_foreseen_are_whole():
     assert max(len(hypotheses[0].ids) for hypotheses in found) > 20
     for source, (best, *_) in zip([[4], [5, 6]], found, strict=True):
         assert plain_search(model, source, search)[0][1] == best.ids
+
+
+def test_many_shapes_leave_nothing_behind():
+    """On a CPU nearly every batch has a shape of its own: a long file must not fill the memory with them."""
+    decoder = make_decoder(make_model(2))
+    search = DecodeSettings(beam=2, max_length=30)
+    decoder.translate([[5] * 20] * 30, search)
+    before = _num_tensors()
+
+    for count in range(1, 12):
+        decoder.translate([[5] * (count % 7)] * count, search)
+
+    assert _num_tensors() <= before
+
+
+def _num_tensors():
+    gc.collect()
+    return sum(type(thing) is torch.Tensor for thing in gc.get_objects())
 
 
 @pytest.mark.parametrize("scheduler", ["lazy", "random"])

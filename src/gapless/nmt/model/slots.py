@@ -224,6 +224,9 @@ class SlotMemory:
         found = self._slots.get(shape)
         if found is None:
             found = self._view(shape)
+            if not self._captures:
+                # Without graphs only the shape under way counts, and a CPU has a new one every few steps.
+                self._slots.clear()
             self._slots[shape] = found
         return found
 
