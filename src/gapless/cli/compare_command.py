@@ -9,13 +9,13 @@ from gapless.cli.output import print_result, write_whole
 from gapless.cli.parser import UsageError, file_or_folder, flag, one_of
 from gapless.cli.requirements import require_extra, require_writable
 from gapless.cli.shared_options import (
-    COMPARE_SETTINGS,
     add_device_option,
     add_setting_options,
     given_settings,
 )
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.device.precision import Precision
+from gapless.nmt.settings.config import GROUPS
 from gapless.plans import PLANS, get_plan
 
 
@@ -43,6 +43,29 @@ numbers, 2 a mistake in what was asked.
 
 # With the default rounds, well below two minutes on two cores of a CPU.
 _CPU_SECONDS = 45.0
+
+# Settings of a whole run are no options, nor are those that are set for each plan.
+_OF_RUN = frozenset(
+    [
+        *(
+            "weights",
+            "score_tokenizer",
+            "tags",
+            "bpe_dropout",
+            "store",
+            "store_size",
+            "store_workers",
+        ),
+        *("filter_length", "filter_ratio", "filter_duplicates", "filter_language"),
+        *("allow_changed_data", "plan", "streams", "sync_interval", "loss_interval", "prefetch"),
+        *("pin_memory", "run_ahead", "precision", "device", "init_from"),
+    ]
+)
+_SETTINGS = {
+    title: [item for item in settings if item.name not in _OF_RUN]
+    for title, settings in GROUPS.items()
+    if title not in ("run", "decoding")
+}
 
 _NUMBERS = tuple(field.name for field in fields(Rounds))
 
@@ -83,7 +106,7 @@ def add_options(parser: Parser) -> None:
         help="fp32 or tf32; without --workload also bf16 or fp16 [default: fp32, or as in the "
         "--config]",
     )
-    add_setting_options(parser, COMPARE_SETTINGS, prefix="gapless train: ")
+    add_setting_options(parser, _SETTINGS, prefix="gapless train: ")
 
 
 def _add_counts(parser: Parser) -> None:
@@ -126,7 +149,7 @@ def run(options: Namespace) -> int:
     _check_files(options)
     # Before a workload's file can use the device: cuBLAS reads its setting at its first call.
     asked.run.set_numerics(compares=bool(asked.rounds.verify_steps))
-    given = given_settings(options, COMPARE_SETTINGS)
+    given = given_settings(options, _SETTINGS)
     work = _work(options.workload, asked, config=options.config, given=given)
     print_result("\n".join(_facts(asked, work)))
     report = _run(asked, work)

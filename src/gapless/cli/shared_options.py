@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from gapless.cli.parser import count_or_auto, file_or_folder, flag, one_of
-from gapless.nmt.settings.config import TrainConfig
+from gapless.nmt.settings.config import GROUPS, TrainConfig
 from gapless.plans import PLANS
 
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container, Iterable, Mapping
     from dataclasses import Field
 
     from gapless.cli.parser import Group, Parser
@@ -31,43 +30,36 @@ _BY_TYPE: dict[type, dict[str, Any]] = {
 }
 _COUNT_OR_AUTO: dict[str, Any] = {"type": count_or_auto, "metavar": "N"}
 
-TRAIN_SETTINGS = fields(TrainConfig)
-COMPARE_SETTINGS = tuple(item for item in TRAIN_SETTINGS if item.metadata["compare"])
-
 
 def add_setting_options(
     parser: Parser,
-    settings: Iterable[Field[Any]] = TRAIN_SETTINGS,
+    groups: Mapping[str, Iterable[Field[Any]]] = GROUPS,
     *,
     prefix: str = "",
     chosen: Container[str] = (),
 ) -> None:
-    """Add one option for each setting, in the groups that the settings name.
-
-    An option that is not given is None.
+    """Add one option for each setting; one that is not given is None.
 
     Args:
         parser: of the command.
-        settings: that are options of it.
+        groups: settings that are options of it, by the title of their group.
         prefix: of the groups' titles.
         chosen: names of those that the command chooses where they are not given.
     """
     hints = get_type_hints(TrainConfig)
-    groups: dict[str, Group] = {}
-    for item in settings:
-        title = item.metadata["group"]
-        if title not in groups:
-            groups[title] = parser.add_group(prefix + title)
-        text = f"{item.metadata['help']}{_default(item, is_chosen=item.name in chosen)}"
-        # argparse formats help texts with %.
-        _add_option(groups[title], item, hints[item.name], text=text.replace("%", "%%"))
+    for title, settings in groups.items():
+        group = parser.add_group(prefix + title)
+        for item in settings:
+            text = f"{item.metadata['help']}{_default(item, is_chosen=item.name in chosen)}"
+            # argparse formats help texts with %.
+            _add_option(group, item, hints[item.name], text=text.replace("%", "%%"))
 
 
 def given_settings(
-    options: argparse.Namespace, settings: Iterable[Field[Any]] = TRAIN_SETTINGS
+    options: argparse.Namespace, groups: Mapping[str, Iterable[Field[Any]]] = GROUPS
 ) -> dict[str, Any]:
     """Return those of these settings that were given."""
-    names = {item.name for item in settings}
+    names = {item.name for settings in groups.values() for item in settings}
     return {
         name: value for name, value in vars(options).items() if name in names and value is not None
     }

@@ -81,6 +81,10 @@ class TrainConfig(
             )
 
 
+# Fields by the title of their group, in the order of the help and of `config.yaml`.
+GROUPS = {vars(group)["TITLE"]: fields(group) for group in reversed(TrainConfig.__bases__)}
+
+
 # A model that learns the embedded corpus in about a minute on two cores.
 DEMO: dict[str, Any] = {
     "epochs": 4,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from gapless.errors import DataError, UserError
 from gapless.nmt.settings.setting import MOST, setting
@@ -57,116 +58,77 @@ def _number(text: str) -> float:
 class DataSettings:
     """The text of a run, its sides and its vocabularies."""
 
+    TITLE: ClassVar = "data"
+
     data: str | None = setting(
-        "data",
         None,
         "folder or file of sentence pairs, one or more; none: embedded corpus",
         form=_check_data,
     )
     weights: str | None = setting(
-        "data",
         None,
         "of several folders or files: the ratio in which their pairs are seen, such as 3,1; none: each pair once an epoch",
-        compare=False,
     )
     filter_length: str | None = setting(
-        "data",
         None,
         "train on pairs whose sides have so many words, such as 2:80 (characters of languages without spaces)",
-        compare=False,
     )
     filter_ratio: float | None = setting(
-        "data",
         None,
         "train on pairs whose longer side has at most so many times the words of the shorter one",
         at_least=1.0,
         at_most=float(MOST),
-        compare=False,
     )
-    filter_duplicates: bool = setting(
-        "data", False, "train on the first of equal pairs alone", compare=False
-    )
+    filter_duplicates: bool = setting(False, "train on the first of equal pairs alone")
     filter_language: bool = setting(
-        "data", False, "train on pairs whose sides are in their languages alone", compare=False
+        False, "train on pairs whose sides are in their languages alone"
     )
-    src: str = setting(
-        "data", "en", "source side, by code or name: a file ending, column or JSON key"
-    )
-    tgt: str = setting("data", "zh", "target side")
+    src: str = setting("en", "source side, by code or name: a file ending, column or JSON key")
+    tgt: str = setting("zh", "target side")
     columns: str | None = setting(
-        "data",
-        None,
-        "names of the first columns of a table without a header, in order: en,zh or _,en,zh",
+        None, "names of the first columns of a table without a header, in order: en,zh or _,en,zh"
     )
     score_tokenizer: str | None = setting(
-        "data",
         None,
         "sacrebleu tokenizer of BLEU; none: of Chinese, Japanese and Korean their own, else 13a",
         choices=_TOKENIZERS,
-        compare=False,
     )
     tokenizer: str = setting(
-        "data",
         "sentencepiece",
         "sentencepiece, or none: text is tokenised already",
         choices=("sentencepiece", "none"),
     )
-    vocab_size: int | None = setting(
-        "data", None, "subwords of a vocabulary", at_least=5, at_most=MOST
-    )
-    vocab_model: str = setting(
-        "data", "bpe", "subword model: bpe or unigram", choices=("bpe", "unigram")
-    )
-    shared_vocab: bool = setting("data", False, "one vocabulary for both sides")
+    vocab_size: int | None = setting(None, "subwords of a vocabulary", at_least=5, at_most=MOST)
+    vocab_model: str = setting("bpe", "subword model: bpe or unigram", choices=("bpe", "unigram"))
+    shared_vocab: bool = setting(False, "one vocabulary for both sides")
     tags: str | None = setting(
-        "data",
-        None,
-        "words of the text that stay one token each, such as <2de>,<2fr>",
-        compare=False,
+        None, "words of the text that stay one token each, such as <2de>,<2fr>"
     )
     bpe_dropout: float = setting(
-        "data",
         0.0,
         "share of a subword's merges that each epoch leaves out at random, such as 0.1",
         at_least=0.0,
         below=1.0,
-        compare=False,
     )
     max_length: int = setting(
-        "data",
-        200,
-        "longest sentence in tokens; longer ones are not trained on",
-        at_least=1,
-        at_most=MOST,
+        200, "longest sentence in tokens; longer ones are not trained on", at_least=1, at_most=MOST
     )
     store: str | None = setting(
-        "data",
         None,
         "folder that keeps tokenised text for the next run; none: one in the user's cache",
         form=check_path,
-        compare=False,
     )
     store_size: float = setting(
-        "data",
         50.0,
         "GiB that all stores may have; those used least lately are removed",
         at_least=0.0,
         at_most=float(MOST),
-        compare=False,
     )
     store_workers: int | None = setting(
-        "data",
-        None,
-        "processes that tokenise text; none: one for each core",
-        at_least=1,
-        at_most=1024,
-        compare=False,
+        None, "processes that tokenise text; none: one for each core", at_least=1, at_most=1024
     )
     allow_changed_data: bool = setting(
-        "data",
-        False,
-        "resume although training, validation or test text is not what the run began with",
-        compare=False,
+        False, "resume although training, validation or test text is not what the run began with"
     )
 
     def data_paths(self) -> list[Path]:

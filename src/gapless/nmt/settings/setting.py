@@ -22,7 +22,6 @@ MOST = 2**31 - 1
 
 
 def setting(
-    group: str,
     default: Any,
     text: str,
     *,
@@ -32,12 +31,10 @@ def setting(
     choices: Sequence[str] | None = None,
     auto: str | None = None,
     form: Callable[..., Any] | None = None,
-    compare: bool = True,
 ) -> Any:
     """Return the field of a setting.
 
     Args:
-        group: under which the help lists its flag.
         default: value of a run that does not set it.
         text: says in the help, and in `config.yaml`, what it is.
         at_least: lowest value; None: no limit.
@@ -46,13 +43,10 @@ def setting(
         choices: all values; None: any.
         auto: of what it is a number, where it may be `auto` as well; None: it may not.
         form: checks what limits alone do not say, with the setting's `name`; None: they say all.
-        compare: whether it is also an option of `gapless compare`. Settings that only a whole run
-            has are not, nor are those that compare sets for each plan.
     """
     return field(
         default=default,
         metadata={
-            "group": group,
             "help": text,
             "at_least": at_least,
             "at_most": at_most,
@@ -60,7 +54,6 @@ def setting(
             "choices": choices,
             "auto": auto,
             "form": form,
-            "compare": compare,
         },
     )
 

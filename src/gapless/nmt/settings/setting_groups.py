@@ -6,7 +6,7 @@ Importing this file must load neither torch nor yaml: the command line imports i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import ClassVar, get_args
 
 from gapless.device.precision import Precision
 from gapless.errors import UserError
@@ -37,28 +37,17 @@ def _check_lr(value: float, *, name: str) -> None:
 class PlanSettings:
     """How the loop moves its work."""
 
-    plan: str = setting(
-        "plan", "auto", "how the loop moves its work; see gapless plans", compare=False
-    )
-    streams: int | None = setting("plan", None, "number of streams, 1 to 8", compare=False)
-    sync_interval: int | None = setting(
-        "plan", None, "batches between two host waits", compare=False
-    )
-    loss_interval: int | None = setting(
-        "plan", None, "batches between two reads of the losses", compare=False
-    )
-    prefetch: int | None = setting(
-        "plan", None, "batches moved to the device ahead of their use", compare=False
-    )
-    workers: int | None = setting("plan", None, "processes that make batches")
-    pin_memory: bool | None = setting(
-        "plan", None, "stage batches in page-locked memory", compare=False
-    )
-    run_ahead: int | None = setting(
-        "plan", None, "most batches the host may be ahead of the device", compare=False
-    )
+    TITLE: ClassVar = "plan"
+
+    plan: str = setting("auto", "how the loop moves its work; see gapless plans")
+    streams: int | None = setting(None, "number of streams, 1 to 8")
+    sync_interval: int | None = setting(None, "batches between two host waits")
+    loss_interval: int | None = setting(None, "batches between two reads of the losses")
+    prefetch: int | None = setting(None, "batches moved to the device ahead of their use")
+    workers: int | None = setting(None, "processes that make batches")
+    pin_memory: bool | None = setting(None, "stage batches in page-locked memory")
+    run_ahead: int | None = setting(None, "most batches the host may be ahead of the device")
     capture_memory: float | None = setting(
-        "plan",
         None,
         "GiB of device memory above which no more shapes are captured; none: 80 % of it",
         at_least=0.0,
@@ -90,86 +79,53 @@ class PlanSettings:
 class RunSettings:
     """How long a run is, when it validates and saves, and where its files are."""
 
-    epochs: int = setting("run", 40, "passes over the training pairs", at_least=1, compare=False)
-    max_steps: int | None = setting(
-        "run", None, "stop after so many updates", at_least=1, compare=False
-    )
+    TITLE: ClassVar = "run"
+
+    epochs: int = setting(40, "passes over the training pairs", at_least=1)
+    max_steps: int | None = setting(None, "stop after so many updates", at_least=1)
     max_time: str | None = setting(
-        "run",
         None,
         "end about this time (90s, 10min, 2h), final model and scores included",
-        compare=False,
         form=seconds_of,
     )
     patience: int = setting(
-        "run",
-        0,
-        "stop after so many validations without a better BLEU or loss; 0: never",
-        at_least=0,
-        compare=False,
+        0, "stop after so many validations without a better BLEU or loss; 0: never", at_least=0
     )
     seed: int = setting(
-        "run",
-        1,
-        "of weights, dropout and the order of batches",
-        at_least=0,
-        at_most=_MAX_SEED,
-        compare=False,
+        1, "of weights, dropout and the order of batches", at_least=0, at_most=_MAX_SEED
     )
-    deterministic: bool = setting(
-        "run", False, "equal runs give equal bits; a little slower", compare=False
-    )
+    deterministic: bool = setting(False, "equal runs give equal bits; a little slower")
     run_dir: str | None = setting(
-        "run",
-        None,
-        "run folder; none: runs/train, runs/train2, ...",
-        compare=False,
-        form=check_path,
+        None, "run folder; none: runs/train, runs/train2, ...", form=check_path
     )
     track: str | None = setting(
-        "run",
-        None,
-        "a tracker that gets the figures too: wandb",
-        choices=("wandb",),
-        compare=False,
+        None, "a tracker that gets the figures too: wandb", choices=("wandb",)
     )
     on_nonfinite: str = setting(
-        "run",
         "stop",
         "when a loss is NaN or infinite: stop, or skip that update",
         choices=("stop", "skip"),
-        compare=False,
     )
     save_every: str = setting(
-        "run",
         "10min",
         "updates (200) or time (30s, 10min, 2h) between two saved states; one after epochs that are validated too",
-        compare=False,
         form=Interval.of,
     )
-    keep: int = setting("run", 3, "newest saved states that are kept", at_least=1, compare=False)
+    keep: int = setting(3, "newest saved states that are kept", at_least=1)
     grace: float = setting(
-        "run",
         20.0,
         "seconds in which a run that is asked to stop ends the update and saves",
         at_least=0.0,
-        compare=False,
     )
     loader_timeout: float = setting(
-        "run",
         300.0,
         "seconds to wait for a batch before the loader's workers count as stuck",
         at_least=0.1,
-        compare=False,
     )
-    val_interval: int = setting(
-        "run", 1, "epochs between two validations", at_least=1, compare=False
-    )
+    val_interval: int = setting(1, "epochs between two validations", at_least=1)
     validate_every: str | None = setting(
-        "run",
         None,
         "updates (500) or time (10min) between two validations; none: val-interval epochs",
-        compare=False,
         form=Interval.of,
     )
 
@@ -204,26 +160,24 @@ class RunSettings:
 class BatchSettings:
     """What a batch is, and how many of them are an update."""
 
-    batch_size: int | None = setting("batches", None, "most sentences in a batch", at_least=1)
+    TITLE: ClassVar = "batches"
+
+    batch_size: int | None = setting(None, "most sentences in a batch", at_least=1)
     batch_tokens: int | None = setting(
-        "batches", None, "most tokens in a batch, padding included", at_least=1
+        None, "most tokens in a batch, padding included", at_least=1
     )
     pack: bool | None = setting(
-        "batches",
         None,
         "pack sentences one after the other, without padding; none: with batch-tokens on a GPU, "
         "unless attention-dropout is set",
     )
     fixed_shapes: bool | None = setting(
-        "batches", None, "pad batches to few shapes; none: if the plan may capture the step"
+        None, "pad batches to few shapes; none: if the plan may capture the step"
     )
     one_shape: bool | None = setting(
-        "batches",
-        None,
-        "updates have batches of one shape; none: with several GPUs, where shapes are fixed",
+        None, "updates have batches of one shape; none: with several GPUs, where shapes are fixed"
     )
     accumulate: int | str = setting(
-        "batches",
         1,
         "batches of each GPU in one update of the weights; auto: as many as keep the update, "
         "whatever the number of GPUs",
@@ -249,125 +203,84 @@ class BatchSettings:
 class DeviceSettings:
     """Where a run computes, and how precisely."""
 
+    TITLE: ClassVar = "device"
+
     compile: bool | None = setting(
-        "device", None, "compile the model's layers; none: if the plan may capture the step"
+        None, "compile the model's layers; none: if the plan may capture the step"
     )
-    precision: str = setting(
-        "device", "fp32", "fp32, tf32, bf16 or fp16", choices=get_args(Precision), compare=False
-    )
-    device: str = setting("device", "auto", "auto, cpu, cuda or cuda:N", compare=False)
+    precision: str = setting("fp32", "fp32, tf32, bf16 or fp16", choices=get_args(Precision))
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """The sizes of the model, and the weights that it starts with."""
 
+    TITLE: ClassVar = "model"
+
     init_from: str | None = setting(
-        "model",
         None,
         "run folder, or folder of a Marian model, whose vocabularies and weights to start with",
-        compare=False,
     )
-    d_model: int = setting("model", 512, "width of the model", at_least=2, at_most=MOST)
-    heads: int = setting("model", 8, "attention heads", at_least=1, at_most=MOST)
-    ffn: int = setting(
-        "model", 2048, "inner width of the feed-forward layers", at_least=1, at_most=MOST
-    )
-    encoder_layers: int = setting("model", 6, "encoder layers", at_least=1, at_most=MOST)
-    decoder_layers: int = setting("model", 6, "decoder layers", at_least=1, at_most=MOST)
+    d_model: int = setting(512, "width of the model", at_least=2, at_most=MOST)
+    heads: int = setting(8, "attention heads", at_least=1, at_most=MOST)
+    ffn: int = setting(2048, "inner width of the feed-forward layers", at_least=1, at_most=MOST)
+    encoder_layers: int = setting(6, "encoder layers", at_least=1, at_most=MOST)
+    decoder_layers: int = setting(6, "decoder layers", at_least=1, at_most=MOST)
     norm: str = setting(
-        "model",
-        "pre",
-        "layer norm before (pre) or after (post) each sub-layer",
-        choices=("pre", "post"),
+        "pre", "layer norm before (pre) or after (post) each sub-layer", choices=("pre", "post")
     )
     share: str = setting(
-        "model",
         "decoder",
         "share embeddings: all, decoder (target and output), none",
         choices=("all", "decoder", "none"),
     )
     activation: str = setting(
-        "model",
-        "relu",
-        "of the feed-forward layers: relu, swish, gelu",
-        choices=("relu", "swish", "gelu"),
+        "relu", "of the feed-forward layers: relu, swish, gelu", choices=("relu", "swish", "gelu")
     )
-    output_bias: bool = setting("model", False, "add a bias to the output layer")
-    dropout: float = setting("model", 0.1, "on embeddings and sub-layers", at_least=0.0, below=1.0)
-    attention_dropout: float = setting(
-        "model", 0.0, "on attention weights", at_least=0.0, below=1.0
-    )
+    output_bias: bool = setting(False, "add a bias to the output layer")
+    dropout: float = setting(0.1, "on embeddings and sub-layers", at_least=0.0, below=1.0)
+    attention_dropout: float = setting(0.0, "on attention weights", at_least=0.0, below=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
     """The loss, the optimizer and its learning rate."""
 
+    TITLE: ClassVar = "optimizer and schedule"
+
     label_smoothing: float = setting(
-        "optimizer and schedule",
-        0.1,
-        "share of probability spread over the vocabulary",
-        at_least=0.0,
-        below=1.0,
+        0.1, "share of probability spread over the vocabulary", at_least=0.0, below=1.0
     )
-    lr: float = setting(
-        "optimizer and schedule",
-        7e-4,
-        "highest learning rate",
-        at_least=0.0,
-        at_most=1e30,
-        form=_check_lr,
-    )
-    warmup: int = setting(
-        "optimizer and schedule", 4000, "updates until the highest learning rate", at_least=0
-    )
+    lr: float = setting(7e-4, "highest learning rate", at_least=0.0, at_most=1e30, form=_check_lr)
+    warmup: int = setting(4000, "updates until the highest learning rate", at_least=0)
     schedule: str = setting(
-        "optimizer and schedule",
         "inverse-sqrt",
         "after the warm-up: inverse-sqrt, cosine, constant",
         choices=("inverse-sqrt", "cosine", "constant"),
     )
-    clip_norm: float = setting(
-        "optimizer and schedule", 1.0, "longest gradient; 0: no limit", at_least=0.0
-    )
-    weight_decay: float = setting(
-        "optimizer and schedule", 0.0, "of AdamW; 0 is Adam", at_least=0.0
-    )
+    clip_norm: float = setting(1.0, "longest gradient; 0: no limit", at_least=0.0)
+    weight_decay: float = setting(0.0, "of AdamW; 0 is Adam", at_least=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingSettings:
     """The final model, and how it translates."""
 
+    TITLE: ClassVar = "decoding"
+
     average: int | str = setting(
-        "decoding",
         "auto",
         "newest epochs whose weights are averaged into the final model; auto: that of 5, or the last "
         "or best weights, whichever translates the validation pairs best, by more than luck",
         at_least=1,
-        compare=False,
         auto="epochs",
     )
-    beam: int = setting(
-        "decoding",
-        5,
-        "hypotheses of the final decoding",
-        at_least=1,
-        at_most=MOST_BEAM,
-        compare=False,
-    )
+    beam: int = setting(5, "hypotheses of the final decoding", at_least=1, at_most=MOST_BEAM)
     length_penalty: float = setting(
-        "decoding",
-        1.0,
-        "exponent a in score / length ** a",
-        at_least=-MOST_PENALTY,
-        at_most=MOST_PENALTY,
-        compare=False,
+        1.0, "exponent a in score / length ** a", at_least=-MOST_PENALTY, at_most=MOST_PENALTY
     )
-    early_stopping: bool = setting(
-        "decoding", False, "end a search when as many as the beam have ended", compare=False
-    )
+    early_stopping: bool = setting(False, "end a search when as many as the beam have ended")
 
     @property
     def num_averaged(self) -> int:
