@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
+from pathlib import Path
 
+from gapless.nmt.run.initial_weights import read_initial_weights
+from gapless.nmt.run.new_run import ChosenRun
+from gapless.nmt.run.stopping import WallClock
+from gapless.nmt.run.task import prepare
 from gapless.nmt.settings.config import make_config
 
 
@@ -28,6 +33,13 @@ def tiny_config(folder, **settings):
             **settings,
         }
     )
+
+
+def as_asked(config):
+    """Return a new run with these settings, of which none was chosen."""
+    initial = config.init_from and read_initial_weights(Path(config.init_from))
+    task = prepare(config, vocabs=initial and initial.vocabs)
+    return ChosenRun(config=config, choices=[], task=task, clock=WallClock(), initial=initial)
 
 
 def write_letters(path, *, letters="abcdefgh", count=60, seed=1):

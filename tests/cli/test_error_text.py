@@ -80,7 +80,7 @@ def test_a_bug_of_ours(gapless, tiny_run, monkeypatch, command):
     def fail(*_, **__):
         raise KeyError("unforeseen")
 
-    monkeypatch.setattr("gapless.nmt.run.trainer.new_run", fail)
+    monkeypatch.setattr("gapless.nmt.run.new_run.new_run", fail)
     monkeypatch.setattr("gapless.nmt.run.translator.load_model", fail)
     name, *rest = command
     outcome = gapless(name, *([] if name == "train" else [tiny_run]), *rest)
@@ -101,7 +101,7 @@ def test_too_little_memory(gapless, monkeypatch):
             "can't allocate memory: you tried to allocate 12000 bytes. Error code 12"
         )
 
-    monkeypatch.setattr("gapless.nmt.run.trainer.new_run", fail)
+    monkeypatch.setattr("gapless.nmt.run.new_run.assemble", fail)
     outcome = gapless("train")
 
     assert outcome.code == 1

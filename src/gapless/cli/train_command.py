@@ -266,6 +266,8 @@ def _trainer(
     ranks: Ranks,
     device: Device | None,
 ) -> Trainer:
+    from gapless.nmt.run.new_run import new_run
+    from gapless.nmt.run.resume import resumed_run
     from gapless.nmt.run.trainer import Trainer
     from gapless.nmt.run_folder.folder import settings_file
     from gapless.nmt.settings.config import TrainConfig, make_config, settings_of_new_run
@@ -281,9 +283,11 @@ def _trainer(
                     settings_of_new_run(flags, file=file), file=settings_file(resume)
                 ),
             )
-            return Trainer.resume(config, resume, observer=observer, ranks=ranks, device=device)
-    chosen = on_first_rank(ranks, lambda: _choose_run(flags, file, world=ranks.world))
-    return Trainer.new(chosen.config, observer=observer, chosen=chosen, ranks=ranks, device=device)
+            run = resumed_run(config, resume, ranks=ranks, device=device)
+    else:
+        chosen = on_first_rank(ranks, lambda: _choose_run(flags, file, world=ranks.world))
+        run = new_run(chosen, ranks=ranks, device=device)
+    return Trainer(run, observer=observer)
 
 
 def _choose_run(flags: dict[str, Any], file: Path | None, *, world: int) -> ChosenRun:
@@ -294,8 +298,7 @@ def _choose_run(flags: dict[str, Any], file: Path | None, *, world: int) -> Chos
 
     given = settings_of_new_run(flags, file=file)
     with naming_file(file, TrainConfig, but=flags):
-        is_size_asked = flags.get("vocab_size") is not None
-        return choose_run(given, world=world, is_size_asked=is_size_asked)
+        return choose_run(given, world=world)
 
 
 def _dry_run_by_first(options: Namespace) -> int:

@@ -24,9 +24,10 @@ from gapless.nmt.model.loss import LabelSmoothing
 from gapless.nmt.run.build import build_model, load_model
 from gapless.nmt.run.export import export_run
 from gapless.nmt.run.initial_weights import read_initial_weights
+from gapless.nmt.run.new_run import new_run
 from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run_folder.checkpoints import set_weights
-from tiny_run import Silent, tiny_config
+from tiny_run import Silent, as_asked, tiny_config
 
 
 WORDS = [
@@ -101,7 +102,7 @@ def trained(tmp_path_factory):
             settings["vocab_model"] = "unigram" if "all" in name else "bpe"
             config = tiny_config(folder, **settings)
             with numerics_restored():
-                Trainer.new(config, observer=Silent()).train()
+                Trainer(new_run(as_asked(config)), observer=Silent()).train()
             runs[name] = folder / "run"
         return runs[name]
 

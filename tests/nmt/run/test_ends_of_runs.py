@@ -17,6 +17,8 @@ from gapless.nmt.data.vocab import EOS
 from gapless.nmt.model.decode import Decoder
 from gapless.nmt.run import final_model, learning, scores, validation
 from gapless.nmt.run.learning import LearningWatch
+from gapless.nmt.run.new_run import new_run
+from gapless.nmt.run.resume import resumed_run
 from gapless.nmt.run.stopping import TimeLimit
 from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run_folder import checkpoints
@@ -24,7 +26,7 @@ from gapless.nmt.run_folder.training_progress import TrainingProgress
 from gapless.nmt.settings.config import make_config
 from gapless.nmt.settings.defaults import Facts, choose, chosen_settings
 from gapless.nmt.settings.score_tokenizer import ScoreTokenizer
-from tiny_run import tiny_config, write_letters
+from tiny_run import as_asked, tiny_config, write_letters
 
 
 pytestmark = pytest.mark.quick_tests(14)
@@ -62,7 +64,7 @@ def train(folder):
         settings = {"batch_size": 4, "warmup": 5, "beam": 1, **settings}
         config = tiny_config(folder, run_dir=str(folder / name), **settings)
         listener = Listener()
-        summary = Trainer.new(config, observer=listener).train()
+        summary = Trainer(new_run(as_asked(config)), observer=listener).train()
         return SimpleNamespace(summary=summary, path=folder / name, **vars(listener))
 
     return run
@@ -83,13 +85,13 @@ class Stopper:
 def resumed_notes(path, **flags):
     listener = Listener()
     config = make_config(flags, file=path / "config.yaml")
-    Trainer.resume(config, path, observer=listener).train()
+    Trainer(resumed_run(config, path), observer=listener).train()
     return listener.notes
 
 
 def resume(path, **flags):
     config = make_config(flags, file=path / "config.yaml")
-    return Trainer.resume(config, path, observer=Listener()).train()
+    return Trainer(resumed_run(config, path), observer=Listener()).train()
 
 
 def rows(path, kind):
@@ -129,7 +131,7 @@ def test_an_epoch_is_told_of_those_that_are_made(folder, settings, last):
     listener.epoch_started = told
 
     with pytest.raises(ToldError) as caught:
-        Trainer.new(config, observer=listener).train()
+        Trainer(new_run(as_asked(config)), observer=listener).train()
 
     assert caught.value.args == (1, last)
 
@@ -252,7 +254,7 @@ def test_other_validation_pairs_begin_anew(folder, train):
     (folder / "d.tsv").write_text((folder / "d.tsv").read_text().replace("a", "c"))
     config = make_config({"allow_changed_data": True, "epochs": 3}, file=run.path / "config.yaml")
 
-    trainer = Trainer.resume(config, run.path, observer=Listener())
+    trainer = Trainer(resumed_run(config, run.path), observer=Listener())
     trainer.run.lock.release()
 
     assert state["best_loss"] < math.inf
@@ -357,7 +359,7 @@ def test_a_validation_translates_no_longer_than_its_references_are(folder, monke
     monkeypatch.setattr(validation, "perf_counter", iter([0.0, 1.0]).__next__)
     listener = Listener()
     config = tiny_config(folder, epochs=1, lr=1e-50, max_length=60, beam=1)
-    trainer = Trainer.new(config, observer=listener)
+    trainer = Trainer(new_run(as_asked(config)), observer=listener)
     with torch.no_grad():
         trainer.run.model.generator.weight[EOS] = 0
     summary = trainer.train()
@@ -501,7 +503,7 @@ def test_a_run_that_is_to_end_earlier_than_it_is_ends_there(train):
     run = train(epochs=5, average=1, keep=1)
     config = make_config({"epochs": 2}, file=run.path / "config.yaml")
 
-    summary = Trainer.resume(config, run.path, observer=Listener()).train()
+    summary = Trainer(resumed_run(config, run.path), observer=Listener()).train()
 
     assert summary["steps"] == run.summary["steps"]
     assert checkpoints.final_path(run.path).exists()
@@ -513,7 +515,7 @@ def test_a_run_says_what_ended_it_and_that_nothing_is_left(train):
     listener = Listener()
     config = make_config({"lr": 0.5}, file=run.path / "config.yaml")
 
-    Trainer.resume(config, run.path, observer=listener).train()
+    Trainer(resumed_run(config, run.path), observer=listener).train()
 
     assert "training ends after 20 updates, as many as `max_steps` says" in run.notes
     assert [
@@ -544,7 +546,7 @@ def test_a_run_that_has_ended_is_not_told_of_updates_that_it_will_not_make(train
     """It is told alone that nothing is left."""
     path, listener = train(epochs=1).path, Listener()
     config = make_config({"max_steps": 5}, file=path / "config.yaml")
-    Trainer.resume(config, path, observer=listener).train()
+    Trainer(resumed_run(config, path), observer=listener).train()
 
     assert [line for line in listener.warnings if "its rate rises" in line] == []
     told = "nothing is left to train: the run has ended after 14"

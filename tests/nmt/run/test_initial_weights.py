@@ -10,11 +10,11 @@ import pytest
 from gapless.device.numerics import numerics_restored
 from gapless.errors import RunFolderError, UserError
 from gapless.nmt.run.initial_weights import read_initial_weights
-from gapless.nmt.run.new_run import choose_run
+from gapless.nmt.run.new_run import choose_run, new_run
 from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.settings.config import make_config, settings_given
-from tiny_run import Silent, tiny_config, write_letters
+from tiny_run import Silent, as_asked, tiny_config, write_letters
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def trained(tmp_path_factory):
     settings = {"batch_size": 8, "warmup": 2, "beam": 1}
     with numerics_restored():
         config = tiny_config(folder, run_dir=str(folder / "first"), **settings)
-        Trainer.new(config, observer=Silent()).train()
+        Trainer(new_run(as_asked(config)), observer=Silent()).train()
     return folder / "first"
 
 
@@ -48,7 +48,7 @@ def further(first, **flags):
         **flags,
     }
     chosen = choose_run(settings_given(asked))
-    trainer = Trainer.new(chosen.config, observer=Silent(), chosen=chosen)
+    trainer = Trainer(new_run(chosen), observer=Silent())
     trainer.train()
     return chosen, first.parent / "further"
 

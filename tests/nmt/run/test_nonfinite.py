@@ -14,11 +14,12 @@ from gapless.nmt.data.batch import TokenBatch
 from gapless.nmt.model.loss import LossCompute
 from gapless.nmt.model.transformer import ModelSizes, Transformer
 from gapless.nmt.run import validation
+from gapless.nmt.run.new_run import new_run
 from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run.training_step import TranslationStep
 from gapless.nmt.settings.config import make_config
 from gapless.pipeline.host_waits import HostWaits
-from tiny_run import tiny_config
+from tiny_run import as_asked, tiny_config
 
 
 POISON = 5
@@ -186,7 +187,7 @@ def run(tmp_path):
         config = tiny_config(tmp_path, **{"batch_size": 1, **settings})
         observer = Listening()
         try:
-            return observer, Trainer.new(config, observer=observer).train()
+            return observer, Trainer(new_run(as_asked(config)), observer=observer).train()
         except NonFiniteLossError as error:
             return observer, error
 

@@ -10,11 +10,10 @@ import torch
 from gapless.device.memory_errors import asked_bytes, is_out_of_memory
 from gapless.errors import OutOfMemoryError
 from gapless.loop.train_loop import TrainLoop
-from gapless.nmt.run import trainer
+from gapless.nmt.run.new_run import new_run
 from gapless.nmt.run.out_of_memory import naming_phase
 from gapless.nmt.run.trainer import Trainer
-from gapless.nmt.run.training_step import TranslationStep
-from tiny_run import tiny_config
+from tiny_run import as_asked, tiny_config
 
 
 OF_CUDA = (
@@ -67,26 +66,27 @@ def fail(*_, **__):
     raise torch.OutOfMemoryError(OF_CUDA)
 
 
+ROOM = "gapless.nmt.run."
 PLACES = {
-    "building the model": (trainer, "new_run", "`d_model`"),
-    "training": (TranslationStep, "backward", "`batch_tokens`"),
-    "validating": (TranslationStep, "evaluate", "`batch_tokens`"),
-    "translating the test sentences": (trainer, "score_test", "`beam`"),
+    "building the model": ("new_run.assemble", "`d_model`"),
+    "training": ("training_step.TranslationStep.backward", "`batch_tokens`"),
+    "validating": ("training_step.TranslationStep.evaluate", "`batch_tokens`"),
+    "translating the test sentences": ("trainer.score_test", "`beam`"),
 }
 
 
 @pytest.mark.parametrize("phase", PLACES)
 def test_each_phase_is_named(tmp_path, monkeypatch, phase):
     """The one line has phase, bytes, shape, memory of graphs, and the settings to lower."""
-    owner, name, lower = PLACES[phase]
+    place, lower = PLACES[phase]
     (tmp_path / "d.tsv").write_text("".join(f"a b c {n}\tA B {n}\n" for n in range(40)))
     config = tiny_config(tmp_path, batch_size=4)
-    monkeypatch.setattr(owner, name, fail)
+    monkeypatch.setattr(ROOM + place, fail)
     held = SimpleNamespace(captured_bytes=12_345, refusal=None, note=None)
     monkeypatch.setattr(TrainLoop, "capture_report", held)
 
     with pytest.raises(OutOfMemoryError) as caught:
-        Trainer.new(config, observer=Silent()).train()
+        Trainer(new_run(as_asked(config)), observer=Silent()).train()
 
     text = str(caught.value)
     assert text.startswith(f"out of memory while {phase}: 2,684,354,560 bytes were asked for")

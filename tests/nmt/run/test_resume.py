@@ -18,6 +18,7 @@ from gapless.device.numerics import numerics_restored
 from gapless.errors import NonFiniteLossError, RunFolderError, RunLockedError, UserError
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run.new_run import new_run
+from gapless.nmt.run.resume import resumed_run
 from gapless.nmt.run.run_report import describe_run
 from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run.validation import score_validation
@@ -25,7 +26,7 @@ from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.folder import LOCK, changed_files, check_unused, read_config
 from gapless.nmt.settings.config import make_config
 from gapless.nmt.settings.effective_settings import resolve, resolve_resumed, settings_to_keep
-from tiny_run import Silent, Stopping, tiny_config, write_letters
+from tiny_run import Silent, Stopping, as_asked, tiny_config, write_letters
 
 
 FINAL = "checkpoints/final/tensors.safetensors"
@@ -73,12 +74,12 @@ def train(text):
 
 def train_in(text, run, observer=None, **settings):
     config = tiny_config(text, **{**SETTINGS, "run_dir": str(run), **settings})
-    return Trainer.new(config, observer=observer or Silent()).train()
+    return Trainer(new_run(as_asked(config)), observer=observer or Silent()).train()
 
 
 def resume(run, observer=None, **flags):
     config = make_config(flags, file=run / "config.yaml")
-    return Trainer.resume(config, run, observer=observer or Silent()).train()
+    return Trainer(resumed_run(config, run), observer=observer or Silent()).train()
 
 
 class KilledError(Exception):
@@ -106,7 +107,7 @@ def kill(text, run, *, after, **settings):
     observer = Killed(run, after=after)
     whole = run.with_name(f"{run.name}.whole")
     config = tiny_config(text, **{**SETTINGS, "run_dir": str(whole), **settings})
-    observer.trainer = Trainer.new(config, observer=observer)
+    observer.trainer = Trainer(new_run(as_asked(config)), observer=observer)
     with pytest.raises(KilledError):
         observer.trainer.train()
 
@@ -306,7 +307,9 @@ def test_a_run_is_not_changed_before_it_goes_on(copy):
     go_back_to(run, updates=7)
     before = files_of(run)
 
-    trainer = Trainer.resume(make_config({}, file=run / "config.yaml"), run, observer=Silent())
+    trainer = Trainer(
+        resumed_run(make_config({}, file=run / "config.yaml"), run), observer=Silent()
+    )
     trainer.run.lock.release()
 
     assert before == files_of(run)
@@ -450,7 +453,7 @@ def test_the_pairs_of_a_run_do_not_change(runs, text, copy, tmp_path):
     run = copy("stopped")
     moved = shutil.copy(text / "d.tsv", tmp_path / "moved.tsv")
     config = make_config({"data": str(moved)}, file=run / "config.yaml")
-    Trainer.resume(config, run, observer=Silent()).run.lock.release()
+    Trainer(resumed_run(config, run), observer=Silent()).run.lock.release()
     rows = moved.read_text().splitlines()
     moved.write_text("".join(f"{row}\n" for row in reversed(rows)))
 
@@ -516,7 +519,7 @@ def test_a_resumed_run_says_where_it_goes_on_and_what_is_changed(copy):
     run = copy("killed")
     config = make_config({"lr": 0.25, "epochs": 9}, file=run / "config.yaml")
 
-    trainer = Trainer.resume(config, run, observer=Silent())
+    trainer = Trainer(resumed_run(config, run), observer=Silent())
     about = describe_run(trainer.run)
     trainer.run.lock.release()
 
@@ -562,14 +565,14 @@ def test_a_folder_with_a_run_that_saved_no_state_gives_no_advice_that_fails(copy
 def test_a_folder_that_is_being_written_is_not_called_a_run_without_a_state(text, tmp_path):
     """A run that has saved nothing yet is named by its process; nobody is told to remove it."""
     config = tiny_config(text, run_dir=str(tmp_path / "run"))
-    running = new_run(config)
+    running = new_run(as_asked(config))
     try:
         with pytest.raises(RunLockedError) as told:
-            new_run(config)
+            new_run(as_asked(config))
     finally:
         running.lock.release()
     with pytest.raises(RunFolderError, match="cannot be resumed; remove it"):
-        new_run(config)
+        new_run(as_asked(config))
 
     assert f"is being written by process {os.getpid()} on host" in str(told.value)
     assert "choose another `run_dir`" in str(told.value)

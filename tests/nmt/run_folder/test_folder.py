@@ -11,6 +11,7 @@ from gapless.errors import RunFolderError, RunLockedError
 from gapless.nmt.run import new_run
 from gapless.nmt.run_folder.folder import LOCK
 from gapless.nmt.settings.config import make_config
+from tiny_run import as_asked
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def taken(monkeypatch):
 def test_runs_that_begin_at_once_take_the_next_free_folder(settings, taken):
     """Whether the others still run or have ended."""
     taken += ["running", "ended", "running"]
-    run = new_run.new_run(make_config(settings))
+    run = new_run.new_run(as_asked(make_config(settings)))
     run.lock.release()
 
     assert run.run_dir == Path("runs/train4")
@@ -67,11 +68,11 @@ def test_a_folder_that_was_named_is_no_other(settings, taken, way, error):
     """The run is refused, and its user takes another one."""
     taken.append(way)
     with pytest.raises(error, match="mine"):
-        new_run.new_run(make_config({**settings, "run_dir": "mine"}))
+        new_run.new_run(as_asked(make_config({**settings, "run_dir": "mine"})))
 
 
 def test_no_folder_can_be_made(settings):
     """A file in its place is named; nothing is tried again and again."""
     Path("runs").write_text("")
     with pytest.raises(RunFolderError, match="runs is no folder"):
-        new_run.new_run(make_config(settings))
+        new_run.new_run(as_asked(make_config(settings)))

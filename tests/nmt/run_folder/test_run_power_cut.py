@@ -7,11 +7,14 @@ import shutil
 import pytest
 
 from gapless.checkpoint import files
+from gapless.nmt.run.new_run import new_run
+from gapless.nmt.run.resume import resumed_run
 from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.logs import METRICS
 from gapless.nmt.settings.config import make_config
 from power_cut import PowerCuts, RecordedDisk, put_back
+from tiny_run import as_asked
 
 
 OPERATIONS = (
@@ -44,7 +47,7 @@ def go_on(run, *, after=None):
     observer = Stopping(after)
     observer.stop = StopRequest()
     config = make_config({}, file=run / "config.yaml")
-    return Trainer.resume(config, run, observer=observer).train(stop=observer.stop)
+    return Trainer(resumed_run(config, run), observer=observer).train(stop=observer.stop)
 
 
 @pytest.fixture
@@ -79,7 +82,7 @@ def cut_run(tmp_path):
     observer.stop = StopRequest()
     run = tmp_path / "run"
     config = make_config({**settings, "run_dir": str(run)})
-    Trainer.new(config, observer=observer).train(stop=observer.stop)
+    Trainer(new_run(as_asked(config)), observer=observer).train(stop=observer.stop)
     shutil.copytree(run, tmp_path / "whole")
     return run, tmp_path / "whole"
 

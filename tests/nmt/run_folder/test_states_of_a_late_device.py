@@ -8,12 +8,14 @@ from concurrent.futures import wait
 import pytest
 
 from gapless.nmt.run import training_run
+from gapless.nmt.run.new_run import new_run
+from gapless.nmt.run.resume import resumed_run
 from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.write_queue import WriteQueue
 from gapless.nmt.settings.config import make_config
 from gapless.testing.simulated.simulated_device import SimulatedDevice
-from tiny_run import Silent, tiny_config, write_letters
+from tiny_run import Silent, as_asked, tiny_config, write_letters
 
 
 @pytest.fixture
@@ -39,9 +41,9 @@ def train(tmp_path, monkeypatch, numerics):
             monkeypatch.setattr(training_run, "find_device", lambda name: device)
             if run.exists():
                 config = make_config({}, file=run / "config.yaml")
-                return Trainer.resume(config, run, observer=Silent()).train()
+                return Trainer(resumed_run(config, run), observer=Silent()).train()
             config = tiny_config(tmp_path, **{**settings, **more}, run_dir=str(run))
-            return Trainer.new(config, observer=Silent()).train()
+            return Trainer(new_run(as_asked(config)), observer=Silent()).train()
 
     return call
 

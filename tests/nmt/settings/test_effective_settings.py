@@ -316,7 +316,7 @@ def test_a_run_says_which_update_it_makes(accumulate, lines, tmp_path):
 
     given = {"device": "cpu", "run_dir": str(tmp_path / "run"), "accumulate": accumulate}
     chosen = choose_run(given, world=2)
-    run = new_run(chosen.config, chosen=chosen, ranks=TwoRanks())
+    run = new_run(chosen, ranks=TwoRanks())
     run.lock.release()
 
     assert len(run.choices) == len(lines)

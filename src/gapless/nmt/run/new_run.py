@@ -13,6 +13,7 @@ import torch
 from gapless.device.find import find_device
 from gapless.errors import RunFolderError, RunLockedError, UserError
 from gapless.nmt.run.initial_weights import InitialWeights, read_initial_weights
+from gapless.nmt.run.out_of_memory import OF_MODELS, naming_phase
 from gapless.nmt.run.stopping import WallClock
 from gapless.nmt.run.task import Task, make_vocabs, prepare, read_corpus
 from gapless.nmt.run.training_run import TrainingRun, assemble, device_of
@@ -64,6 +65,7 @@ class ChosenRun:
         choices: those that its user left open, with reasons; none for the embedded corpus.
         task: what it learns.
         clock: runs since its text was read.
+        initial: the weights that it starts with; None: random ones.
         holds_update: whether its batches were chosen for the number of ranks.
     """
 
@@ -71,12 +73,11 @@ class ChosenRun:
     choices: list[Choice]
     task: Task
     clock: WallClock
+    initial: InitialWeights | None = None
     holds_update: bool = False
 
 
-def choose_run(
-    given: Mapping[str, Any], *, world: int = 1, is_size_asked: bool = True
-) -> ChosenRun:
+def choose_run(given: Mapping[str, Any], *, world: int = 1) -> ChosenRun:
     """Read the text of a new run, and choose the settings that were not given.
 
     The embedded corpus has settings of its own.
@@ -84,8 +85,6 @@ def choose_run(
     Args:
         given: settings of the user, by name.
         world: number of ranks that are going to train it.
-        is_size_asked: whether the size of its vocabularies, if it was given, was asked for. That of an
-            earlier run may have been chosen, and is the nearest one of each side, where both have their own.
 
     Raises:
         UserError: anything about settings, data or device that cannot be used.
@@ -119,9 +118,7 @@ def choose_run(
     if initial is None:
         choices = choose_vocabulary(_text_facts(corpus), given)
         config = _so_far(choices, given)
-        is_chosen = given.get("vocab_size") is None
-        is_near = is_chosen or not (is_size_asked or config.shared_vocab)
-        vocabs = make_vocabs(corpus, config, nearest=is_near)
+        vocabs = make_vocabs(corpus, config, nearest=given.get("vocab_size") is None)
         choices = _with_real_size(choices, vocabs)
     else:
         vocabs = initial.vocabs
@@ -134,6 +131,7 @@ def choose_run(
         choices=choices,
         task=task,
         clock=clock,
+        initial=initial,
         holds_update=holds_update,
     )
 
@@ -214,64 +212,46 @@ def _facts(task: Task, device: Device, *, is_trained: bool) -> Facts:
 # --- the run and its folder ---
 
 
+@naming_phase("building the model", lower=OF_MODELS)
 def new_run(
-    config: TrainConfig,
-    *,
-    chosen: ChosenRun | None = None,
-    ranks: Ranks | None = None,
-    device: Device | None = None,
+    chosen: ChosenRun, *, ranks: Ranks | None = None, device: Device | None = None
 ) -> TrainingRun:
     """Make a new run and its folder.
 
     Args:
-        config: of the run.
-        chosen: how these settings were chosen, if they were. With several ranks they were, by rank
-            0 for all.
+        chosen: what it is to be; with several ranks rank 0 chose it for all.
         ranks: that train it together; None: this process alone.
         device: of this rank; None: as the settings say.
 
     Raises:
-        UserError: anything about settings, data, device or run folder that cannot be used; it is
-            raised before anything is written.
+        UserError: anything about settings, device or run folder that cannot be used; it is raised
+            before anything is written.
     """
     ranks = SingleRank() if ranks is None else ranks
-    clock = WallClock() if chosen is None else chosen.clock
+    config, task, initial = chosen.config, chosen.task, chosen.initial
     device = device_of(config, device)
     effective = resolve(config, is_accelerator=device.is_accelerator, world=ranks.world)
-    corpus = read_corpus(config) if chosen is None else chosen.task.corpus
-    score_tokenizer = choose_score_tokenizer(config)
-    initial = on_first_rank(ranks, lambda: _initial_weights(config))
-    vocabs = None if initial is None else initial.vocabs
-    task = prepare(config, corpus=corpus, vocabs=vocabs) if chosen is None else chosen.task
     run = assemble(
         config,
         effective,
         device=device,
         task=task,
-        score_tokenizer=score_tokenizer,
+        score_tokenizer=choose_score_tokenizer(config),
         run_dir=on_first_rank(ranks, lambda: _free_folder(config)),
-        clock=clock,
+        clock=chosen.clock,
         ranks=ranks,
     )
     if initial is not None:
         with run.loop.on_compute_stream(), run.host_waits.blocking("checkpoint"):
             set_weights(run.model, initial.weights, path=initial.path)
     run.notes += task.corpus.notes
-    run.choices = [] if chosen is None else list(chosen.choices)
-    if chosen is None or not chosen.holds_update:
+    run.choices = list(chosen.choices)
+    if not chosen.holds_update:
         run.choices += grown_update(effective)
     run_dir = on_first_rank(ranks, lambda: _make_folder(run))
     if not ranks.is_first:
         run.write_to(run_dir)
     return run
-
-
-def _initial_weights(config: TrainConfig) -> InitialWeights | None:
-    if config.init_from is None:
-        return None
-    initial = read_initial_weights(Path(config.init_from))
-    initial.check(asdict(config))
-    return initial
 
 
 def _free_folder(config: TrainConfig) -> Path:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gapless.checkpoint.lock import RunLock
 from gapless.errors import RunFolderError, UserError
 from gapless.nmt.data.vocab import VOCAB_FILES, Vocabs
+from gapless.nmt.run.out_of_memory import OF_MODELS, naming_phase
 from gapless.nmt.run.stopping import WallClock
 from gapless.nmt.run.task import check_pairs, prepare, read_corpus, read_recorded
 from gapless.nmt.run.training_run import TrainingRun, assemble, changed_numerics, device_of
@@ -97,6 +98,7 @@ def _remove_beginning(run_dir: Path) -> None:
 _PARTS = frozenset({"model", "step", "position", "layout", "metrics", "numerics", "pairs"})
 
 
+@naming_phase("building the model", lower=OF_MODELS)
 def resumed_run(
     config: TrainConfig,
     run_dir: Path,

@@ -297,6 +297,8 @@ def make_vocabs(corpus: Corpus, config: TrainConfig, *, nearest: bool = False) -
     Raises:
         DataError: the text cannot give one vocabulary of that size.
     """
+    # One size need not suit both sides: each takes the nearest that it can have.
+    nearest = nearest or not config.shared_vocab
     asked = {
         "tokenizer": config.tokenizer,
         "size": config.vocab_size,
@@ -311,13 +313,7 @@ def make_vocabs(corpus: Corpus, config: TrainConfig, *, nearest: bool = False) -
         return replace(vocabs, asked=asked)
     train = corpus.train
     sides = [SIDES] if config.shared_vocab else [(side,) for side in SIDES]
-    make = partial(
-        _make_vocab,
-        train=train,
-        config=config,
-        # One size need not suit both sides: each takes the nearest that it can have.
-        nearest=nearest or not config.shared_vocab,
-    )
+    make = partial(_make_vocab, train=train, config=config, nearest=nearest)
     workers = _num_workers(config) if len(train) > CHUNK else 1
     made = [vocab for _, vocab in in_order(make, sides, workers=workers)]
     return Vocabs(src=made[0], tgt=made[-1], asked=asked)

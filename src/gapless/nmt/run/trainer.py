@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gapless.errors import LoaderError
 from gapless.nmt.data.sampler import PairBatches, make_loader
@@ -14,10 +14,8 @@ from gapless.nmt.run.checkpoint_schedule import CheckpointSchedule
 from gapless.nmt.run.epochs import Epochs
 from gapless.nmt.run.final_model import choose_final_model, put_weights
 from gapless.nmt.run.learning import LearningWatch
-from gapless.nmt.run.new_run import new_run
-from gapless.nmt.run.out_of_memory import OF_BATCHES, OF_MODELS, naming_phase
+from gapless.nmt.run.out_of_memory import OF_BATCHES, naming_phase
 from gapless.nmt.run.rank_agreement import decisions_of
-from gapless.nmt.run.resume import resumed_run
 from gapless.nmt.run.run_report import Messages, describe_run, summarize
 from gapless.nmt.run.stopping import StopNow, StopRequest
 from gapless.nmt.run.validation import Validations, score_test
@@ -33,26 +31,21 @@ from gapless.pipeline.watched_loader import WatchedLoader
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
-    from gapless.device.base import Device
     from gapless.nmt.data.batch import AnyBatch
-    from gapless.nmt.run.new_run import ChosenRun
     from gapless.nmt.run.rank_agreement import Decisions
     from gapless.nmt.run.run_report import Observer
     from gapless.nmt.run.scores import Scores
     from gapless.nmt.run.training_run import TrainingRun
-    from gapless.nmt.settings.config import TrainConfig
-    from gapless.ranks import Ranks
 
     AnyLogs: TypeAlias = RunLogs | SilentRunLogs
 
 
 class Trainer:
-    """Trains a run to its end; `Trainer.new` and `Trainer.resume` make one.
+    """Trains a run to its end.
 
     Args:
-        run: to train.
+        run: to train, which `new_run` or `resumed_run` has made.
         observer: is called with what happens, on rank 0 alone.
 
     Attributes:
@@ -83,60 +76,6 @@ class Trainer:
             state_epochs=checkpoints.state_epochs(run.run_dir),
             disk_troubles=self._disk_troubles,
         )
-
-    @classmethod
-    def new(
-        cls,
-        config: TrainConfig,
-        *,
-        observer: Observer,
-        chosen: ChosenRun | None = None,
-        ranks: Ranks | None = None,
-        device: Device | None = None,
-    ) -> Self:
-        """Start a run.
-
-        Args:
-            config: of the run.
-            observer: is called with what happens.
-            chosen: how these settings were chosen, if they were; as `new_run` says.
-            ranks: that train it together; None: this process alone.
-            device: of this rank; None: as the settings say.
-
-        Raises:
-            UserError: anything about settings, data, device or run folder that cannot be used; it
-                is raised before anything is written.
-        """
-        with naming_phase("building the model", lower=OF_MODELS):
-            run = new_run(config, chosen=chosen, ranks=ranks, device=device)
-        return cls(run, observer=observer)
-
-    @classmethod
-    def resume(
-        cls,
-        config: TrainConfig,
-        run_dir: Path,
-        *,
-        observer: Observer,
-        ranks: Ranks | None = None,
-        device: Device | None = None,
-    ) -> Self:
-        """Resume a run from the newest whole state that it saved.
-
-        Args:
-            config: of the run.
-            run_dir: folder of the run.
-            observer: is called with what happens.
-            ranks: that train it together; None: this process alone.
-            device: of this rank; None: as the settings say.
-
-        Raises:
-            UserError: anything about settings, data, device or run folder that cannot be used; it
-                is raised before anything is written.
-        """
-        with naming_phase("building the model", lower=OF_MODELS):
-            run = resumed_run(config, run_dir, ranks=ranks, device=device)
-        return cls(run, observer=observer)
 
     def train(self, *, stop: StopRequest | None = None) -> dict[str, Any]:
         """Train, score the final model on the test pairs, and return the summary.
