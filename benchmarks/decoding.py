@@ -30,8 +30,8 @@ from gapless.nmt.exchange.ctranslate2_model import write_ctranslate2
 from gapless.nmt.model.decode import Decoder
 from gapless.nmt.model.decode_settings import DecodeSettings
 from gapless.nmt.model.transformer import ModelSizes, Transformer
-from gapless.nmt.run.build import load_model
 from gapless.nmt.run.task import prepare
+from gapless.nmt.run.translator import load_model
 from gapless.pipeline.host_waits import HostWaits
 
 
@@ -121,7 +121,7 @@ def _theirs(
 
 
 def _trained(run: Path) -> tuple[Vocabs, Transformer, list[list[int]], list[str]]:
-    config, vocabs, model = load_model(run, device=find_device("cpu"), checkpoint="final")
+    config, vocabs, model = load_model(run, device=find_device("cpu"))
     pairs = prepare(config, vocabs=vocabs).corpus.test
     return vocabs, model.eval(), vocabs.src.encode(pairs.src), list(pairs.tgt)
 

@@ -147,7 +147,7 @@ TRACKER, TRACKER_EXTRA = "wandb", "gapless[wandb]"
 def model_of(run):
     """Return the vocabularies and the final model of a run, on the CPU, in fp32, to evaluate."""
     from gapless.device.find import find_device
-    from gapless.nmt.run.build import load_model
+    from gapless.nmt.run.translator import load_model
 
-    _, vocabs, model = load_model(run, device=find_device("cpu"), checkpoint="final")
+    _, vocabs, model = load_model(run, device=find_device("cpu"))
     return vocabs, model.eval()

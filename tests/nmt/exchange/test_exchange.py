@@ -21,11 +21,12 @@ from gapless.nmt.data.vocab import BOS, EOS, PAD
 from gapless.nmt.exchange.ctranslate2_model import write_ctranslate2
 from gapless.nmt.exchange.hugging_face import write_hugging_face
 from gapless.nmt.model.loss import LabelSmoothing
-from gapless.nmt.run.build import build_model, load_model
+from gapless.nmt.run.build import build_model
 from gapless.nmt.run.export import export_run
 from gapless.nmt.run.initial_weights import read_initial_weights
 from gapless.nmt.run.new_run import new_run
 from gapless.nmt.run.trainer import Trainer
+from gapless.nmt.run.translator import load_model
 from gapless.nmt.run_folder.checkpoints import set_weights
 from tiny_run import Silent, as_asked, tiny_config
 

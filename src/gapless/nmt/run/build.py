@@ -14,29 +14,19 @@ from gapless.nmt.data.fixed_layout import choose_fixed_layout
 from gapless.nmt.data.packed_layout import choose_packed_layout
 from gapless.nmt.data.padded_layout import PaddedLayout
 from gapless.nmt.data.sampler import MicrobatchSampler
-from gapless.nmt.data.vocab import Vocabs
 from gapless.nmt.model.compiling import compile_layers
 from gapless.nmt.model.transformer import ModelSizes, Transformer
 from gapless.nmt.run.training_step import TranslationStep
-from gapless.nmt.run_folder.checkpoints import (
-    FINAL,
-    checkpoint_path,
-    read_saved,
-    set_weights,
-    weights_in,
-)
-from gapless.nmt.run_folder.folder import CONFIG, read_config, read_vocabs
-from gapless.nmt.settings.config import make_config
 from gapless.nmt.settings.effective_settings import resolve
 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from gapless.device.base import Device
     from gapless.nmt.data.layout import Layout
     from gapless.nmt.data.token_pairs import TokenPairs
+    from gapless.nmt.data.vocab import Vocabs
     from gapless.nmt.run.task import Task
     from gapless.nmt.settings.config import TrainConfig
     from gapless.nmt.settings.effective_settings import LayoutName
@@ -248,36 +238,3 @@ def make_parts(
             vocabs=task.vocabs,
         ),
     )
-
-
-def load_model(
-    path: Path, *, device: Device, checkpoint: str | None = FINAL
-) -> tuple[TrainConfig, Vocabs, Transformer]:
-    """Return the settings, vocabularies and trained model of a run, verified.
-
-    Args:
-        path: the run folder.
-        device: where the model goes.
-        checkpoint: name of a checkpoint in the run's `checkpoints`; None leaves the weights random.
-
-    Raises:
-        RunFolderError: the folder is not a run, or has no such checkpoint, or it is damaged.
-
-    Sync: Blocks the host while weights are copied.
-    """
-    config = read_config(path)
-    if checkpoint is None:
-        vocabs, weights = read_vocabs(path, config), None
-    else:
-        saved = read_saved(
-            checkpoint_path(path, checkpoint), advice="choose another with `checkpoint`"
-        )
-        # Settings and vocabularies saved with the weights: those of the folder may be newer.
-        config = make_config({}, file=saved.path / CONFIG)
-        vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
-        weights, path = weights_in(saved), saved.path
-    with torch.random.fork_rng(devices=[]):
-        model = build_model(config, vocabs)
-    if weights is not None:
-        set_weights(model, weights, path=path)
-    return config, vocabs, model.to(device.torch_device).eval()

@@ -9,7 +9,7 @@ from gapless.device.find import find_device
 from gapless.errors import UserError
 from gapless.nmt.exchange.ctranslate2_model import write_ctranslate2
 from gapless.nmt.exchange.hugging_face import write_hugging_face
-from gapless.nmt.run.translator import load_trained
+from gapless.nmt.run.translator import load_model
 
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def export_run(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} holds something already; name a new folder to export to")
-    config, vocabs, model = load_trained(
+    config, vocabs, model = load_model(
         run, device=find_device("cpu"), checkpoint=checkpoint, average=average
     )
     unfinished = temporary_path(out.absolute())

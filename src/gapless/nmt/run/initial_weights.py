@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from gapless.errors import UserError
 from gapless.nmt.data.languages import is_same_language
-from gapless.nmt.data.vocab import Vocabs
 from gapless.nmt.exchange.hugging_face import FILES, read_hugging_face
 from gapless.nmt.run_folder import checkpoints
-from gapless.nmt.run_folder.folder import CONFIG, settings_file
+from gapless.nmt.run_folder.folder import read_model, settings_file
 from gapless.nmt.settings.config import make_config
 from gapless.report.figures import shell_name
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from gapless.nmt.data.vocab import Vocabs
     from gapless.nmt.settings.config import TrainConfig
 
 
@@ -102,15 +102,14 @@ def read_initial_weights(run_dir: Path) -> InitialWeights:
     if any((run_dir / name).is_file() for name in FILES):
         return _of_hugging_face(run_dir)
     settings_file(run_dir)
-    saved = checkpoints.read_saved(
-        checkpoints.initial_weights_path(run_dir), advice=_how_to_mend(run_dir)
-    )
-    config = make_config({}, file=saved.path / CONFIG)
+    path = checkpoints.initial_weights_path(run_dir)
+    advice = f"gapless train `resume={shell_name(run_dir)}` makes one at its end, or leave out `init_from`"
+    config, vocabs, weights = read_model(path, advice=advice)
     return InitialWeights(
-        path=saved.path,
+        path=path,
         config=config,
-        vocabs=Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path),
-        weights=checkpoints.weights_in(saved),
+        vocabs=vocabs,
+        weights=weights,
         languages=(config.src, config.tgt),
     )
 
@@ -124,8 +123,3 @@ def _of_hugging_face(folder: Path) -> InitialWeights:
         weights=found.weights,
         languages=found.languages,
     )
-
-
-def _how_to_mend(run_dir: Path) -> str:
-    run = shell_name(run_dir)
-    return f"gapless train `resume={run}` makes one at its end, or leave out `init_from`"

@@ -10,16 +10,19 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from gapless.device.find import find_device
 from gapless.device.numerics import set_numerics
 from gapless.errors import RunFolderError, TranslationWarning, UserError
 from gapless.nmt.data.text_files import check_text, is_blank
 from gapless.nmt.model.decode import Decoder
 from gapless.nmt.model.decode_settings import DecodeSettings
-from gapless.nmt.run.build import load_model
+from gapless.nmt.run.build import build_model
 from gapless.nmt.run.out_of_memory import naming_phase
 from gapless.nmt.run.stopping import StopNow
 from gapless.nmt.run_folder import checkpoints
+from gapless.nmt.run_folder.folder import read_config, read_model, read_vocabs
 from gapless.nmt.settings.setting_groups import MOST_BEAM, MOST_PENALTY
 from gapless.pipeline.host_waits import HostWaits
 from gapless.ranks import SingleRank
@@ -75,7 +78,7 @@ class Translator:
     ) -> None:
         with naming_phase("loading the model"):
             found = find_device(device)
-            self.config, self.vocabs, model = load_trained(
+            self.config, self.vocabs, model = load_model(
                 Path(run), device=found, checkpoint=checkpoint, average=average
             )
             self.max_length = self.config.max_length
@@ -95,7 +98,7 @@ class Translator:
 
     def _other(self, run: Path, first: Transformer, device: Device) -> Transformer:
         """Return another model of the ensemble."""
-        config, vocabs, model = load_trained(run, device=device)
+        config, vocabs, model = load_model(run, device=device)
         if vocabs.files() != self.vocabs.files():
             raise UserError(
                 f"{run} has other vocabularies, and an ensemble needs the same ones; train it with `init_from`"
@@ -262,7 +265,7 @@ class Translator:
             )
 
 
-def load_trained(
+def load_model(
     run: Path, *, device: Device, checkpoint: str | None = None, average: int | None = None
 ) -> tuple[TrainConfig, Vocabs, Transformer]:
     """Return the settings, the vocabularies and the model of a run to translate with.
@@ -281,18 +284,22 @@ def load_trained(
     if checkpoint is not None and average is not None:
         raise UserError("give `checkpoint` or `average`, not both")
     _check_count("average", average)
-    config, vocabs, model = load_model(
-        run, device=device, checkpoint=None if average else checkpoint or _newest(run)
-    )
-    if average is not None:
-        every_epoch = config.average != "auto"
-        paths = checkpoints.newest_epochs(run, average, every_epoch=every_epoch)
+    config = read_config(run)
+    if average is None:
+        path = checkpoints.checkpoint_path(run, checkpoint or _newest(run))
+        config, vocabs, weights = read_model(path, advice="choose another with `checkpoint`")
+    else:
+        vocabs = read_vocabs(run, config)
+        paths = checkpoints.newest_epochs(run, average, every_epoch=config.average != "auto")
+        path = paths[-1]
         weights = checkpoints.average_weights(
             paths, advice="choose a whole one with `checkpoint`, without `average`"
         )
-        checkpoints.set_weights(model, weights, path=paths[-1])
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(config, vocabs)
+    checkpoints.set_weights(model, weights, path=path)
     _check_finite(model, run)
-    return config, vocabs, model
+    return config, vocabs, model.to(device.torch_device).eval()
 
 
 def _check_count(name: str, value: int | None) -> None:

@@ -17,7 +17,9 @@ from gapless.nmt.run_folder.checkpoints import (
     how_to_use_weights,
     newest_metrics,
     newest_with,
+    read_saved,
     state_store,
+    weights_in,
 )
 from gapless.nmt.run_folder.logs import METRICS, go_back
 from gapless.nmt.settings.config import make_config
@@ -27,6 +29,8 @@ from gapless.report.figures import shell_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import torch
 
     from gapless.checkpoint.manifest import Content
     from gapless.nmt.settings.config import TrainConfig
@@ -243,3 +247,21 @@ def read_vocabs(path: Path, config: TrainConfig) -> Vocabs:
     path = path if kept is None else kept
     files = {file.name: file.read_bytes() for file in path.glob("vocab*") if file.is_file()}
     return Vocabs.of_files(files, is_shared=config.shared_vocab, where=path)
+
+
+def read_model(path: Path, *, advice: str) -> tuple[TrainConfig, Vocabs, dict[str, torch.Tensor]]:
+    """Return the settings, vocabularies and weights that a checkpoint of a run keeps, verified.
+
+    Those of the run's folder may be newer.
+
+    Args:
+        path: of the checkpoint.
+        advice: what to do where it is missing or damaged.
+
+    Raises:
+        RunFolderError: it is missing or damaged.
+    """
+    saved = read_saved(path, advice=advice)
+    config = make_config({}, file=path / CONFIG)
+    vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=path)
+    return config, vocabs, weights_in(saved)
