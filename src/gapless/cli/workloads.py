@@ -38,18 +38,34 @@ def translation_workload(config: TrainConfig, task: Task, *, steps: int) -> Plan
     """
     # Only here: a workload of the user's own needs no extra.
     from gapless.nmt.data.sampler import make_loader
-    from gapless.nmt.run.build import make_parts, num_workers
+    from gapless.nmt.run.build import build_step, num_workers, training_sampler
+    from gapless.nmt.settings.effective_settings import resolve
 
     def make(torch_device: torch.device, plan: Plan) -> Workload:
         device = find_device(torch_device)
-        parts = make_parts(config, task, device=device, total_updates=steps)
-        parts.sampler.set_epoch(0, max_updates=-(-steps // config.num_accumulated))
+        effective = resolve(config, is_accelerator=device.is_accelerator)
+        step = build_step(
+            config,
+            task.vocabs,
+            compiles=effective.compiles,
+            device=device,
+            total_updates=steps,
+        )
+        sampler = training_sampler(
+            config,
+            task.train,
+            counts=task.counts,
+            layout=effective.layout,
+            one_shape=effective.one_shape,
+            vocabs=task.vocabs,
+        )
+        sampler.set_epoch(0, max_updates=-(-steps // config.num_accumulated))
         workers = num_workers(config, plan=plan, device=device)
         return Workload(
-            model=parts.step.model,
-            optimizer=parts.step.optimizer,
-            batches=make_loader(task.train, parts.sampler, workers=workers),
-            step=parts.step,
+            model=step.model,
+            optimizer=step.optimizer,
+            batches=make_loader(task.train, sampler, workers=workers),
+            step=step,
             unit=TOKENS,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +17,6 @@ from gapless.nmt.data.sampler import MicrobatchSampler
 from gapless.nmt.model.compiling import compile_layers
 from gapless.nmt.model.transformer import ModelSizes, Transformer
 from gapless.nmt.run.training_step import TranslationStep
-from gapless.nmt.settings.effective_settings import resolve
 
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from gapless.nmt.data.layout import Layout
     from gapless.nmt.data.token_pairs import TokenPairs
     from gapless.nmt.data.vocab import Vocabs
-    from gapless.nmt.run.task import Task
     from gapless.nmt.settings.config import TrainConfig
     from gapless.nmt.settings.effective_settings import LayoutName
     from gapless.plans import Plan
@@ -186,55 +184,4 @@ def build_step(
         device=device,
         total_updates=total_updates,
         ranks=ranks,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingParts:
-    """What a training loop needs.
-
-    Attributes:
-        step: trains its `model`; holds the optimizer.
-        sampler: of the batches of the first epoch.
-    """
-
-    step: TranslationStep
-    sampler: MicrobatchSampler
-
-
-def make_parts(
-    config: TrainConfig, task: Task, *, device: Device, total_updates: int
-) -> TrainingParts:
-    """Build step and batches as `gapless train` does, for who runs them in a loop of their own.
-
-    Call it on the loop's compute stream, after seeding.
-
-    Args:
-        config: of the run; what it leaves open is decided for the device.
-        task: made from it.
-        device: where the model goes.
-        total_updates: of the run, for schedules that end.
-
-    Raises:
-        UserError: packing was asked for without a budget of tokens.
-
-    Sync: Blocks the host while weights are copied.
-    """
-    effective = resolve(config, is_accelerator=device.is_accelerator)
-    return TrainingParts(
-        step=build_step(
-            config,
-            task.vocabs,
-            compiles=effective.compiles,
-            device=device,
-            total_updates=total_updates,
-        ),
-        sampler=training_sampler(
-            config,
-            task.train,
-            counts=task.counts,
-            layout=effective.layout,
-            one_shape=effective.one_shape,
-            vocabs=task.vocabs,
-        ),
     )

@@ -5,20 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gapless.device.find import find_device
-from gapless.device.numerics import seed_everything, set_numerics
-from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.data.sampler import PairBatches, make_loader
-from gapless.nmt.run.build import make_parts, training_sampler
+from gapless.nmt.run.build import training_sampler
+from gapless.nmt.run.stopping import WallClock
+from gapless.nmt.run.training_run import assemble, device_of
 from gapless.nmt.run_folder.disk_space import check_disk_space
 from gapless.nmt.run_folder.folder import check_writable, choose_run_dir
 from gapless.nmt.settings.effective_settings import resolve
+from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer
+from gapless.ranks import SingleRank
 from gapless.report.figures import megabytes, time_left
 
 
 if TYPE_CHECKING:
-    from gapless.nmt.run.build import TrainingParts
     from gapless.nmt.run.task import Task
+    from gapless.nmt.run.training_run import TrainingRun
     from gapless.nmt.settings.config import TrainConfig
 
 
@@ -92,55 +93,62 @@ def estimate_run(config: TrainConfig, task: Task, *, world: int = 1) -> Estimate
     Sync: Blocks the host until the updates are done.
     """
     run_dir = choose_run_dir(config)
-    device = find_device(config.device)
-    set_numerics(device, config.precision, deterministic=config.deterministic)
-    seed_everything(config.seed)
-    effective = resolve(config, is_accelerator=device.is_accelerator, world=world)
-    budget = config.capture_memory_bytes()
-    with TrainLoop(plan=effective.plan, device=device, memory_budget_bytes=budget) as loop:
-        with loop.on_compute_stream():
-            parts = make_parts(config, task, device=device, total_updates=config.max_steps or 1)
-        check_disk_space(run_dir, config, parts.step.model)
+    device = device_of(config, None)
+    effective = resolve(config, is_accelerator=device.is_accelerator)
+    run = assemble(
+        config,
+        effective,
+        device=device,
+        task=task,
+        score_tokenizer=choose_score_tokenizer(config),
+        run_dir=run_dir,
+        clock=WallClock(),
+        ranks=SingleRank(),
+    )
+    with run.loop:
+        check_disk_space(run_dir, config, run.model)
         check_writable(run_dir)
-        sampler = training_sampler(
-            config,
-            task.train,
-            counts=task.counts,
-            layout=effective.layout,
-            one_shape=effective.one_shape,
-            world=world,
-        )
-        epochs = config.epochs * sampler.num_updates
-        parts.step.model.train()
-        _capture_ahead(loop, parts, task)
-        _train(loop, parts, task, epoch=0, updates=_NUM_WARM)
-        seconds, measured = _train(loop, parts, task, epoch=1, updates=_NUM_MEASURED)
-        weights = list(parts.step.model.parameters())
+        updates = _num_updates(run, world=world)
+        run.model.train()
+        if run.loop.captures_ahead:
+            pairs = PairBatches(task.train)
+            run.step.capture_ahead(run.loop, [pairs[one] for one in run.sampler.one_of_each()])
+        _train(run, epoch=0, updates=_NUM_WARM)
+        seconds, measured = _train(run, epoch=1, updates=_NUM_MEASURED)
         return Estimate(
-            parameters=sum(weight.numel() for weight in weights),
-            updates=min(epochs, config.max_steps or epochs),
+            parameters=run.num_parameters,
+            updates=updates,
             measured=measured,
             update_seconds=seconds / measured,
             memory_bytes=device.peak_memory_bytes(),
             max_time=config.max_time,
             world=world,
             accumulate=effective.accumulate,
-            gradient_bytes=sum(one.nbytes for one in weights if one.requires_grad),
+            gradient_bytes=sum(one.nbytes for one in run.model.parameters()),
         )
 
 
-def _capture_ahead(loop: TrainLoop, parts: TrainingParts, task: Task) -> None:
-    if not loop.captures_ahead:
-        return
-    pairs = PairBatches(task.train)
-    parts.step.capture_ahead(loop, [pairs[micro] for micro in parts.sampler.one_of_each()])
+def _num_updates(run: TrainingRun, *, world: int) -> int:
+    """Return the updates of a run that so many ranks are to train."""
+    config, task = run.config, run.task
+    if world == 1:
+        return run.total_updates
+    effective = resolve(config, is_accelerator=run.device.is_accelerator, world=world)
+    sampler = training_sampler(
+        config,
+        task.train,
+        counts=task.counts,
+        layout=effective.layout,
+        one_shape=effective.one_shape,
+        world=world,
+    )
+    updates = config.epochs * sampler.num_updates
+    return min(updates, config.max_steps or updates)
 
 
-def _train(
-    loop: TrainLoop, parts: TrainingParts, task: Task, *, epoch: int, updates: int
-) -> tuple[float, int]:
+def _train(run: TrainingRun, *, epoch: int, updates: int) -> tuple[float, int]:
     """Train on the first updates of an epoch; return their seconds and their number."""
-    parts.sampler.set_epoch(epoch, max_updates=updates)
-    before = parts.step.num_updates
-    record = loop.run_epoch(make_loader(task.train, parts.sampler, workers=0), parts.step)
-    return record.wall_ms / 1000.0, parts.step.num_updates - before
+    run.sampler.set_epoch(epoch, max_updates=updates)
+    before = run.step.num_updates
+    record = run.loop.run_epoch(make_loader(run.task.train, run.sampler, workers=0), run.step)
+    return record.wall_ms / 1000.0, run.step.num_updates - before
