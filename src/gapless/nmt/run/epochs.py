@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gapless.errors import UserError
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
     from gapless.records.training import TrainingEpoch
 
 
+@dataclass(frozen=True, kw_only=True)
 class Epochs:
     """Takes a run through its epochs: parts of them are trained, with validations and saves between.
 
-    Args:
+    Attributes:
         run: to train.
         logs: of the run.
         writer: writes its checkpoints.
@@ -44,28 +46,15 @@ class Epochs:
         stop: the request to stop.
     """
 
-    def __init__(
-        self,
-        run: TrainingRun,
-        *,
-        logs: RunLogs | SilentRunLogs,
-        writer: CheckpointWriter | SilentCheckpointWriter,
-        schedule: CheckpointSchedule,
-        validations: Validations,
-        learning: LearningWatch,
-        decisions: Decisions,
-        messages: Messages,
-        stop: StopRequest,
-    ) -> None:
-        self._run = run
-        self._logs = logs
-        self._writer = writer
-        self._schedule = schedule
-        self._validations = validations
-        self._learning = learning
-        self._decisions = decisions
-        self._messages = messages
-        self._stop = stop
+    run: TrainingRun
+    logs: RunLogs | SilentRunLogs
+    writer: CheckpointWriter | SilentCheckpointWriter
+    schedule: CheckpointSchedule
+    validations: Validations
+    learning: LearningWatch
+    decisions: Decisions
+    messages: Messages
+    stop: StopRequest
 
     def train(self, loader: WatchedLoader[AnyBatch]) -> None:
         """Train to the end of the run, or until it is asked to stop, and save the last state.
@@ -81,12 +70,12 @@ class Epochs:
 
         Sync: Blocks the host as the plan says, and between epochs.
         """
-        run, stop = self._run, self._stop
+        run, stop = self.run, self.stop
         estimate, had_ended = TimeEstimate(run), run.is_finished
         self._go_on_from_validations()
         while not run.is_finished and not stop.is_set:
             self._train_part(loader, estimate)
-            if self._validations.are_due_inside(is_stopping=stop.is_set):
+            if self.validations.are_due_inside(is_stopping=stop.is_set):
                 self._validate_inside()
             # Otherwise the run was stopped, or is at its last update, inside an epoch that is not over.
             if run.progress.updates >= run.sampler.num_updates:
@@ -95,15 +84,15 @@ class Epochs:
             self._close_epoch(run.progress.records[-1])
         if not stop.is_set:
             if had_ended:
-                self._messages.note_nothing_left()
+                self.messages.note_nothing_left()
             else:
-                self._learning.at_end()
-                self._messages.note_early_end()
-        self._schedule.save_end()
+                self.learning.at_end()
+                self.messages.note_early_end()
+        self.schedule.save_end()
 
     def _go_on_from_validations(self) -> None:
         """Show those of a resumed run, and make one that was due when it was stopped."""
-        run = self._run
+        run = self.run
         if run.is_finished and not run.step.num_updates:
             raise UserError(
                 f"`max_time` is {run.config.max_time}, of which the start and the end of the run leave "
@@ -111,21 +100,21 @@ class Epochs:
             )
         for record in run.progress.records:
             if record.validation:
-                self._messages.observer.validated(record.validation)
-        if self._validations.are_due_inside(is_stopping=self._stop.is_set):
+                self.messages.observer.validated(record.validation)
+        if self.validations.are_due_inside(is_stopping=self.stop.is_set):
             self._validate_inside()
 
     def _train_part(self, loader: WatchedLoader[AnyBatch], estimate: TimeEstimate) -> None:
         """Train on the batches of an epoch that are not done yet, up to the next validation."""
-        run, progress, losses = self._run, self._run.progress, self._run.loop.losses
+        run, progress, losses = self.run, self.run.progress, self.run.loop.losses
         run.sampler.set_epoch(
             progress.epoch,
             skip=progress.updates,
-            max_updates=self._validations.updates_to_go(),
+            max_updates=self.validations.updates_to_go(),
         )
         num_done = run.sampler.num_skipped
         earlier = losses.read_since(max(0, losses.num_added - 1))
-        self._messages.observer.epoch_started(
+        self.messages.observer.epoch_started(
             progress.epoch + 1,
             num_epochs=run.last_epoch,
             num_batches=run.sampler.whole_epoch,
@@ -133,98 +122,64 @@ class Epochs:
             first_read=num_done + min(run.loop.plan.loss_interval, len(run.sampler)),
             earlier_loss=earlier[-1][0] if earlier else None,
         )
-        part = _Part(
-            run,
-            logs=self._logs,
-            writer=self._writer,
-            schedule=self._schedule,
-            decisions=self._decisions,
-            messages=self._messages,
-            stop=self._stop,
-            estimate=estimate,
-        )
+        part = _Part(self, estimate)
         run.model.train()
         batches = LoaderPart(
             loader,
-            lambda loader: until_stopped(
-                loader, self._stop, is_over=self._validations.is_part_over
-            ),
+            lambda loader: until_stopped(loader, self.stop, is_over=self.validations.is_part_over),
         )
         with run.naming_phase("training", lower=OF_BATCHES):
             result = run.loop.run_epoch(batches, run.step, on_batch=part.on_batch)
         part.end(result)
-        self._decisions.settle()
+        self.decisions.settle()
 
     def _close_epoch(self, record: TrainingEpoch) -> None:
         """Save the weights after an epoch, or a part of the last one, and validate them."""
-        run, observer = self._run, self._messages.observer
+        run, observer = self.run, self.messages.observer
         is_whole = not run.progress.updates
-        validates = self._validations.are_due_after(record.number)
+        validates = self.validations.are_due_after(record.number)
         if run.config.average == "auto" and not validates and not record.validation:
             # Writing a checkpoint could take longer than so short an epoch.
-            self._logs.log_epoch(record)
+            self.logs.log_epoch(record)
             observer.epoch_ended(record)
             return
-        weights = self._schedule.save_epoch(record.number)
-        is_best = validates and self._validations.validate(record)
+        weights = self.schedule.save_epoch(record.number)
+        is_best = validates and self.validations.validate(record)
         # A run that ends inside an epoch logs it after the state, or a resumed run would keep the line
         # and log the epoch twice.
         if is_whole:
-            self._logs.log_epoch(record)
-        self._schedule.save_end_of_epoch(
-            weights, is_best=is_best, may_wait=is_best or not is_whole
-        )
+            self.logs.log_epoch(record)
+        self.schedule.save_end_of_epoch(weights, is_best=is_best, may_wait=is_best or not is_whole)
         if not is_whole:
-            self._logs.log_epoch(record)
+            self.logs.log_epoch(record)
         observer.epoch_ended(record)
 
     def _validate_inside(self) -> None:
         """Validate inside an epoch, and save the state if it is the best so far."""
-        run = self._run
+        run = self.run
         record = run.progress.records[-1]
-        is_best = self._validations.validate(record)
-        self._logs.log("validation", step=run.step.num_updates, waits=None, **record.validation)
+        is_best = self.validations.validate(record)
+        self.logs.log("validation", step=run.step.num_updates, waits=None, **record.validation)
         figures = ", ".join(f"{name} {value:.4g}" for name, value in record.validation.items())
-        self._messages.observer.noted(f"update {run.step.num_updates}: {figures}")
+        self.messages.observer.noted(f"update {run.step.num_updates}: {figures}")
         if is_best:
-            self._schedule.save_best()
+            self.schedule.save_best()
 
 
 class _Part:
     """A part of an epoch, which is trained without a break: looks after each of its batches.
 
     Args:
-        run: under way, of whose epoch the sampler gives this part.
-        logs: of the run.
-        writer: hands to its thread what has reached the host.
-        schedule: saves the state when it is due.
-        decisions: of the run's ranks.
-        messages: tell what happens.
-        stop: the request to stop.
+        epochs: of the run, of whose epoch the sampler gives this part.
         estimate: says when the run ends.
     """
 
-    def __init__(
-        self,
-        run: TrainingRun,
-        *,
-        logs: RunLogs | SilentRunLogs,
-        writer: CheckpointWriter | SilentCheckpointWriter,
-        schedule: CheckpointSchedule,
-        decisions: Decisions,
-        messages: Messages,
-        stop: StopRequest,
-        estimate: TimeEstimate,
-    ) -> None:
-        self._run = run
-        self._writer = writer
-        self._schedule = schedule
-        self._decisions = decisions
-        self._messages = messages
-        self._stop = stop
+    def __init__(self, epochs: Epochs, estimate: TimeEstimate) -> None:
+        self._epochs = epochs
         self._estimate = estimate
+        run, messages = epochs.run, epochs.messages
         losses, first_batch = run.loop.losses, run.progress.batches_before
-        self._log = LossLog(logs, losses, first_batch=first_batch)
+        self._log = LossLog(epochs.logs, losses, first_batch=first_batch)
         self._watch = LossWatch(
             losses,
             first_batch=first_batch,
@@ -243,24 +198,25 @@ class _Part:
 
         Sync: Does not block the host on the device, unless all ranks agree on something.
         """
-        run, decisions, schedule = self._run, self._decisions, self._schedule
+        run, messages = self._epochs.run, self._epochs.messages
+        decisions, schedule = self._epochs.decisions, self._epochs.schedule
         self._log.write_new()
         self._watch.look()
         if self._watch.error is not None:
             decisions.ask_to_fail()
-        self._messages.note_plan()
-        self._writer.poll()
+        messages.note_plan()
+        self._epochs.writer.poll()
         schedule.is_saved = False
         if run.sampler.ends_update(progress.batch - 1):
             decisions.after_update(run.step.num_updates)
         if decisions.fails:
             self._watch.look()
             self._watch.check()
-        if schedule.is_due_after(progress, is_stopping=self._stop.is_set):
+        if schedule.is_due_after(progress, is_stopping=self._epochs.stop.is_set):
             schedule.save_inside(
                 progress, log=self._log, first=self._first, first_update=self._first_update
             )
-        self._messages.observer.batch_queued(progress, run=self._estimate.progress())
+        messages.observer.batch_queued(progress, run=self._estimate.progress())
 
     def end(self, result: EpochRecord) -> None:
         """Take note that the part is over.
@@ -271,7 +227,7 @@ class _Part:
         Raises:
             NonFiniteLossError: a loss is NaN or infinite, and the run does not skip such updates.
         """
-        run, losses = self._run, self._run.loop.losses
+        run, losses = self._epochs.run, self._epochs.run.loop.losses
         self._log.write_new()
         self._watch.look()
         self._watch.check()

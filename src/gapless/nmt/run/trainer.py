@@ -126,7 +126,7 @@ class Trainer:
             poll=self._writer.poll,
         )
         epochs = Epochs(
-            run,
+            run=run,
             logs=logs,
             writer=self._writer,
             schedule=schedule,
