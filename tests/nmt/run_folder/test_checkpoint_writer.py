@@ -47,23 +47,20 @@ def state_in(run_dir):
 
 
 def hold_up(monkeypatch, function):
-    """Let a function of `checkpoint`, or of its writer, wait until the returned event is set."""
-    place = (
-        checkpoint if hasattr(checkpoint, function) and function != "pack" else checkpoint_writer
-    )
-    may_go, real = threading.Event(), getattr(place, function)
+    """Let a function of the writer wait until the returned event is set."""
+    may_go, real = threading.Event(), getattr(checkpoint_writer, function)
 
     def wait(*arguments, **options):
         assert may_go.wait(20)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(place, function, wait)
+    monkeypatch.setattr(checkpoint_writer, function, wait)
     return may_go
 
 
 def test_what_is_saved_is_what_was_there_at_the_call(writer, tmp_path, monkeypatch):
     """Weights and state are saved as they were at the call, even if they change soon after."""
-    may_go = hold_up(monkeypatch, "write_weights")
+    may_go = hold_up(monkeypatch, "write_checkpoint")
     model = torch.nn.Linear(3, 2)
     before = model.weight.detach().clone()
     with writer:
@@ -300,15 +297,15 @@ def test_a_file_that_cannot_be_written_is_told_of_and_nothing_follows(
     model = torch.nn.Linear(3, 2)
     (tmp_path / "checkpoints").write_text("in the way")
 
-    real = checkpoint.write_weights
+    real = checkpoint_writer.write_checkpoint
 
-    def write(weights, path, **options):
+    def write(path, **options):
         try:
-            real(weights, path, **options)
+            real(path, **options)
         finally:
             (tmp_path / "checkpoints").unlink()
 
-    monkeypatch.setattr(checkpoint, "write_weights", write)
+    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", write)
     with pytest.raises(OSError, match="checkpoints") as raised, writer:
         writer.save_epoch(writer.copy_weights(model), 1)
         writer.save_epoch(writer.copy_weights(model), 2)
@@ -336,7 +333,7 @@ def test_an_error_of_the_body_is_not_hidden(writer, tmp_path):
 
 def test_few_copies_wait_at_a_time(writer, tmp_path, monkeypatch):
     """If the disk is slower than training, training waits rather than filling memory."""
-    may_go = hold_up(monkeypatch, "write_weights")
+    may_go = hold_up(monkeypatch, "write_checkpoint")
     model = torch.nn.Linear(3, 2)
     done = []
 
@@ -376,7 +373,7 @@ def test_this_thread_gives_back_the_memory_of_copies(writer, tmp_path):
 
 def test_an_interrupted_wait_for_a_file_loses_none(writer, tmp_path, monkeypatch):
     """Ctrl-C during the wait for an earlier file loses no file that was saved before."""
-    may_go = hold_up(monkeypatch, "write_weights")
+    may_go = hold_up(monkeypatch, "write_checkpoint")
 
     def interrupt(futures):
         monkeypatch.undo()

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gapless.checkpoint.store import write_checkpoint
 from gapless.errors import LoaderError
 from gapless.nmt.data.sampler import PairBatches, make_loader
 from gapless.nmt.model.compiling import declared_compiles
@@ -252,8 +253,13 @@ class Trainer:
         path = checkpoints.final_path(run.run_dir)
         put_weights(run, final.weights, path=path)
         if run.ranks.is_first:
-            updates = run.step.num_updates
-            checkpoints.write_weights(final.weights, path, step=updates, files=self._files)
+            write_checkpoint(
+                path,
+                step=run.step.num_updates,
+                tensors=final.weights,
+                meta={},
+                files=self._files,
+            )
         self._final_name = final.name
         self._messages.observer.testing(len(run.task.corpus.test))
         with naming_phase("translating the test sentences", lower="`beam`"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from gapless.checkpoint.packed_state import pack
+from gapless.checkpoint.store import write_checkpoint
 from gapless.errors import noted_on
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.disk_space import DiskTroubles
@@ -109,7 +110,7 @@ class CheckpointWriter:
         path = checkpoints.epoch_path(self._run_dir, epoch)
 
         def write() -> None:
-            checkpoints.write_weights(weights.value, path, step=step, files=self._files)
+            write_checkpoint(path, step=step, tensors=weights.value, meta={}, files=self._files)
             self._drop_old_epochs()
 
         self._queue.add(Job(do=write, needs=(weights,)))
@@ -148,7 +149,8 @@ class CheckpointWriter:
 
         def write_best() -> None:
             path = checkpoints.best_path(self._run_dir)
-            checkpoints.write_best(path, step=step, state=whole(), files=self._files)
+            tensors, meta = pack(whole())
+            write_checkpoint(path, step=step, tensors=tensors, meta=meta, files=self._files)
 
         def write() -> None:
             if late is not None and late.is_spoiled():

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.checkpoint.manifest import Content, read_manifest, read_verified
-from gapless.checkpoint.packed_state import pack, unpack
+from gapless.checkpoint.packed_state import unpack
 from gapless.checkpoint.store import (
     META,
     CheckpointStore,
     list_checkpoint,
     read_checkpoint,
     remove_checkpoint,
-    write_checkpoint,
 )
 from gapless.errors import CheckpointError, RunFolderError
 from gapless.report.figures import counted, shell_name
@@ -43,27 +42,6 @@ _EPOCH = re.compile(r"epoch-(\d{4,})")
 
 
 # --- weights ---
-
-
-def write_weights(
-    weights: Mapping[str, torch.Tensor],
-    path: Path,
-    *,
-    step: int = 0,
-    files: Mapping[str, bytes] | None = None,
-) -> None:
-    """Write weights that are in host memory, dense, instead of those that are there.
-
-    Args:
-        weights: by name.
-        path: folder of the checkpoint.
-        step: updates done.
-        files: settings and vocabularies of the run, by name.
-
-    Raises:
-        OSError: the disk is full; the previous checkpoint is still there.
-    """
-    write_checkpoint(path, step=step, tensors=weights, meta={}, files=files)
 
 
 def read_weights(path: Path, *, advice: str | None = None) -> dict[str, torch.Tensor]:
@@ -356,16 +334,6 @@ def _why_no_folder(folder: Path) -> str | None:
         return "is not there"
     # Nobody links to a folder before there are checkpoints in it: a run begins in an empty folder.
     return "is empty" if folder.is_dir() and not any(folder.iterdir()) else None
-
-
-def write_best(path: Path, *, step: int, state: Any, files: Mapping[str, bytes]) -> None:
-    """Write a full state as the best one, instead of the one that is there.
-
-    Raises:
-        OSError: the disk is full; the previous one is still there.
-    """
-    tensors, meta = pack(state)
-    write_checkpoint(path, step=step, tensors=tensors, meta=meta, files=files)
 
 
 def load_state(
