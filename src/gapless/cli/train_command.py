@@ -23,6 +23,13 @@ from gapless.cli.requirements import require_extra, require_writable
 from gapless.cli.shared_options import add_setting_options, given_settings
 from gapless.cli.signals import Signals
 from gapless.errors import RunFolderError, UserError
+from gapless.nmt.settings.config import (
+    TrainConfig,
+    make_config,
+    settings_given,
+    settings_of_new_run,
+)
+from gapless.nmt.settings.config_file import naming_file
 from gapless.nmt.settings.defaults import CHOSEN
 from gapless.records.epoch_record import total
 from gapless.report.figures import duration, megabytes, share, shell_name
@@ -180,7 +187,6 @@ def _check_options(options: Namespace) -> None:
 def _device_name(options: Namespace) -> str:
     """Return the name of the device, of which ranks must know before they can agree on anything."""
     from gapless.nmt.run_folder.folder import settings_file
-    from gapless.nmt.settings.config import settings_given
 
     flags = given_settings(options)
     if not is_rank_0():
@@ -206,14 +212,32 @@ def _start(
     options: Namespace, observer: Observer, *, ranks: Ranks, device: Device | None
 ) -> Trainer:
     """Return the trainer of a new or a resumed run, on each of its ranks."""
+    from gapless.nmt.run.new_run import new_run
     from gapless.nmt.run.rank_agreement import check_same_start
+    from gapless.nmt.run.resume import resumed_run
+    from gapless.nmt.run.trainer import Trainer
     from gapless.ranks import on_first_rank
 
-    flags = given_settings(options)
-    given = {**flags, "config": options.config, "resume": options.resume}
-    check_same_start(ranks, given)
+    flags, file = given_settings(options), options.config
+    check_same_start(ranks, {**flags, "config": file, "resume": options.resume})
     resume = on_first_rank(ranks, lambda: _run_to_resume(options))
-    return _trainer(flags, options.config, resume, observer, ranks=ranks, device=device)
+    if resume is None:
+        chosen = on_first_rank(ranks, lambda: _choose_run(flags, file, world=ranks.world))
+        run = new_run(chosen, ranks=ranks, device=device)
+    else:
+        config = on_first_rank(ranks, lambda: _settings_to_resume(flags, file, resume))
+        # Other hosts need not have the file.
+        with naming_file(file if ranks.is_first else None, TrainConfig, but=flags):
+            run = resumed_run(config, resume, ranks=ranks, device=device)
+    return Trainer(run, observer=observer)
+
+
+def _settings_to_resume(flags: dict[str, Any], file: Path | None, run_dir: Path) -> TrainConfig:
+    """Return the settings of a run that goes on: of the flags, the file, and the run."""
+    from gapless.nmt.run_folder.folder import settings_file
+
+    with naming_file(file, TrainConfig, but=flags):
+        return make_config(settings_of_new_run(flags, file=file), file=settings_file(run_dir))
 
 
 def _say_end(options: Namespace, trainer: Trainer, summary: dict[str, Any]) -> None:
@@ -257,44 +281,9 @@ def _write_report(path: Path, trainer: Trainer) -> None:
     say(f"report: {path}, for a browser")
 
 
-def _trainer(
-    flags: dict[str, Any],
-    file: Path | None,
-    resume: Path | None,
-    observer: Observer,
-    *,
-    ranks: Ranks,
-    device: Device | None,
-) -> Trainer:
-    from gapless.nmt.run.new_run import new_run
-    from gapless.nmt.run.resume import resumed_run
-    from gapless.nmt.run.trainer import Trainer
-    from gapless.nmt.run_folder.folder import settings_file
-    from gapless.nmt.settings.config import TrainConfig, make_config, settings_of_new_run
-    from gapless.nmt.settings.config_file import naming_file
-    from gapless.ranks import on_first_rank
-
-    if resume is not None:
-        # Other hosts need not have the file.
-        with naming_file(file if ranks.is_first else None, TrainConfig, but=flags):
-            config = on_first_rank(
-                ranks,
-                lambda: make_config(
-                    settings_of_new_run(flags, file=file), file=settings_file(resume)
-                ),
-            )
-            run = resumed_run(config, resume, ranks=ranks, device=device)
-    else:
-        chosen = on_first_rank(ranks, lambda: _choose_run(flags, file, world=ranks.world))
-        run = new_run(chosen, ranks=ranks, device=device)
-    return Trainer(run, observer=observer)
-
-
 def _choose_run(flags: dict[str, Any], file: Path | None, *, world: int) -> ChosenRun:
     """Return a new run, with the settings of the flags and the file; errors name where a setting is from."""
     from gapless.nmt.run.new_run import choose_run
-    from gapless.nmt.settings.config import TrainConfig, settings_of_new_run
-    from gapless.nmt.settings.config_file import naming_file
 
     given = settings_of_new_run(flags, file=file)
     with naming_file(file, TrainConfig, but=flags):

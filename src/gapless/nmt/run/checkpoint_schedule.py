@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gapless.nmt.run.rank_agreement import check_same_weights
 from gapless.nmt.run_folder.training_progress import LateProgress
+from gapless.nmt.settings.interval import Interval
 
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class CheckpointSchedule:
         self._writer = writer
         self._logs = logs
         self._decisions = decisions
-        self._clock = run.due_clock(run.config.save_interval())
+        self._clock = run.due_clock(Interval.of(run.config.save_every))
         # The state that a resumed run began with is there already, with the settings that it had then.
         self.is_saved = run.covered is not None and not run.changed
 

@@ -23,7 +23,7 @@ from gapless.nmt.run_folder.checkpoints import set_weights
 from gapless.nmt.run_folder.folder import LOCK
 from gapless.nmt.run_folder.training_progress import TrainingProgress
 from gapless.nmt.settings.effective_settings import check_shapes, settings_to_keep
-from gapless.nmt.settings.interval import DueClock
+from gapless.nmt.settings.interval import DueClock, seconds_of
 from gapless.pipeline.host_waits import HostWaits
 from gapless.ranks import CollectiveDecision, SingleRank
 
@@ -98,8 +98,9 @@ class TrainingRun:
     def __post_init__(self) -> None:
         """Name the lock of the folder, and set the limit of time."""
         self.write_to(self.run_dir)
+        most = self.config.max_time
         self.time_limit = TimeLimit(
-            self.config.time_limit_seconds(),
+            None if most is None else seconds_of(most, name="max_time"),
             clock=self.clock.seconds,
             end_validations=self._end_validations(),
         )

@@ -129,14 +129,6 @@ class RunSettings:
         form=Interval.of,
     )
 
-    def save_interval(self) -> Interval:
-        """Return what is between two saved states.
-
-        Raises:
-            UserError: `save_every` names no interval.
-        """
-        return Interval.of(self.save_every)
-
     def validation_interval(self) -> Interval | None:
         """Return what is between two validations; None: `val_interval` epochs.
 
@@ -146,14 +138,6 @@ class RunSettings:
         if self.validate_every is None:
             return None
         return Interval.of(self.validate_every, name="validate_every")
-
-    def time_limit_seconds(self) -> float | None:
-        """Return the seconds in which the run is to be done; None if it has no limit.
-
-        Raises:
-            UserError: `max_time` names no time.
-        """
-        return None if self.max_time is None else seconds_of(self.max_time, name="max_time")
 
 
 @dataclass(frozen=True, kw_only=True)
