@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 
 import pytest
 
@@ -93,31 +92,6 @@ def test_settings_that_are_all_given_are_not_told(first):
     chosen, _ = further(first, epochs=1, **{name: of_first[name] for name in names})
 
     assert [choice for choice in chosen.choices if not choice.settings] == []
-
-
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        ({"src": "zh", "tgt": "en"}, "is of en to zh, and this text is of zh to en"),
-        ({"tgt": "de"}, "is of en to zh, and this text is of en to de"),
-        ({"src": "en", "tgt": "zh-CN"}, None),
-        ({"src": "query", "tgt": "zh"}, "this text is of query to zh"),
-    ],
-)
-def test_weights_of_other_languages_are_told(first, flags, told):
-    """In one line; another name of the same language tells nothing."""
-    first_config = make_config({"src": "en", "tgt": "zh", "data": "d.tsv"})
-    weights = replace(read_initial_weights(first), config=first_config)
-    note = weights.note_of_direction(make_config({"data": "d.tsv", **flags}))
-
-    assert note == told if told is None else note.endswith(told)
-
-
-def test_a_run_notes_that_its_initial_weights_are_of_other_languages(first):
-    """Beside what is to be known of the text."""
-    chosen, _ = further(first, epochs=1, src="de", tgt="fr", columns="de,fr")
-
-    assert [note for note in chosen.task.corpus.notes if "this text is of de to fr" in note]
 
 
 @pytest.mark.parametrize("name", ["nowhere", "."])

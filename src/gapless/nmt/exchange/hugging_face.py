@@ -236,13 +236,11 @@ class FoundModel:
 
     Attributes:
         settings: of a run, which the weights and vocabularies belong to.
-        languages: source and target, as its tokenizer calls them; None: it does not say.
         vocabs: in the order of our ids.
         weights: by our names.
     """
 
     settings: Mapping[str, Any]
-    languages: tuple[str, str] | None
     vocabs: Vocabs
     weights: Mapping[str, torch.Tensor]
 
@@ -284,10 +282,8 @@ def read_hugging_face(folder: Path) -> FoundModel:
         "output_bias": True,
         "share": share,
     }
-    src, tgt = tokenizer.get("source_lang"), tokenizer.get("target_lang")
     return FoundModel(
         settings=settings,
-        languages=(src, tgt) if src and tgt else None,
         vocabs=vocabs,
         weights=_weights(_read_tensors(folder), settings, orders, folder),
     )

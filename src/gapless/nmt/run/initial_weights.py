@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gapless.errors import UserError
-from gapless.nmt.data.languages import is_same_language
 from gapless.nmt.exchange.hugging_face import FILES, read_hugging_face
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.folder import read_model, settings_file
@@ -41,14 +40,12 @@ class InitialWeights:
         config: of the other run.
         vocabs: of both.
         weights: by name, in host memory.
-        languages: source and target of the other run; None: nobody says.
     """
 
     path: Path
     config: TrainConfig
     vocabs: Vocabs
     weights: Mapping[str, torch.Tensor]
-    languages: tuple[str, str] | None
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that the weights and vocabularies belong to."""
@@ -72,23 +69,6 @@ class InitialWeights:
                     f"`{name}={value}`; leave {asked} out"
                 )
 
-    def note_of_direction(self, config: TrainConfig) -> str | None:
-        """Return a line if the other run translated from or into another language; None: it did not.
-
-        Args:
-            config: of the run that starts with the weights.
-        """
-        before, now = self.languages, (config.src, config.tgt)
-        if before is None or all(
-            one == other or is_same_language(one, other)
-            for one, other in zip(before, now, strict=True)
-        ):
-            return None
-        return (
-            f"{self.path}, whose vocabulary and weights the run starts with, is of {' to '.join(before)}, and this "
-            f"text is of {' to '.join(now)}"
-        )
-
 
 def read_initial_weights(run_dir: Path) -> InitialWeights:
     """Read what a run takes over from another: its final model, or else its best.
@@ -110,7 +90,6 @@ def read_initial_weights(run_dir: Path) -> InitialWeights:
         config=config,
         vocabs=vocabs,
         weights=weights,
-        languages=(config.src, config.tgt),
     )
 
 
@@ -121,5 +100,4 @@ def _of_hugging_face(folder: Path) -> InitialWeights:
         config=make_config({"data": str(folder), "init_from": str(folder), **found.settings}),
         vocabs=found.vocabs,
         weights=found.weights,
-        languages=found.languages,
     )

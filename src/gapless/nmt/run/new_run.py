@@ -112,9 +112,6 @@ def choose_run(given: Mapping[str, Any], *, world: int = 1) -> ChosenRun:
     corpus = read_corpus(draft)
     # Refuses a tokenizer that is missing before the work on the vocabulary.
     choose_score_tokenizer(draft)
-    note = None if initial is None else initial.note_of_direction(draft)
-    if note is not None:
-        corpus = replace(corpus, notes=(*corpus.notes, note))
     if initial is None:
         choices = choose_vocabulary(_text_facts(corpus), given)
         config = _so_far(choices, given)
