@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -197,37 +198,37 @@ def _own_pairs(config: TrainConfig, translator: Translator, options: Namespace) 
     from gapless.nmt.run.task import read_recorded
 
     corpus = read_recorded(config, run_dir=options.run)
-    if config.data is not None:
-        _warn_of_changed(corpus, translator, options)
     pairs: Pairs = (
         corpus.train.read() if options.split == "train" else getattr(corpus, options.split)
     )
+    if config.data is not None:
+        _warn_of_changed(corpus, pairs, translator, options)
     return pairs
 
 
-def _warn_of_changed(corpus: Corpus, translator: Translator, options: Namespace) -> None:
-    """Warn if training pairs, or those to score, are not those that the run had."""
-    from gapless.nmt.run.task import prepare
+def _warn_of_changed(
+    corpus: Corpus, pairs: Pairs, translator: Translator, options: Namespace
+) -> None:
+    """Warn if the pairs to score are not those that the run had."""
+    from gapless.nmt.run.task import fingerprint_of, prepare
     from gapless.nmt.run_folder.checkpoints import newest_pairs
 
-    had = newest_pairs(options.run)
+    part, had = _KEPT_AS[options.split], newest_pairs(options.run)
     if had is None:
         return
-    try:
-        task = prepare(translator.config, corpus=corpus, vocabs=translator.vocabs)
-        now = task.fingerprint
-        changed = [
-            f"the {now[part]['count']:,} {part} pairs are not the {had[part]['count']:,} that the run had"
-            for part in dict.fromkeys(("training", _KEPT_AS[options.split]))
-            if now[part] != had[part]
-        ]
-    except DataError:
-        # It could not be trained on, which is no reason not to score it.
-        changed = ["its training or validation pairs are all too long for the run"]
-    if changed:
+    now = {"count": len(pairs)}
+    if part != "training":
+        now = fingerprint_of(pairs)
+    else:
+        # Text that is all too long for the run is no reason not to score it.
+        with suppress(DataError):
+            task = prepare(translator.config, corpus=corpus, vocabs=translator.vocabs)
+            now = task.fingerprint[part]
+    if now != had[part]:
         warn(
             f"{translator.config.data}, the path of its text that {options.run} recorded, holds other "
-            f"text now: {', and '.join(changed)}; name the text to score with --data"
+            f"text now: the {now['count']:,} {part} pairs are not the {had[part]['count']:,} that the run "
+            "had; name the text to score with --data"
         )
 
 

@@ -550,15 +550,13 @@ def test_a_folder_with_a_run_that_saved_no_state_gives_no_advice_that_fails(copy
         check_unused(run)
     remove_states(run)
 
-    with pytest.raises(RunFolderError, match="can be translated with, but not resumed") as told:
+    with pytest.raises(RunFolderError, match="a run without a state, which cannot be") as told:
         check_unused(run)
-    assert f"begin with its weights by `init_from={run}`" in str(told.value)
+    assert f"begin another run with its weights by `init_from={run}`" in str(told.value)
     assert "remove" not in str(told.value)
 
     shutil.rmtree(run / "checkpoints")
-    with pytest.raises(
-        RunFolderError, match="holds a run without a state, which cannot be resumed; remove"
-    ):
+    with pytest.raises(RunFolderError, match="cannot be resumed; start it anew in another"):
         check_unused(run)
 
 
@@ -571,7 +569,7 @@ def test_a_folder_that_is_being_written_is_not_called_a_run_without_a_state(text
             new_run(as_asked(config))
     finally:
         running.lock.release()
-    with pytest.raises(RunFolderError, match="cannot be resumed; remove it"):
+    with pytest.raises(RunFolderError, match="cannot be resumed; start it anew"):
         new_run(as_asked(config))
 
     assert f"is being written by process {os.getpid()} on host" in str(told.value)
@@ -579,41 +577,20 @@ def test_a_folder_that_is_being_written_is_not_called_a_run_without_a_state(text
     assert "remove" not in str(told.value)
 
 
-def test_a_run_whose_states_are_gone(copy):
-    """It cannot be resumed; what its whole weights are good for is said, and only without any to remove it."""
-    run = copy("whole")
-    remove_states(run)
-
-    def told():
-        with pytest.raises(
-            RunFolderError, match="holds no state, so this run cannot be"
-        ) as caught:
-            resume(run)
-        with pytest.raises(RunFolderError, match="is not empty") as new:
-            check_unused(run)
-        assert ("remove" in str(new.value)) == ("remove the folder" in str(caught.value))
-        return str(caught.value).rpartition("; ")[2]
-
-    begin = f"choose another `run_dir`, and begin with its weights by `init_from={run}`"
-    assert told() == f"its weights are whole: {begin}"
-    shutil.rmtree(run / "checkpoints" / "best")
-    truncate(run / "checkpoints" / "final")
-    translate = "choose another `run_dir`, and translate with its weights epoch-0003"
-    assert told() == f"its weights are whole: {translate}"
-    for path in (run / "checkpoints").glob("epoch-*"):
-        truncate(path)
-    assert told() == "remove the folder, and start the run anew"
-
-
-def test_a_run_whose_states_are_all_damaged(copy):
-    """It cannot be resumed, but its weights are whole, and named."""
+@pytest.mark.parametrize("damage", [shutil.rmtree, truncate], ids=["gone", "damaged"])
+def test_a_run_without_a_whole_state(copy, damage):
+    """It cannot be resumed; what its weights are good for is said, where it has some."""
     run = copy("whole")
     for path in (run / "checkpoints").glob("step-*"):
-        truncate(path)
+        damage(path)
 
-    with pytest.raises(RunFolderError, match="cannot be resumed; its weights are whole") as told:
+    with pytest.raises(RunFolderError, match="this run cannot be resumed") as told:
         resume(run)
-    assert str(told.value).endswith(f"begin with its weights by `init_from={run}`")
+    assert f"begin another run with its weights by `init_from={run}`" in str(told.value)
+    for name in ("final", "best"):
+        shutil.rmtree(run / "checkpoints" / name)
+    with pytest.raises(RunFolderError, match="; start it anew in another `run_dir`"):
+        resume(run)
 
 
 # --- losses that are not finite ---

@@ -352,13 +352,13 @@ def load_state(
         found = state_store(run_dir).load_newest(on_damaged=on_damaged)
     except CheckpointError as error:
         raise RunFolderError(
-            f"{error}; this run cannot be resumed; {_instead_of_resuming(run_dir)}"
+            f"{error}; this run cannot be resumed; {instead_of_resuming(run_dir)}"
         ) from error
     if found is not None:
         return found, unpack(found.tensors, found.meta)
     raise RunFolderError(
         f"{run_dir / FOLDER} holds no state, so this run cannot be resumed: it was stopped before "
-        f"it had saved one, or its states were removed; {_instead_of_resuming(run_dir)}"
+        f"it had saved one, or its states were removed; {instead_of_resuming(run_dir)}"
     )
 
 
@@ -368,30 +368,14 @@ def initial_weights_path(run_dir: Path) -> Path:
     return final if final.exists() or not best.exists() else best
 
 
-def how_to_use_weights(run_dir: Path) -> str | None:
-    """Return what can be done with the weights of a run that cannot be resumed.
-
-    Args:
-        run_dir: of the run.
-
-    Returns:
-        A few words of advice; None if no weights are whole.
-    """
-    first = initial_weights_path(run_dir)
-    kept = (first, best_path(run_dir), *reversed(epoch_paths(run_dir)))
-    whole = next((path for path in kept if list_checkpoint(path).problem is None), None)
-    if whole is None:
-        return None
-    if whole == first:
-        return f"begin with its weights by `init_from={shell_name(run_dir)}`"
-    return f"translate with its weights {whole.name}"
-
-
-def _instead_of_resuming(run_dir: Path) -> str:
-    advice = how_to_use_weights(run_dir)
-    if advice is None:
-        return "remove the folder, and start the run anew"
-    return f"its weights are whole: choose another `run_dir`, and {advice}"
+def instead_of_resuming(run_dir: Path) -> str:
+    """Return what can be done with a run that has no whole state."""
+    if not initial_weights_path(run_dir).exists():
+        return "start it anew in another `run_dir`"
+    return (
+        f"begin another run with its weights by `init_from={shell_name(run_dir)}`, or start it anew in "
+        "another `run_dir`"
+    )
 
 
 # --- all of them ---

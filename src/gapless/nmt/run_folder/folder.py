@@ -14,7 +14,7 @@ from gapless.errors import RunFolderError, RunLockedError
 from gapless.nmt.data.vocab import VOCAB_FILES, Vocabs
 from gapless.nmt.run_folder.checkpoints import (
     drop_later,
-    how_to_use_weights,
+    instead_of_resuming,
     newest_metrics,
     newest_with,
     read_saved,
@@ -131,15 +131,8 @@ def _what_to_do_with(path: Path) -> str:
         return ", and holds no run; choose another `run_dir`"
     if state_store(path).paths():
         return f"; choose another `run_dir`, or resume it with `resume={shell_name(path)}`"
-    advice = how_to_use_weights(path)
-    if advice is not None:
-        return (
-            ", and holds a run without a state, which can be translated with, but not resumed; choose "
-            f"another `run_dir`, and {advice}"
-        )
     return (
-        ", and holds a run without a state, which cannot be resumed; remove it, or choose another "
-        "`run_dir`"
+        f", and holds a run without a state, which cannot be resumed; {instead_of_resuming(path)}"
     )
 
 
