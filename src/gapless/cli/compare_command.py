@@ -306,11 +306,12 @@ def _facts(asked: CompareSettings, work: _Work) -> list[str]:
 
 def _run(asked: CompareSettings, work: _Work) -> ComparisonReport:
     """Print every verdict as soon as it is known; return the report."""
-    from gapless.cli.progress import Verifying
+    from gapless.cli.progress import Steps
     from gapless.cli.workloads import users_errors
     from gapless.compare.compare_plans import run_comparison
+    from gapless.report.verification_text import verdict_lines
 
-    with Verifying("done") as shown, users_errors():
+    with Steps("done") as shown, users_errors():
         return run_comparison(
             work.one,
             asked,
@@ -318,5 +319,5 @@ def _run(asked: CompareSettings, work: _Work) -> ComparisonReport:
             make_for_plan=work.make,
             training=None if work.config is None else asdict(work.config),
             on_progress=shown.show,
-            on_verdict=shown.print_verdict,
+            on_verdict=lambda found: shown.print_result(verdict_lines(found)),
         )

@@ -32,18 +32,16 @@ from gapless.report.training_text import (
     progress_line,
     waits_table,
 )
-from gapless.report.verification_text import verdict_lines
 from gapless.unnoticed import Patches
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from tqdm import tqdm
 
     from gapless.records.epoch_record import Progress
     from gapless.records.training import RunProgress, TrainingEpoch
-    from gapless.records.verification import Verdict
 
 
 BAR_SECONDS = 0.2
@@ -110,7 +108,7 @@ def _make_bar(**settings: Any) -> tqdm[Any]:
 
 
 class Steps:
-    """Shows on standard error what is under way and how far it is.
+    """Shows on standard error what is under way and how far it is, until its `with` block ends.
 
     Args:
         unit: what is counted.
@@ -125,7 +123,14 @@ class Steps:
         self._title = ""
         self._began = self._written = perf_counter()
 
-    def show(self, title: str, done: int, *, of: int) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the bar away."""
+        self.clear()
+
+    def show(self, title: str, done: int, of: int) -> None:
         """Move the bar of this title, or write a line if the last one is long ago."""
         is_new = title != self._title
         self._title = title
@@ -143,6 +148,11 @@ class Steps:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+    def print_result(self, lines: Iterable[str]) -> None:
+        """Print a part of the result as soon as it is known, in the place of the bar."""
+        self.clear()
+        print_result("\n".join(lines))
 
     def _show_line(self, done: int, *, of: int, is_new: bool) -> None:
         now = perf_counter()
@@ -179,39 +189,11 @@ class Translating:
         """Count the sentences of a finished batch, and show how many are done."""
         self.done += count
         if self._of is not None:
-            self._steps.show("translating", self.done, of=self._of)
+            self._steps.show("translating", self.done, self._of)
 
     def clear(self) -> None:
         """Take the bar away, so that something can be printed."""
         self._steps.clear()
-
-
-class Verifying:
-    """Shows how far `gapless verify` or `gapless compare` is, and prints each verdict, until its body ends.
-
-    Args:
-        unit: what is counted.
-    """
-
-    def __init__(self, unit: str) -> None:
-        self._steps = Steps(unit)
-
-    def __enter__(self) -> Self:
-        """Return this, to which each step and each verdict are reported."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Take the bar away."""
-        self._steps.clear()
-
-    def show(self, title: str, done: int, total: int) -> None:
-        """Show how much of what is under way is done."""
-        self._steps.show(title, done, of=total)
-
-    def print_verdict(self, found: Verdict) -> None:
-        """Print a verdict as soon as it is known."""
-        self._steps.clear()
-        print_result("\n".join(verdict_lines(found)))
 
 
 class TrainingProgress:
@@ -269,7 +251,7 @@ class TrainingProgress:
     def capturing_ahead(self, done: int, *, of: int) -> None:
         """Show how many shapes are prepared; the first takes longest, as layers are compiled with it."""
         if self._draws:
-            self._shapes.show("preparing", done, of=of)
+            self._shapes.show("preparing", done, of)
         if done == of:
             self._shapes.clear()
             self._say(f"prepared {of} shapes")

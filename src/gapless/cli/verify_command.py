@@ -180,11 +180,15 @@ def _print_second_opinion(make: WorkloadFunction, settings: VerifySettings) -> N
 
 def _verified(make: WorkloadFunction, settings: VerifySettings) -> Verification:
     """Print every verdict as soon as it is known; return them all."""
-    from gapless.cli.progress import Verifying
+    from gapless.cli.progress import Steps
     from gapless.cli.workloads import users_errors
     from gapless.compare.verify_plan import run_verification
+    from gapless.report.verification_text import verdict_lines
 
-    with Verifying("steps") as shown, users_errors():
+    with Steps("steps") as shown, users_errors():
         return run_verification(
-            make, settings, on_progress=shown.show, on_verdict=shown.print_verdict
+            make,
+            settings,
+            on_progress=shown.show,
+            on_verdict=lambda found: shown.print_result(verdict_lines(found)),
         )
