@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -81,15 +81,23 @@ def _described(given: Mapping[str, Any]) -> dict[str, str]:
 _STOP, _FAIL, _SAVE, _MILLISECONDS = "stop", "fail", "save", "milliseconds"
 
 
-class Decisions(Protocol):
-    """Decide when a run stops or fails, and when its state is saved."""
+class Decisions:
+    """Decide when a run stops or fails, and when its state is saved: those of a process alone.
+
+    Args:
+        stop: that this process may be asked for.
+
+    Attributes:
+        fails: whether the run fails now, on all ranks, each of which has read the loss.
+    """
+
+    def __init__(self, stop: StopRequest) -> None:
+        self._stop = stop
+        self.fails = False
 
     def ask_to_fail(self) -> None:
         """Ask that the run fails: the losses that all ranks read on this one first say so."""
-
-    @property
-    def fails(self) -> bool:
-        """Whether the run fails now, on all ranks, each of which has read the loss."""
+        self.fails = True
 
     def after_update(self, updates: int) -> None:
         """Take note of an update that is queued on every rank.
@@ -108,6 +116,7 @@ class Decisions(Protocol):
 
     def take_save(self) -> bool:
         """Return whether somebody asked for a state since the last call."""
+        return self._stop.take_save()
 
 
 def decisions_of(
@@ -128,30 +137,12 @@ def decisions_of(
         host_waits: counts the waits for other ranks.
     """
     if ranks.world == 1:
-        return _SingleRank(stop)
+        return Decisions(stop)
     assert isinstance(clock, AgreedClock)
     return _SeveralRanks(ranks, stop=stop, clock=clock, losses=losses, host_waits=host_waits)
 
 
-class _SingleRank:
-    def __init__(self, stop: StopRequest) -> None:
-        self._stop = stop
-        self.fails = False
-
-    def ask_to_fail(self) -> None:
-        self.fails = True
-
-    def after_update(self, updates: int) -> None:
-        del updates
-
-    def settle(self) -> None:
-        pass
-
-    def take_save(self) -> bool:
-        return self._stop.take_save()
-
-
-class _SeveralRanks:
+class _SeveralRanks(Decisions):
     def __init__(
         self,
         ranks: Ranks,
@@ -161,9 +152,10 @@ class _SeveralRanks:
         losses: DeferredLoss,
         host_waits: HostWaits,
     ) -> None:
-        self._ranks, self._stop, self._clock, self._losses = ranks, stop, clock, losses
+        super().__init__(stop)
+        self._ranks, self._clock, self._losses = ranks, clock, losses
         self._signal = 0
-        self._is_save_due = self._is_failure_seen = self.fails = False
+        self._is_save_due = self._is_failure_seen = False
         self._agreement = ranks.agreement(
             (_STOP, _FAIL, _SAVE, _MILLISECONDS), blocking=host_waits.blocking
         )
