@@ -199,16 +199,9 @@ def decode_settings(
     sampling: Sampling | None = None,
 ) -> DecodeSettings:
     """Return how to search: as the options say, or else as the run was trained."""
-    return translator.settings(
-        beam=options.beam,
-        length_penalty=options.length_penalty,
-        early_stopping=options.early_stopping,
-        max_length=options.max_length,
-        batch=options.batch,
-        batch_tokens=options.batch_tokens,
-        n_best=n_best,
-        sampling=sampling,
-    )
+    names = ("beam", "length_penalty", "early_stopping", "max_length", "batch", "batch_tokens")
+    asked = {name: getattr(options, name) for name in names}
+    return translator.settings(**asked, n_best=n_best, sampling=sampling)
 
 
 def add_device_option(parser: Parser) -> Group:

@@ -21,23 +21,11 @@ if TYPE_CHECKING:
 _STATE_COPIES = 3
 
 
-def space_needed(config: TrainConfig, weight_bytes: int) -> int:
-    """Return the bytes that the checkpoints of a run take at most.
+def check_disk_space(run_dir: Path, config: TrainConfig, model: nn.Module) -> None:
+    """Check that the checkpoints of a run find room on the disk.
 
     States: those that are kept, the best one, and one that is being written. Weights: of the epochs
     that are averaged, up to the oldest state that is kept, and the final ones.
-
-    Args:
-        config: of the run.
-        weight_bytes: of its model.
-    """
-    states = config.keep + 2
-    weights = 2 * config.num_averaged + 1
-    return weight_bytes * (_STATE_COPIES * states + weights)
-
-
-def check_disk_space(run_dir: Path, config: TrainConfig, model: nn.Module) -> None:
-    """Check that the checkpoints of a run find room on the disk.
 
     Args:
         run_dir: of the run; what it holds already counts as room.
@@ -48,7 +36,8 @@ def check_disk_space(run_dir: Path, config: TrainConfig, model: nn.Module) -> No
         RunFolderError: they do not.
     """
     weight_bytes = sum(weight.numel() * weight.itemsize for weight in model.parameters())
-    needed = space_needed(config, weight_bytes)
+    states, weights = config.keep + 2, 2 * config.num_averaged + 1
+    needed = weight_bytes * (_STATE_COPIES * states + weights)
     used = sum(path.lstat().st_size for path in run_dir.glob("checkpoints/*/*"))
     # The folder of a new run is not there yet.
     there = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())

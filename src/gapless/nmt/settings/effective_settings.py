@@ -42,11 +42,6 @@ class EffectiveSettings:
     world: int = 1
     one_shape: bool = False
 
-    @property
-    def update(self) -> int:
-        """Batches of all ranks in an update."""
-        return self.world * self.accumulate
-
 
 def resolve(config: TrainConfig, *, is_accelerator: bool, world: int = 1) -> EffectiveSettings:
     """Decide what the settings of a new run leave open.
