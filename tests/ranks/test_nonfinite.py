@@ -11,13 +11,13 @@ pytestmark = pytest.mark.xdist_group("processes: nonfinite")
 
 # This rank reads its first losses late, as one may whose device is behind.
 LATE = """
-from gapless.nmt.run.nonfinite import LossWatch
-look, looks = LossWatch.look, []
-def look_later(watch):
-    looks.append(watch)
-    if len(looks) > 15:
-        look(watch)
-LossWatch.look = look_later
+from gapless.nmt.run_folder.logs import LossLog
+write, calls = LossLog.write_new, []
+def write_later(log):
+    calls.append(log)
+    if len(calls) > 15:
+        write(log)
+LossLog.write_new = write_later
 """
 
 

@@ -179,13 +179,14 @@ class _Part:
         self._estimate = estimate
         run, messages = epochs.run, epochs.messages
         losses, first_batch = run.loop.losses, run.progress.batches_before
-        self._log = LossLog(epochs.logs, losses, first_batch=first_batch)
         self._watch = LossWatch(
-            losses,
             first_batch=first_batch,
             first_update=run.step.num_updates + 1,
             update_of=run.sampler.update_of,
             on_skipped=messages.note_skipped if run.config.on_nonfinite == "skip" else None,
+        )
+        self._log = LossLog(
+            epochs.logs, losses, first_batch=first_batch, look_at=self._watch.look_at
         )
         self._first, self._first_update = losses.num_added, run.step.num_updates
 
@@ -201,7 +202,6 @@ class _Part:
         run, messages = self._epochs.run, self._epochs.messages
         decisions, schedule = self._epochs.decisions, self._epochs.schedule
         self._log.write_new()
-        self._watch.look()
         if self._watch.error is not None:
             decisions.ask_to_fail()
         messages.note_plan()
@@ -210,7 +210,7 @@ class _Part:
         if run.sampler.ends_update(progress.batch - 1):
             decisions.after_update(run.step.num_updates)
         if decisions.fails:
-            self._watch.look()
+            self._log.write_new()
             self._watch.check()
         if schedule.is_due_after(progress, is_stopping=self._epochs.stop.is_set):
             schedule.save_inside(
@@ -229,7 +229,6 @@ class _Part:
         """
         run, losses = self._epochs.run, self._epochs.run.loop.losses
         self._log.write_new()
-        self._watch.look()
         self._watch.check()
         read = losses.read_since(losses.num_added - result.num_batches)
         run.progress.add(

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gapless.device.base import Device
-    from gapless.pipeline.losses.deferred_loss import DeferredLoss
     from gapless.ranks import Ranks
 
 
@@ -76,10 +75,9 @@ class SkippedUpdates:
 
 
 class LossWatch:
-    """Looks at the losses that have arrived on the host, each once, in order.
+    """Looks at losses for those that are not finite.
 
     Args:
-        losses: of all batches of this process.
         first_batch: number of the next batch, counted from 0 over the whole run.
         first_update: number of the update that begins with it, counted from 1.
         update_of: tells to which update a batch belongs, both counted from 0 and from `first_batch`.
@@ -92,15 +90,12 @@ class LossWatch:
 
     def __init__(
         self,
-        losses: DeferredLoss,
         *,
         first_batch: int,
         first_update: int,
         update_of: Callable[[int], int],
         on_skipped: Callable[[int, float], None] | None,
     ) -> None:
-        self._losses = losses
-        self._first = self._next = losses.num_added
         self._first_batch = first_batch
         self._first_update = first_update
         self._update_of = update_of
@@ -108,15 +103,18 @@ class LossWatch:
         self._last_skipped = 0
         self.error: NonFiniteLossError | None = None
 
-    def look(self) -> None:
-        """Look at the losses that arrived since the last call.
-
-        Sync: Does not block the host.
-        """
-        for loss, _ in self._losses.read_since(self._next):
-            if not math.isfinite(loss):
-                self._report(self._next - self._first, loss)
-            self._next += 1
+    def look_at(self, batch: int, loss: float) -> None:
+        """Look at the loss of a batch, counted from 0 over the whole run; each comes once, in order."""
+        if math.isfinite(loss):
+            return
+        update = self._first_update + self._update_of(batch - self._first_batch)
+        if self._on_skipped is None:
+            if self.error is None:
+                place = f"update {update} (batch {batch})"
+                self.error = NonFiniteLossError(batch, loss, place=place)
+        elif update != self._last_skipped:
+            self._last_skipped = update
+            self._on_skipped(update, loss)
 
     def check(self) -> None:
         """Stop the run if it has to.
@@ -126,14 +124,3 @@ class LossWatch:
         """
         if self.error is not None:
             raise self.error
-
-    def _report(self, number: int, loss: float) -> None:
-        update = self._first_update + self._update_of(number)
-        if self._on_skipped is None:
-            if self.error is None:
-                batch = self._first_batch + number
-                place = f"update {update} (batch {batch})"
-                self.error = NonFiniteLossError(batch, loss, place=place)
-        elif update != self._last_skipped:
-            self._last_skipped = update
-            self._on_skipped(update, loss)

@@ -195,13 +195,20 @@ class LossLog:
         logs: of the run.
         losses: of all batches of this process.
         first_batch: number of the next batch, counted over the whole run.
+        look_at: called with the number of each batch, counted likewise, and its loss.
     """
 
     def __init__(
-        self, logs: RunLogs | SilentRunLogs, losses: DeferredLoss, *, first_batch: int
+        self,
+        logs: RunLogs | SilentRunLogs,
+        losses: DeferredLoss,
+        *,
+        first_batch: int,
+        look_at: Callable[[int, float], None],
     ) -> None:
         self._logs = logs
         self._losses = losses
+        self._look_at = look_at
         self._next = losses.num_added
         self._offset = first_batch - losses.num_added
         self._marks: dict[int, Content | None] = {}
@@ -215,6 +222,7 @@ class LossLog:
         if not new:
             return
         for number, (loss, tokens) in enumerate(new, start=self._next + self._offset):
+            self._look_at(number, loss)
             self._logs.log("train", step=number, loss=loss, tokens=tokens)
             if number + 1 in self._marks:
                 self._marks[number + 1] = self._logs.metrics.content()
