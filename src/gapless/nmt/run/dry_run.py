@@ -12,7 +12,6 @@ from gapless.nmt.run.training_run import assemble, device_of
 from gapless.nmt.run_folder.disk_space import check_disk_space
 from gapless.nmt.run_folder.folder import check_writable, choose_run_dir
 from gapless.nmt.settings.effective_settings import resolve
-from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer
 from gapless.ranks import SingleRank
 from gapless.report.figures import megabytes, time_left
 
@@ -100,7 +99,6 @@ def estimate_run(config: TrainConfig, task: Task, *, world: int = 1) -> Estimate
         effective,
         device=device,
         task=task,
-        score_tokenizer=choose_score_tokenizer(config),
         run_dir=run_dir,
         clock=WallClock(),
         ranks=SingleRank(),

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from gapless.checkpoint.lock import RunLock
     from gapless.device.base import Device
-    from gapless.nmt.data.corpus import Corpus
     from gapless.nmt.data.vocab import Vocabs
     from gapless.nmt.settings.config import TrainConfig
     from gapless.ranks import Ranks
@@ -113,7 +112,9 @@ def choose_run(given: Mapping[str, Any], *, world: int = 1) -> ChosenRun:
     # Refuses a tokenizer that is missing before the work on the vocabulary.
     choose_score_tokenizer(draft)
     if initial is None:
-        choices = choose_vocabulary(_text_facts(corpus), given)
+        train = corpus.train
+        text = TextFacts(characters=train.characters, alphabet=train.alphabet)
+        choices = choose_vocabulary(text, given)
         config = _so_far(choices, given)
         vocabs = make_vocabs(corpus, config, nearest=given.get("vocab_size") is None)
         choices = _with_real_size(choices, vocabs)
@@ -189,10 +190,6 @@ def _with_real_size(choices: list[Choice], vocabs: Vocabs) -> list[Choice]:
     return [real(choice) for choice in choices]
 
 
-def _text_facts(corpus: Corpus) -> TextFacts:
-    return TextFacts(characters=corpus.train.characters, alphabet=corpus.train.alphabet)
-
-
 def _facts(task: Task, device: Device, *, is_trained: bool) -> Facts:
     longer = np.maximum(task.train.src_lengths, task.train.tgt_lengths)
     return Facts(
@@ -233,7 +230,6 @@ def new_run(
         effective,
         device=device,
         task=task,
-        score_tokenizer=choose_score_tokenizer(config),
         run_dir=on_first_rank(ranks, lambda: _free_folder(config)),
         clock=chosen.clock,
         ranks=ranks,

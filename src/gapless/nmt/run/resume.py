@@ -37,7 +37,7 @@ from gapless.nmt.settings.effective_settings import (
     changed_world,
     resolve_resumed,
 )
-from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer, has_same_score_tokenizer
+from gapless.nmt.settings.score_tokenizer import has_same_score_tokenizer
 from gapless.ranks import SingleRank, on_first_rank
 
 
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from gapless.nmt.run.task import Task
     from gapless.nmt.settings.config import TrainConfig
     from gapless.nmt.settings.effective_settings import EffectiveSettings
-    from gapless.nmt.settings.score_tokenizer import ScoreTokenizer
     from gapless.ranks import Ranks
 
 
@@ -140,7 +139,6 @@ class _Saved:
         config: its settings.
         effective: what they mean.
         task: what it learns.
-        score_tokenizer: cuts its translations and references into tokens for BLEU.
         state: its newest whole state.
         path: of the checkpoint that the state is in.
         begun: settings as the run had them before.
@@ -151,7 +149,6 @@ class _Saved:
     config: TrainConfig
     effective: EffectiveSettings
     task: Task
-    score_tokenizer: ScoreTokenizer
     state: dict[str, Any]
     path: Path
     begun: TrainConfig
@@ -168,7 +165,6 @@ def _read_run(
         saved.effective,
         device=device,
         task=saved.task,
-        score_tokenizer=saved.score_tokenizer,
         run_dir=run_dir,
         clock=clock,
         ranks=ranks,
@@ -199,7 +195,6 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
     vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
     is_recorded = config.data == begun.data
     corpus = read_recorded(config, run_dir=run_dir) if is_recorded else read_corpus(config)
-    score_tokenizer = choose_score_tokenizer(config)
     config = replace(config, accumulate=effective.accumulate)
     task = prepare(config, corpus=corpus, vocabs=vocabs)
     notes += task.corpus.notes
@@ -215,7 +210,6 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
         config=config,
         effective=effective,
         task=task,
-        score_tokenizer=score_tokenizer,
         state=state,
         path=saved.path,
         begun=begun,

@@ -23,8 +23,8 @@ from gapless.nmt.run.validation import Validations, score_test
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.checkpoint_writer import CheckpointWriter, SilentCheckpointWriter
 from gapless.nmt.run_folder.disk_space import DiskTroubles
-from gapless.nmt.run_folder.folder import files_of_run, forget_later
-from gapless.nmt.run_folder.logs import RunLogs, SilentRunLogs
+from gapless.nmt.run_folder.folder import files_of_run
+from gapless.nmt.run_folder.logs import METRICS, RunLogs, SilentRunLogs, go_back
 from gapless.nmt.run_folder.tracker import Tracker
 from gapless.pipeline.loader_worker import prepare_worker
 from gapless.pipeline.watched_loader import WatchedLoader
@@ -178,15 +178,21 @@ class Trainer:
         return RunLogs(run.run_dir, troubles=self._disk_troubles, tracker=tracker)
 
     def _forget_later(self) -> None:
-        """Say what was found when the run was resumed, and remove what came after its state."""
+        """Say what was found when the run was resumed, and remove what came after its state.
+
+        A run that was killed had done more than its state says. It will do the same again.
+        """
         run = self.run
-        damage = forget_later(
-            run.run_dir,
+        updates, epochs = run.step.num_updates, run.progress.epoch
+        checkpoints.drop_later(
+            run.run_dir, updates=updates, epochs=epochs, is_finished=run.is_finished
+        )
+        damage = go_back(
+            run.run_dir / METRICS,
             covered=run.covered,
-            updates=run.step.num_updates,
             batches=run.progress.batches_before,
-            epochs=run.progress.epoch,
-            is_finished=run.is_finished,
+            updates=updates,
+            epochs=epochs,
         )
         for note in [*run.notes, *([damage] if damage else [])]:
             self._messages.warn(note)

@@ -24,6 +24,7 @@ from gapless.nmt.run_folder.folder import LOCK
 from gapless.nmt.run_folder.training_progress import TrainingProgress
 from gapless.nmt.settings.effective_settings import check_shapes, settings_to_keep
 from gapless.nmt.settings.interval import DueClock, seconds_of
+from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer
 from gapless.pipeline.host_waits import HostWaits
 from gapless.ranks import CollectiveDecision, SingleRank
 
@@ -314,7 +315,6 @@ def assemble(
     *,
     device: Device,
     task: Task,
-    score_tokenizer: ScoreTokenizer,
     run_dir: Path,
     clock: WallClock,
     ranks: Ranks,
@@ -326,7 +326,6 @@ def assemble(
         effective: what its settings mean.
         device: where it runs.
         task: what it learns.
-        score_tokenizer: cuts its translations and references into tokens for BLEU.
         run_dir: folder of its files.
         clock: counts its seconds.
         ranks: that train it together.
@@ -366,7 +365,7 @@ def assemble(
         effective=effective,
         device=device,
         task=task,
-        score_tokenizer=score_tokenizer,
+        score_tokenizer=choose_score_tokenizer(config),
         run_dir=run_dir,
         loop=loop,
         sampler=sampler,

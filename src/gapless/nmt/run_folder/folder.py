@@ -13,7 +13,6 @@ from gapless.checkpoint.lock import RunLock
 from gapless.errors import RunFolderError, RunLockedError
 from gapless.nmt.data.vocab import VOCAB_FILES, Vocabs
 from gapless.nmt.run_folder.checkpoints import (
-    drop_later,
     instead_of_resuming,
     newest_metrics,
     newest_with,
@@ -21,7 +20,7 @@ from gapless.nmt.run_folder.checkpoints import (
     state_store,
     weights_in,
 )
-from gapless.nmt.run_folder.logs import METRICS, go_back
+from gapless.nmt.run_folder.logs import METRICS
 from gapless.nmt.settings.config import make_config
 from gapless.nmt.settings.config_file import to_yaml
 from gapless.report.figures import shell_name
@@ -32,42 +31,11 @@ if TYPE_CHECKING:
 
     import torch
 
-    from gapless.checkpoint.manifest import Content
     from gapless.nmt.settings.config import TrainConfig
 
 
 CONFIG = "config.yaml"
 LOCK = "lock"
-
-
-def forget_later(
-    path: Path,
-    *,
-    covered: Content | None,
-    updates: int,
-    batches: int,
-    epochs: int,
-    is_finished: bool,
-) -> str | None:
-    """Remove what a run logged, and the weights it saved, after the state that it resumes from.
-
-    A run that was killed had done more than its state says. It will do the same again.
-
-    Args:
-        path: the run folder.
-        covered: size and hash of the metrics file when the state was saved; None for a new run.
-        updates: done in the state.
-        batches: done in the state.
-        epochs: done in the state.
-        is_finished: whether the run is; otherwise its final model is removed too.
-
-    Returns:
-        A line about damage to the metrics file, None if there was none.
-    """
-    drop_later(path, updates=updates, epochs=epochs, is_finished=is_finished)
-    return go_back(
-        path / METRICS, covered=covered, batches=batches, updates=updates, epochs=epochs
-    )
 
 
 def choose_run_dir(config: TrainConfig) -> Path:
