@@ -226,7 +226,7 @@ def _warn_of_changed(
             now = task.fingerprint[part]
     if now != had[part]:
         warn(
-            f"{translator.config.data}, the path of its text that {options.run} recorded, holds other "
+            f"{translator.config.data_name()}, the path of its text that {options.run} recorded, holds other "
             f"text now: the {now['count']:,} {part} pairs are not the {had[part]['count']:,} that the run "
             "had; name the text to score with --data"
         )

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import given, strategies as st
 
-from gapless.errors import UserError
+from gapless.errors import DataError, UserError
 from gapless.nmt.run.new_run import choose_run
 from gapless.nmt.settings.config import TrainConfig, make_config
 from gapless.nmt.settings.defaults import (
@@ -303,6 +303,15 @@ def test_few_pairs_leave_validations_after_their_patience(facts, given, patience
 def test_a_number_that_is_too_small_is_refused_by_its_name(name, value):
     """Not by that of a setting which follows from it."""
     with pytest.raises(UserError, match=rf"`{name}` must be at least \d, but is {value}"):
+        choose_run({"data": "anywhere.tsv", name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("tags", "<2de> <2fr>"), ("columns", "en"), ("filter_length", "9:2")]
+)
+def test_a_list_of_names_is_refused_before_the_text_is_read(name, value):
+    """That may take an hour."""
+    with pytest.raises(DataError, match=rf"`{name}` must be .*, but is {value!r}"):
         choose_run({"data": "anywhere.tsv", name: value})
 
 

@@ -9,7 +9,7 @@ from gapless.errors import UserError
 from gapless.nmt.exchange.hugging_face import FILES, read_hugging_face
 from gapless.nmt.run_folder import checkpoints
 from gapless.nmt.run_folder.folder import read_model, settings_file
-from gapless.nmt.settings.config import make_config
+from gapless.nmt.settings.config import TrainConfig
 from gapless.report.figures import shell_name
 
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import torch
 
     from gapless.nmt.data.vocab import Vocabs
-    from gapless.nmt.settings.config import TrainConfig
 
 
 # What makes other weights, or other ids, of the same text.
@@ -97,7 +96,7 @@ def _of_hugging_face(folder: Path) -> InitialWeights:
     found = read_hugging_face(folder)
     return InitialWeights(
         path=folder,
-        config=make_config({"data": str(folder), "init_from": str(folder), **found.settings}),
+        config=TrainConfig(init_from=str(folder), **found.settings),
         vocabs=found.vocabs,
         weights=found.weights,
     )

@@ -66,9 +66,12 @@ class TrainConfig(
                 f"`columns` is {self.columns!r}, but there is no data whose columns it could name; "
                 "add `data` or leave `columns` out"
             )
-        # A model that was read may have one table of ids for two ways to split text.
+        # Texts that name several things, before hours of work on the data.
         self.weight_numbers()
         self.length_limits()
+        self.column_names()
+        self.tag_names()
+        # A model that was read may have one table of ids for two ways to split text.
         if self.share == "all" and not self.shared_vocab and self.init_from is None:
             raise UserError('`share="all"` needs one vocabulary: add `shared_vocab=True`')
         if self.bpe_dropout and (self.tokenizer, self.vocab_model) != ("sentencepiece", "bpe"):
