@@ -140,16 +140,6 @@ def test_a_gpu_that_is_absent(gapless):
             "accumulate in c.yaml must be auto or a number of batches, but is '1:30'",
         ),
         ("save_every: 10:00\n", "10min or 2h, but is '10:00'"),
-        (
-            "val_interval: 2\nvalidate_every: 1h\n",
-            "val_interval and validate_every in c.yaml both say when to validate; leave out one",
-        ),
-        (
-            "pack: true\nfixed_shapes: true\n",
-            "pack in c.yaml and fixed_shapes in c.yaml exclude each other; add pack: false in c.yaml or",
-        ),
-        ("share: all\nshared_vocab: no\n", 'share: "all" in c.yaml needs one vocabulary'),
-        ("columns: en,zh\n", "columns in c.yaml is 'en,zh', but there is no data whose columns"),
         ("lr: 1" + "0" * 400 + "\n", "lr in c.yaml must be a number, but is 1000"),
         ("epochs: " + "[" * 600 + "\n", "c.yaml is not YAML"),
         ("epochs: &a [1, 2]\n", "epochs in c.yaml must be a whole number, but is a list"),
@@ -164,12 +154,12 @@ def test_a_config_that_is_none(gapless, tmp_path, content, part):
     gapless("train", "--config", "c.yaml").check_refused("c.yaml", part)
 
 
-def test_a_contradiction_between_a_flag_and_a_config_file_names_both(gapless, tmp_path):
-    """Whoever gave one of them by a flag reads where the other is from."""
+def test_a_contradiction_names_the_flags_that_end_it(gapless, tmp_path):
+    """Also where a config file says one of both: flags win over it."""
     write(tmp_path, c__yaml="pack: true\n")
 
     gapless("train", "--config", "c.yaml", "--fixed-shapes").check_refused(
-        "pack in c.yaml and --fixed-shapes exclude each other; add pack: false in c.yaml or --no-fixed-shapes"
+        "--pack and --fixed-shapes exclude each other; add --no-pack or --no-fixed-shapes"
     )
 
 

@@ -78,7 +78,7 @@ def test_settings_of_a_file_that_has_changed(gapless, tiny_data, tmp_path):
     line = next(line for line in changed.out.splitlines() if line.startswith("changed"))
     assert line.split(maxsplit=1)[1] == "epochs 1 -> 2, lr 0.01 -> 0.001"
     assert epochs_logged(tmp_path / "r") == [1, 2]
-    refused.check_refused("seed in ", "c.yaml is 4, but the run began with 3")
+    refused.check_refused("--seed is 4, but the run began with 3")
 
 
 def test_a_run_that_had_saved_nothing_begins_anew(train, begun):

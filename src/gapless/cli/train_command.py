@@ -23,13 +23,7 @@ from gapless.cli.requirements import require_extra, require_writable
 from gapless.cli.shared_options import add_setting_options, given_settings
 from gapless.cli.signals import Signals
 from gapless.errors import RunFolderError, UserError
-from gapless.nmt.settings.config import (
-    TrainConfig,
-    make_config,
-    settings_given,
-    settings_of_new_run,
-)
-from gapless.nmt.settings.config_file import naming_file
+from gapless.nmt.settings.config import make_config, settings_given
 from gapless.nmt.settings.defaults import CHOSEN
 from gapless.records.epoch_record import total
 from gapless.report.figures import duration, megabytes, share, shell_name
@@ -42,9 +36,9 @@ if TYPE_CHECKING:
 
     from gapless.cli.parser import Parser
     from gapless.device.base import Device
-    from gapless.nmt.run.new_run import ChosenRun
     from gapless.nmt.run.run_report import Observer
     from gapless.nmt.run.trainer import Trainer
+    from gapless.nmt.settings.config import TrainConfig
     from gapless.ranks import Ranks
 
 
@@ -212,7 +206,7 @@ def _start(
     options: Namespace, observer: Observer, *, ranks: Ranks, device: Device | None
 ) -> Trainer:
     """Return the trainer of a new or a resumed run, on each of its ranks."""
-    from gapless.nmt.run.new_run import new_run
+    from gapless.nmt.run.new_run import choose_run, new_run
     from gapless.nmt.run.rank_agreement import check_same_start
     from gapless.nmt.run.resume import resumed_run
     from gapless.nmt.run.trainer import Trainer
@@ -222,13 +216,13 @@ def _start(
     check_same_start(ranks, {**flags, "config": file, "resume": options.resume})
     resume = on_first_rank(ranks, lambda: _run_to_resume(options))
     if resume is None:
-        chosen = on_first_rank(ranks, lambda: _choose_run(flags, file, world=ranks.world))
+        chosen = on_first_rank(
+            ranks, lambda: choose_run(settings_given(flags, file=file), world=ranks.world)
+        )
         run = new_run(chosen, ranks=ranks, device=device)
     else:
         config = on_first_rank(ranks, lambda: _settings_to_resume(flags, file, resume))
-        # Other hosts need not have the file.
-        with naming_file(file if ranks.is_first else None, TrainConfig, but=flags):
-            run = resumed_run(config, resume, ranks=ranks, device=device)
+        run = resumed_run(config, resume, ranks=ranks, device=device)
     return Trainer(run, observer=observer)
 
 
@@ -236,8 +230,7 @@ def _settings_to_resume(flags: dict[str, Any], file: Path | None, run_dir: Path)
     """Return the settings of a run that goes on: of the flags, the file, and the run."""
     from gapless.nmt.run_folder.folder import settings_file
 
-    with naming_file(file, TrainConfig, but=flags):
-        return make_config(settings_of_new_run(flags, file=file), file=settings_file(run_dir))
+    return make_config(settings_given(flags, file=file), file=settings_file(run_dir))
 
 
 def _say_end(options: Namespace, trainer: Trainer, summary: dict[str, Any]) -> None:
@@ -281,15 +274,6 @@ def _write_report(path: Path, trainer: Trainer) -> None:
     say(f"report: {path}, for a browser")
 
 
-def _choose_run(flags: dict[str, Any], file: Path | None, *, world: int) -> ChosenRun:
-    """Return a new run, with the settings of the flags and the file; errors name where a setting is from."""
-    from gapless.nmt.run.new_run import choose_run
-
-    given = settings_of_new_run(flags, file=file)
-    with naming_file(file, TrainConfig, but=flags):
-        return choose_run(given, world=world)
-
-
 def _dry_run_by_first(options: Namespace) -> int:
     code = _dry_run(options) if is_rank_0() else 0
     announce_leaving(
@@ -303,13 +287,15 @@ def _dry_run(options: Namespace) -> int:
     """Print what a new run would do, and write nothing else."""
     from gapless.nmt.run.dry_run import estimate_run
     from gapless.nmt.run.learning import short_line
+    from gapless.nmt.run.new_run import choose_run
     from gapless.nmt.run.out_of_memory import naming_phase
     from gapless.nmt.run.run_report import describe_data, describe_score_tokenizer
     from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer
     from gapless.ranks.launch import read_launch
 
     world = read_launch(os.environ).world
-    chosen = _choose_run(given_settings(options), options.config, world=world)
+    given = settings_given(given_settings(options), file=options.config)
+    chosen = choose_run(given, world=world)
     config, corpus = chosen.config, chosen.task.corpus
     for note in corpus.notes:
         warn(note)

@@ -9,7 +9,7 @@ import pytest
 from gapless.errors import UserError
 from gapless.nmt.run.scores import score
 from gapless.nmt.settings import score_tokenizer
-from gapless.nmt.settings.config import make_config, settings_given, settings_of_new_run
+from gapless.nmt.settings.config import make_config, settings_given
 from gapless.nmt.settings.score_tokenizer import (
     ScoreTokenizer,
     choose_score_tokenizer,
@@ -83,14 +83,14 @@ def test_scores_of_one_tokenizer_can_be_compared():
 
 
 def test_a_target_that_is_named_anew_drops_the_tokenizer_of_the_file(tmp_path):
-    """But not one of a resumed run that is called as before."""
+    """But not one of a run that is called as before."""
     file = tmp_path / "config.yaml"
     file.write_text("data: x\ntgt: de\nscore_tokenizer: char\n")
 
     def kept(settings):
         return settings.get("score_tokenizer")
 
-    assert kept(settings_of_new_run({"tgt": "de", "score_tokenizer": "zh"}, file=file)) == "zh"
+    assert kept(settings_given({"tgt": "de", "score_tokenizer": "zh"}, file=file)) == "zh"
     assert kept(settings_given({"tgt": "German"}, file=file)) is None
     assert kept(settings_given({"tgt": "de"}, file=file)) == "char"
     assert kept(settings_given({"lr": 1.0}, file=file)) == "char"

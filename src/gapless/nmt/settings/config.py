@@ -150,28 +150,6 @@ def _check_of_file(values: Mapping[str, Any], *, file: Path) -> None:
             raise type(error)(message) from error
 
 
-def settings_of_new_run(flags: Mapping[str, Any], *, file: Path | None = None) -> dict[str, Any]:
-    """Return the settings that a user gave for a new run: as `settings_given`.
-
-    A target that is named is scored as its language is, whatever the file's run was scored with.
-
-    Raises:
-        UserError: as of `settings_given`, or settings of the file contradict each other.
-    """
-    given = settings_given(flags, file=file)
-    if file is not None and given.get("validate_every") is not None:
-        if flags.get("validate_every") is not None:
-            given.pop("val_interval", None)
-        # Not where `val_interval` is the default: a run's file holds all settings, also those nobody set.
-        elif given.get("val_interval", TrainConfig.val_interval) != TrainConfig.val_interval:
-            raise UserError(
-                f"val_interval and validate_every in {file} both say when to validate; leave out one of them"
-            )
-    if flags.get("tgt") is not None and flags.get("score_tokenizer") is None:
-        given.pop("score_tokenizer", None)
-    return given
-
-
 def make_config(flags: Mapping[str, Any], *, file: Path | None = None) -> TrainConfig:
     """Return the settings of a run: flags win over the file, the file over the defaults.
 

@@ -6,8 +6,7 @@ Importing this file must load neither torch nor yaml: the command line imports i
 from __future__ import annotations
 
 import math
-import re
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -16,7 +15,7 @@ from gapless.errors import UserError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterator, Sequence
+    from collections.abc import Collection
     from pathlib import Path
 
     from _typeshed import DataclassInstance
@@ -85,39 +84,6 @@ def _values_in(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"config {file} holds no settings, expected lines such as lr: 0.001")
     return values
-
-
-@contextmanager
-def naming_file(
-    file: Path | None, settings: type[DataclassInstance], *, but: Container[str]
-) -> Iterator[None]:
-    """Let errors about settings that a file has name the file, as a user gave no flag for them.
-
-    Args:
-        file: with settings; None: there is none.
-        settings: the class whose fields a file may set.
-        but: settings that a user gave otherwise.
-    """
-    try:
-        yield
-    except UserError as error:
-        if file is not None:
-            names = [name for name in read_settings(file, settings) if name not in but]
-            error.args = (_with_file(str(error), file, names), *error.args[1:])
-        raise
-
-
-def _with_file(message: str, file: Path, names: Sequence[str]) -> str:
-    """Return a message in which settings, such as `pack` and `pack=False`, are those in a file."""
-
-    def in_file(found: re.Match[str]) -> str:
-        name, value = found["name"], found["value"]
-        if name not in names:
-            return found[0]
-        value = {"=True": ": true", "=False": ": false"}.get(value, value.replace("=", ": "))
-        return f"{name}{value} in {file}"
-
-    return re.sub(r"`(?P<name>\w+)(?P<value>=[^`]*|)`", in_file, message)
 
 
 def shown(value: Any) -> str:
