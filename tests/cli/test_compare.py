@@ -293,8 +293,6 @@ def test_bits_are_compared_on_batches_of_one_process(tiny_data):
         (["--seed", "-1", "--verify-steps", "0"], ["seed must be 0 to"]),
         (["--json", "."], ["--json . is a folder"]),
         (["--html", "absent/a.html"], ["--html absent/a.html lies in absent", "not exist"]),
-        (["--html", "a", "--json", "a"], ["--json and --html both name a"]),
-        (["--perfetto", "a", "--html", "a"], ["--html and --perfetto both name a"]),
         (["--perfetto", "absent/a"], ["--perfetto absent/a lies in absent", "not exist"]),
         (["--json", "absent/out.json"], ["--json absent/out.json lies in absent", "not exist"]),
         (["--device", "tpu"], ["unknown device 'tpu'"]),

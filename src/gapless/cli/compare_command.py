@@ -146,7 +146,9 @@ def run(options: Namespace) -> int:
     from gapless.report.perfetto import perfetto_json
 
     asked = _settings(options, find_device(options.device))
-    _check_files(options)
+    for name in ("json", "html", "perfetto"):
+        if (path := getattr(options, name)) is not None:
+            require_writable(path, flag(name))
     # Before a workload's file can use the device: cuBLAS reads its setting at its first call.
     asked.run.set_numerics(compares=bool(asked.rounds.verify_steps))
     given = given_settings(options, _SETTINGS)
@@ -168,20 +170,6 @@ def run(options: Namespace) -> int:
         )
         print_result(f"written to {options.perfetto}; open it at ui.perfetto.dev")
     return 0 if report.holds else 1
-
-
-def _check_files(options: Namespace) -> None:
-    """Refuse files that cannot be written, and one that is named twice."""
-    flags_of: dict[Path, str] = {}
-    for name in ("json", "html", "perfetto"):
-        path = getattr(options, name)
-        if path is None:
-            continue
-        flag = f"--{name}"
-        require_writable(path, flag)
-        if path in flags_of:
-            raise UsageError(f"{flags_of[path]} and {flag} both name {path}; name two files")
-        flags_of[path] = flag
 
 
 def _precision_of(config: Path | None) -> str:

@@ -10,13 +10,11 @@ from gapless.cli.parser import UsageError, file_or_folder
 from gapless.cli.progress import Translating
 from gapless.cli.requirements import require_extra
 from gapless.cli.shared_options import add_decode_options, decode_settings, make_translator
-from gapless.errors import UserError
 
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator
-    from pathlib import Path
 
     from gapless.cli.parser import Parser
     from gapless.nmt.data.text_files import ByteStream
@@ -100,7 +98,7 @@ def run(options: Namespace) -> int:
         translator, options, n_best=options.n_best, sampling=_sampling(options)
     )
     most = translator.longest_source
-    of_file = None if options.file is None else read_lines(_regular(options.file))
+    of_file = None if options.file is None else read_lines(options.file)
     num_done = num_cut = num_long = 0
 
     def warn_long(line: int, tokens: int) -> None:
@@ -144,20 +142,6 @@ def _sampling(options: Namespace) -> Sampling | None:
             f"--{next(iter(given)).replace('_', '-')} is of samples; give --sample too"
         )
     return Sampling(**given) if options.sample else None
-
-
-def _regular(file: Path) -> Path:
-    """Return the file.
-
-    Raises:
-        UserError: it is a pipe or a device.
-    """
-    is_piped = str(file) == "-" or (file.exists() and not file.is_file() and not file.is_dir())
-    if is_piped:
-        raise UserError(
-            f"--file {file} is a pipe, expected a file; leave --file out to read standard input"
-        )
-    return file
 
 
 def _lines(text: list[str], of_file: list[str] | None) -> Iterator[list[str]]:
