@@ -81,7 +81,7 @@ def read_initial_weights(run_dir: Path) -> InitialWeights:
     if any((run_dir / name).is_file() for name in FILES):
         return _of_hugging_face(run_dir)
     settings_file(run_dir)
-    path = checkpoints.initial_weights_path(run_dir)
+    path = checkpoints.trained_path(run_dir)
     advice = f"gapless train `resume={shell_name(run_dir)}` makes one at its end, or leave out `init_from`"
     config, vocabs, weights = read_model(path, advice=advice)
     return InitialWeights(

@@ -286,7 +286,9 @@ def load_model(
     _check_count("average", average)
     config = read_config(run)
     if average is None:
-        path = checkpoints.checkpoint_path(run, checkpoint or _newest(run))
+        path = checkpoints.trained_path(run)
+        if checkpoint is not None:
+            path = checkpoints.checkpoint_path(run, checkpoint)
         config, vocabs, weights = read_model(path, advice="choose another with `checkpoint`")
     else:
         vocabs = read_vocabs(run, config)
@@ -342,12 +344,6 @@ def _check_finite(model: Transformer, run: Path) -> None:
                 f"the weights of {run} are not finite: {name} holds NaN or infinite numbers; "
                 "choose another `checkpoint`, or train again with a lower learning rate"
             )
-
-
-def _newest(run: Path) -> str:
-    """Return the final checkpoint's name, or the best one's while the run is unfinished."""
-    is_final = checkpoints.final_path(run).exists()
-    return checkpoints.FINAL if is_final else checkpoints.BEST
 
 
 # --- lines of text ---

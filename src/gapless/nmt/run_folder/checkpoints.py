@@ -362,15 +362,15 @@ def load_state(
     )
 
 
-def initial_weights_path(run_dir: Path) -> Path:
-    """Return the checkpoint whose weights another run starts with: the final model, or else the best."""
+def trained_path(run_dir: Path) -> Path:
+    """Return the checkpoint of a run's trained model: the final one, or else the best so far."""
     final, best = final_path(run_dir), best_path(run_dir)
     return final if final.exists() or not best.exists() else best
 
 
 def instead_of_resuming(run_dir: Path) -> str:
     """Return what can be done with a run that has no whole state."""
-    if not initial_weights_path(run_dir).exists():
+    if not trained_path(run_dir).exists():
         return "start it anew in another `run_dir`"
     return (
         f"begin another run with its weights by `init_from={shell_name(run_dir)}`, or start it anew in "
