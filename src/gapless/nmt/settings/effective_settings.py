@@ -99,8 +99,8 @@ def _layout(config: TrainConfig, *, is_accelerator: bool, captures: bool) -> Lay
 # A resumed run leaves out as many updates as it has done, so the same settings must cut and order
 # them. Others make ids of words, or change the model without changing the shape of a weight.
 FIXED_ON_RESUME = (
-    *("seed", "max_length", "bpe_dropout", "batch_size", "batch_tokens"),
-    *("tokenizer", "vocab_size", "vocab_model", "shared_vocab", "heads", "norm", "activation"),
+    *("seed", "weights", "max_length", "bpe_dropout", "batch_size", "batch_tokens"),
+    *("tags", "tokenizer", "vocab_size", "vocab_model", "shared_vocab", "heads", "norm", "activation"),
 )
 
 # Names of the sides, which may be written otherwise.
