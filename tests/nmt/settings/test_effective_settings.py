@@ -21,7 +21,6 @@ from gapless.nmt.settings.effective_settings import (
     resolve,
     resolve_resumed,
     settings_to_keep,
-    worlds_of,
 )
 from gapless.ranks import SingleRank
 
@@ -185,13 +184,11 @@ def test_another_number_of_ranks_shares_the_same_updates(
 
 
 def test_ranks_that_cannot_share_an_update_are_refused():
-    """The error says how many could."""
+    """The error says which numbers of them could."""
     config = make(**TOKENS, accumulate=8)
     kept = settings_to_keep(config, resolve(config, is_accelerator=False))
 
-    with pytest.raises(
-        UserError, match=r"has 8 batches, which 3 ranks .* start 1, 2, 4 or 8 of them"
-    ):
+    with pytest.raises(UserError, match=r"has 8 batches, which 3 ranks .* that divides 8"):
         resolve_resumed(config, kept, world=3)
 
 
@@ -220,16 +217,12 @@ def test_only_training_decides_the_batches_of_an_update():
 
 @given(st.integers(1, 64), st.integers(1, 64))
 def test_ranks_share_an_update_equally_or_not_at_all(update, world):
-    """The error lists the numbers of ranks that could, and no other."""
-    if world in worlds_of(update):
+    """Of batches that they cannot share nobody drops some."""
+    if update % world == 0:
         assert accumulated(update, world) * world == update
         return
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=f"{world} ranks cannot share .* divides {update}$"):
         accumulated(update, world)
-
-    named = str(caught.value).rpartition("start ")[2].removesuffix(" of them")
-    assert [int(name) for name in named.replace(" or ", ", ").split(", ")] == worlds_of(update)
-    assert worlds_of(update) == [n for n in range(1, update + 1) if update % n == 0]
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,16 @@ def _layout(config: TrainConfig, *, is_accelerator: bool, captures: bool) -> Lay
 # them. Others make ids of words, or change the model without changing the shape of a weight.
 FIXED_ON_RESUME = (
     *("seed", "weights", "max_length", "bpe_dropout", "batch_size", "batch_tokens"),
-    *("tags", "tokenizer", "vocab_size", "vocab_model", "shared_vocab", "heads", "norm", "activation"),
+    *(
+        "tags",
+        "tokenizer",
+        "vocab_size",
+        "vocab_model",
+        "shared_vocab",
+        "heads",
+        "norm",
+        "activation",
+    ),
 )
 
 # Names of the sides, which may be written otherwise.
@@ -230,14 +239,9 @@ def accumulated(update: int, world: int) -> int:
         batches = "1 batch" if update == 1 else f"{update} batches"
         raise UserError(
             f"an update of this run has {batches}, which {world} ranks cannot share equally; "
-            f"start {_listed(worlds_of(update))} of them"
+            f"start a number of them that divides {update}"
         )
     return update // world
-
-
-def worlds_of(update: int) -> list[int]:
-    """Return which numbers of ranks can share an update of so many batches equally."""
-    return [world for world in range(1, update + 1) if update % world == 0]
 
 
 def grown_update(effective: EffectiveSettings) -> list[Choice]:
@@ -269,8 +273,3 @@ def check_shapes(
             "an update of this run has batches of several shapes, of which several GPUs cannot "
             'capture steps; add `plan="gapless"`, or begin a run with `one_shape=True`'
         )
-
-
-def _listed(numbers: list[int]) -> str:
-    *others, last = map(str, numbers)
-    return f"{', '.join(others)} or {last}" if others else last
