@@ -17,6 +17,7 @@ from gapless.cli import progress as shown
 from gapless.loop.train_loop import TrainLoop
 from gapless.records.epoch_record import Progress
 from gapless.records.training import RunProgress
+from gapless.report.training_text import EpochTitle
 from gapless.testing import SimulatedDevice, count_waits
 from terminal.screen import Screen
 from toys import made_up_epoch
@@ -24,10 +25,11 @@ from toys import made_up_epoch
 
 def begin(observer, *, epoch=1, first_read=4, earlier_loss=None):
     """Tell an observer of an epoch of four batches."""
-    observer.epoch_started(
-        epoch, num_epochs=2, num_batches=4, num_done=0, first_read=first_read,
+    title = EpochTitle(
+        number=epoch, num_epochs=2, num_batches=4, num_done=0, first_read=first_read,
         earlier_loss=earlier_loss,
     )  # fmt: skip
+    observer.epoch_started(title)
 
 
 def queue(observer, *, batch, **changes):

@@ -256,25 +256,9 @@ class TrainingProgress:
             self._shapes.clear()
             self._say(f"prepared {of} shapes")
 
-    def epoch_started(
-        self,
-        epoch: int,
-        *,
-        num_epochs: int,
-        num_batches: int,
-        num_done: int,
-        first_read: int,
-        earlier_loss: float | None,
-    ) -> None:
+    def epoch_started(self, title: EpochTitle) -> None:
         """Start the epoch's clock, and show which one begins."""
-        self._title = EpochTitle(
-            number=epoch,
-            num_epochs=num_epochs,
-            num_batches=num_batches,
-            num_done=num_done,
-            first_read=first_read,
-            earlier_loss=earlier_loss,
-        )
+        self._title = title
         self._epoch_began = self._read_at = perf_counter()
         self._weight = 0.0
         if not self._draws:

@@ -123,8 +123,8 @@ def test_an_epoch_is_told_of_those_that_are_made(folder, settings, last):
     class ToldError(Exception):
         pass
 
-    def told(epoch, *, num_epochs, **_):
-        raise ToldError(epoch, num_epochs)
+    def told(title):
+        raise ToldError(title.number, title.num_epochs)
 
     config = tiny_config(folder, **{"batch_size": 4, "warmup": 5, "beam": 1, **settings})
     listener = Listener()

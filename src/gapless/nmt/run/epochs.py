@@ -12,6 +12,7 @@ from gapless.nmt.run.run_report import TimeEstimate
 from gapless.nmt.run.stopping import until_stopped
 from gapless.nmt.run_folder.logs import LossLog
 from gapless.pipeline.loaders import LoaderPart
+from gapless.report.training_text import EpochTitle
 
 
 if TYPE_CHECKING:
@@ -115,12 +116,14 @@ class Epochs:
         num_done = run.sampler.num_skipped
         earlier = losses.read_since(max(0, losses.num_added - 1))
         self.messages.observer.epoch_started(
-            progress.epoch + 1,
-            num_epochs=run.last_epoch,
-            num_batches=run.sampler.whole_epoch,
-            num_done=num_done,
-            first_read=num_done + min(run.loop.plan.loss_interval, len(run.sampler)),
-            earlier_loss=earlier[-1][0] if earlier else None,
+            EpochTitle(
+                number=progress.epoch + 1,
+                num_epochs=run.last_epoch,
+                num_batches=run.sampler.whole_epoch,
+                num_done=num_done,
+                first_read=num_done + min(run.loop.plan.loss_interval, len(run.sampler)),
+                earlier_loss=earlier[-1][0] if earlier else None,
+            )
         )
         part = _Part(self, estimate)
         run.model.train()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gapless.plans import Plan
     from gapless.records.epoch_record import Progress
     from gapless.records.training import TrainingEpoch
+    from gapless.report.training_text import EpochTitle
 
 
 # --- while it runs ---
@@ -48,21 +49,8 @@ class Observer(Protocol):
     def capturing_ahead(self, done: int, *, of: int) -> None:
         """This many of the fixed shapes are captured, before the run trains on any batch."""
 
-    def epoch_started(
-        self,
-        epoch: int,
-        *,
-        num_epochs: int,
-        num_batches: int,
-        num_done: int,
-        first_read: int,
-        earlier_loss: float | None,
-    ) -> None:
-        """An epoch of this many batches begins, or goes on where some are done; epochs count from 1.
-
-        Its first losses are read after batch `first_read` of it; `earlier_loss` is the newest that
-        was read before.
-        """
+    def epoch_started(self, title: EpochTitle) -> None:
+        """An epoch begins, or goes on where some of its batches are done."""
 
     def batch_queued(self, progress: Progress, *, run: RunProgress) -> None:
         """A batch was queued."""
