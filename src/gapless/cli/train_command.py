@@ -289,22 +289,19 @@ def _dry_run(options: Namespace) -> int:
     from gapless.nmt.run.learning import short_line
     from gapless.nmt.run.new_run import choose_run
     from gapless.nmt.run.out_of_memory import naming_phase
-    from gapless.nmt.run.run_report import describe_data, describe_score_tokenizer
+    from gapless.nmt.run.run_report import describe_text
     from gapless.nmt.settings.score_tokenizer import choose_score_tokenizer
     from gapless.ranks.launch import read_launch
 
     world = read_launch(os.environ).world
     given = settings_given(given_settings(options), file=options.config)
     chosen = choose_run(given, world=world)
-    config, corpus = chosen.config, chosen.task.corpus
-    for note in corpus.notes:
+    config = chosen.config
+    for note in chosen.task.corpus.notes:
         warn(note)
-    print_wrapped(f"data: {describe_data(config, chosen.task)}")
-    for name, text in corpus.filtered.items():
-        print_wrapped(f"{name}: {text}")
-    if chosen.task.store is not None:
-        print_wrapped(f"store: {chosen.task.store}")
-    print_wrapped(f"scores: {describe_score_tokenizer(choose_score_tokenizer(config))}")
+    facts = describe_text(config, chosen.task, choose_score_tokenizer(config))
+    for title, text in facts.items():
+        print_wrapped(f"{title}: {text}")
     choices = [choice.line for choice in chosen.choices]
     print_wrapped(
         "\n".join(choices or ["all settings are given, or those of the embedded corpus"])

@@ -207,10 +207,7 @@ def describe_run(run: TrainingRun) -> dict[str, str]:
         "device": f"{run.device.torch_device} ({run.device.describe()}), "
         f"torch {torch.__version__}, {run.config.precision}",
         "plan": describe_plan(run.effective, device=run.device, workers=run.workers),
-        "data": describe_data(run.config, run.task),
-        **run.task.corpus.filtered,
-        **({} if run.task.store is None else {"store": run.task.store}),
-        "scores": describe_score_tokenizer(run.score_tokenizer),
+        **describe_text(run.config, run.task, run.score_tokenizer),
         "model": f"{run.num_parameters:,} parameters, vocabulary {len(vocabs.src)} to "
         f"{len(vocabs.tgt)}",
         "batches": f"{len(run.sampler)} an epoch, {run.sampler.describe()}",
@@ -246,6 +243,19 @@ def describe_plan(effective: EffectiveSettings, *, device: Device, workers: int)
     )
 
 
+def describe_text(
+    config: TrainConfig, task: Task, score_tokenizer: ScoreTokenizer
+) -> dict[str, str]:
+    """Return what a run learns from, and how its translations are scored, each line under its title."""
+    note = f"; {score_tokenizer.note}" if score_tokenizer.note else ""
+    return {
+        "data": describe_data(config, task),
+        **task.corpus.filtered,
+        **({} if task.store is None else {"store": task.store}),
+        "scores": f"BLEU with tokenizer {score_tokenizer.name}, as {score_tokenizer.because}{note}",
+    }
+
+
 def describe_data(config: TrainConfig, task: Task) -> str:
     """Return what a run learns from."""
     corpus = task.corpus
@@ -263,12 +273,6 @@ def describe_data(config: TrainConfig, task: Task) -> str:
         f"{len(task.train)} training pairs{skipped}, {len(corpus.val)} validation{long_val}, "
         f"{len(corpus.test)} test{held_out}{', too few for scores to mean much' if is_small else ''}"
     )
-
-
-def describe_score_tokenizer(score_tokenizer: ScoreTokenizer) -> str:
-    """Return how translations are scored, with what to know before scores are compared."""
-    note = f"; {score_tokenizer.note}" if score_tokenizer.note else ""
-    return f"BLEU with tokenizer {score_tokenizer.name}, as {score_tokenizer.because}{note}"
 
 
 def plan_settings(plan: Plan) -> dict[str, Any]:
