@@ -28,7 +28,7 @@ if is_bad:
 train_rows = torch.utils.data.DataLoader(rows, batch_size=3{options})
 log, epoch_total, results, names = [], 0.0, [], [0.5, 0.25, 1.0]
 logger = logging.getLogger("own mends")
-for part in train_rows:
+for {head}:
     {before}
     loss = F.mse_loss(model(part), torch.ones(len(part), 2, device=device))
     {inside}
@@ -38,6 +38,7 @@ for part in train_rows:
 {after}
 weights = [one.detach().clone() for one in model.parameters()]
 """
+HEAD = "part in train_rows"
 MOVES = "part = part.to(device)"
 # What stands in the loop, and the marked line.
 CASES = {
@@ -73,9 +74,40 @@ CASES = {
         "inside": "log.append(torch.tensor(names).to(device))",
         "after": "",
     },
+    "numbers of a list": {
+        "inside": "results.append(loss.item())",
+        "after": "log += results",
+    },
+    "numbers made here, rounded and of another shape": {
+        "inside": "log.append(torch.full((2, 2), 2.5).long().unsqueeze(0).to(device))",
+        "after": "",
+    },
+    "numbers made here, rounded by the copy": {
+        "inside": "log.append(torch.full((2, 2), 2.5).to(device, torch.long))",
+        "inner": "torch.full((2, 2), 2.5).to(device, torch.long)",
+        "after": "",
+    },
+    "batches that are numbered": {
+        "head": "number, part in enumerate(train_rows)",
+        "before": MOVES,
+        "after": "log += [loss.detach(), number]",
+    },
+    "batches that are page-locked, and cast": {
+        "inside": "log.append(part.half().to(device))",
+        "before": "pass",
+        "inner": "part.half().to(device)",
+        "after": "",
+        "options": ", pin_memory=torch.cuda.is_available()",
+    },
+    "a distribution": {
+        "inside": "log.append(torch.distributions.Poisson(model(part).nan_to_num().square()).mean)",
+        "inner": "torch.distributions.Poisson(model(part).nan_to_num().square())",
+        "after": "",
+    },
     "batches of a loader": {"before": MOVES, "after": "log.append(loss.detach())"},
     "batches that are page-locked": {
         "before": MOVES,
+        "inner": "part.to(device)",
         "after": "log.append(loss.detach())",
         "options": ", pin_memory=torch.cuda.is_available()",
     },
@@ -87,13 +119,13 @@ CASES = {
 
 
 def source_of(case):
-    parts = {"before": MOVES, "inside": "pass", "after": "", "options": ""} | case
+    parts = {"head": HEAD, "before": MOVES, "inside": "pass", "after": "", "options": ""} | case
     return SCRIPT.format(**parts)
 
 
 def mended(source, case):
     """Return the script with the mend of its line: code up to `...` in its place, the rest behind the loop."""
-    line = case.get("inside", case.get("before"))
+    line = case.get("marked", case.get("inside", case.get("before")))
     number = next(n for n, one in enumerate(source.splitlines(), 1) if one.strip() == line)
     mend = next(one.mend for one in findings_of(source, "s.py") if one.site.line == number)
     _, _, code = mend.partition("\n")
@@ -101,9 +133,10 @@ def mended(source, case):
     here = "\n".join(one.partition("  #")[0] for one in here.strip().splitlines())
     behind = "\n".join(behind.strip().splitlines()[1:])
     if here.startswith("for "):  # another head of the loop, and no copy in it
-        return source.replace("for part in train_rows:", here).replace(line, "pass")
-    if not here.startswith(re.match(r"\w+", line).group()):
-        here = line.replace(inner_of(line), here)
+        return source.replace(f"for {case.get('head', HEAD)}:", here).replace(line, "pass")
+    inner = case.get("inner")
+    if inner or not here.startswith(re.match(r"\w+", line).group()):
+        here = line.replace(inner or inner_of(line), here)
     after = case["after"]
     if behind.endswith(".item()"):
         behind = ""

@@ -25,6 +25,15 @@ _MAKES = _DRAWS | frozenset(
     zeros ones full empty eye arange linspace tensor Tensor FloatTensor LongTensor IntTensor BoolTensor
     """.split()  # noqa: SIM905
 )
+# Methods of a tensor that people call of a batch before they copy it: each has the same bits on the device.
+_OF_A_TENSOR = frozenset(
+    """
+    long float int bool double half type view reshape flatten squeeze unsqueeze permute transpose t
+    contiguous detach clone repeat expand requires_grad_
+    """.split()  # noqa: SIM905
+)
+# They hand out what is there already: a loader's batch, or a part of it.
+_HANDS_OUT = frozenset({"next", "__next__", "get", "pop"})
 _NO_ENVIRONMENT = re.compile(r"opt|sched|scaler|prof|lr|bar", re.IGNORECASE)
 _TAKES_A_SIZE = frozenset(
     {"range", "arange", "zeros", "ones", "full", "expand", "repeat", "split"}
@@ -116,6 +125,8 @@ def own_mend(cause: Cause, place: Place) -> tuple[str, str] | None:
     header = _header(place.statement)
     if cause in _COPIES:
         return _mend_copy(place, header)
+    if cause == "validation":
+        return _mend_checks(header)
     if cause not in _READS:
         return None
     return (
@@ -139,14 +150,20 @@ def _header(statement: ast.stmt) -> ast.AST:
     return statement
 
 
-def _loader_of(loop: ast.For | None) -> str:
-    source: ast.expr | None = None if loop is None else loop.iter
+def _source_of(loop: ast.For) -> ast.expr:
+    """Return what a loop goes over, within what numbers it or shows how far it is."""
+    source = loop.iter
     while isinstance(source, ast.Call) and source.args:
         if getattr(source.func, "id", getattr(source.func, "attr", "")) not in (
             *("enumerate", "tqdm", "iter"),
         ):
-            return ""
+            break
         source = source.args[0]
+    return source
+
+
+def _loader_of(loop: ast.For | None) -> str:
+    source = None if loop is None else _source_of(loop)
     return ast.unparse(source) if isinstance(source, ast.Name | ast.Attribute) else ""
 
 
@@ -158,6 +175,19 @@ def _calls(node: ast.AST) -> Iterator[tuple[str, str, ast.Call]]:
                 yield one.func.attr, ast.unparse(one.func.value), one
             elif isinstance(one.func, ast.Name):
                 yield one.func.id, "", one
+
+
+def _mend_checks(header: ast.AST) -> tuple[str, str] | None:
+    """A distribution that is made here checks what it is given."""
+    for name, _, call in _calls(header):
+        if name[:1].isupper() and not any(one.arg == "validate_args" for one in call.keywords):
+            arguments = [ast.unparse(one) for one in (*call.args, *call.keywords)]
+            made = f"{ast.unparse(call.func)}({', '.join([*arguments, 'validate_args=False'])})"
+            return (
+                "Turn the check off once the code works; a NaN is no error there any more.",
+                made,
+            )
+    return None
 
 
 def _bound_names(statement: ast.AST) -> set[str]:
@@ -374,14 +404,15 @@ def _mend_results(statement: ast.stmt) -> tuple[str, str] | None:
     if call.func.attr not in ("append", "extend") or len(call.args) != 1:
         return None
     names = [name for name, _, _ in _calls(call.args[0])]
-    end = "tolist" if "tolist" in names else "cpu" if "cpu" in names else ""
+    is_number = getattr(getattr(call.args[0], "func", None), "attr", "") == "item"
+    end = "tolist" if "tolist" in names or is_number else "cpu" if "cpu" in names else ""
     if not end:
         return None
     results = ast.unparse(call.func.value)
     return (
         "Keep results on the device, and bring them over in one copy after the loop.",
         f"{results}.append({_without_read(call.args[0])})\n...  # after the loop\n"
-        f"{results} = torch.cat({results}).{end}()",
+        f"{results} = torch.{'stack' if is_number else 'cat'}({results}).{end}()",
     )
 
 
@@ -390,50 +421,91 @@ def _mend_results(statement: ast.stmt) -> tuple[str, str] | None:
 
 def _mend_copy(place: Place, header: ast.AST) -> tuple[str, str] | None:
     for name, owner, call in _calls(header):
-        if name not in ("to", "cuda"):
+        if name not in ("to", "cuda") or not isinstance(call.func, ast.Attribute):
             continue
-        where = "device"
-        if name == "to" and call.args:
-            where = ast.unparse(call.args[0])
-        made = next((one for one in _calls(call.func) if one[0] in _MAKES), None)
-        if made is not None:
-            return _mend_made_here(made, where)
-        if owner.startswith(("torch.from_numpy", "torch.as_tensor")):
-            return (
-                "It was made on the host in this step, so nothing can have page-locked it: do it once before "
-                "the loop if it does not change; else fill one page-locked buffer again and again.",
-                "buffer = torch.empty(shape, pin_memory=True)  # before the loop\n"
-                f"buffer.copy_({owner})\nx = buffer.to({where}, non_blocking=True)",
-            )
-        if place.loader and not place.loader_pins:
+        where = ast.unparse(call.args[0]) if name == "to" and call.args else "device"
+        # What else `to` is told, such as a dtype.
+        more = [
+            *map(ast.unparse, call.args[1:] if name == "to" else ()),
+            *(ast.unparse(one) for one in call.keywords if one.arg != "non_blocking"),
+        ]
+        root = _root_of(call.func.value)
+        if isinstance(root, ast.Call):
+            return _mend_made(root, owner, where, more)
+        if place.loader and place.loop is not None and not place.loader_pins:
             loop = place.loop
-            target = "batch" if loop is None else ast.unparse(loop.target)
+            prefetched = f"gapless.prefetch({place.loader}, {where})"
+            source = _in_place_of(prefetched, _source_of(loop), ast.unparse(loop.iter))
             return (
                 f"Let {place.loader} page-lock its batches, pin_memory=True, and copy with non_blocking=True; "
                 "or let gapless.prefetch do both, ahead of the loop.",
-                f"for {target} in gapless.prefetch({place.loader}, {where}):  # and no copy in the loop",
+                f"for {ast.unparse(loop.target)} in {source}:  # and no copy in the loop",
             )
-        if place.loader_pins:
+        if place.loader_pins and not isinstance(root, ast.BinOp):
+            batch = ast.unparse(root)
+            copied = f"{batch}.to({', '.join([where, *more, 'non_blocking=True'])})"
+            first = "" if batch == owner else " before anything is computed of it"
             return (
-                "The loader page-locks its batches already: copy with non_blocking=True.",
-                f"{owner}.to({where}, non_blocking=True)",
+                f"The loader page-locks its batches already: copy with non_blocking=True{first}.",
+                _in_place_of(copied, root, owner),
             )
     return None
 
 
-def _mend_made_here(made: tuple[str, str, ast.Call], where: str) -> tuple[str, str]:
-    name, owner, call = made
-    arguments = [ast.unparse(one) for one in (*call.args, *call.keywords)]
+def _root_of(node: ast.expr) -> ast.expr:
+    """Return what a chain of methods and indices begins with: the batch, or a call that makes a tensor."""
+    while True:
+        if isinstance(node, ast.Subscript):
+            node = node.value
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in _OF_A_TENSOR
+        ):
+            node = node.func.value
+        else:
+            return node
+
+
+def _in_place_of(new: str, old: ast.expr, text: str, behind: str = "") -> str:
+    return text.replace(ast.unparse(old), new, 1) + behind
+
+
+def _mend_made(root: ast.Call, owner: str, where: str, more: list[str]) -> tuple[str, str] | None:
+    """Return the mend of what a call of this line has made."""
+    path = ast.unparse(root.func)
+    name = path.rpartition(".")[2]
+    if name in _MAKES:
+        sentence, code = _mend_made_here(root, name, where)
+        moved = f".to({', '.join(more)})" if more else ""
+        return sentence, _in_place_of(code, root, owner, moved)
+    if path.startswith("torch."):
+        return (
+            "It was made on the host in this step, so nothing can have page-locked it: do it once before "
+            "the loop if it does not change; else fill one page-locked buffer again and again.",
+            "buffer = torch.empty(shape, pin_memory=True)  # before the loop\n"
+            f"buffer.copy_({owner})\nx = buffer.to({', '.join([where, *more])}, non_blocking=True)",
+        )
+    if name in _HANDS_OUT:
+        return None
+    return (
+        f"If {path} makes it anew each time, let it make it on the device; if it never changes, copy it once, "
+        "before the loop.",
+        "",
+    )
+
+
+def _mend_made_here(made: ast.Call, name: str, where: str) -> tuple[str, str]:
+    arguments = [ast.unparse(one) for one in (*made.args, *made.keywords)]
     by_class = {"Tensor": "float32", "FloatTensor": "float32", "LongTensor": "int64"}
     if name in by_class or name == "tensor":
         dtype = [f"dtype=torch.{by_class[name]}"] if name in by_class else []
-        code = f"torch.tensor({', '.join([*arguments, *dtype, f'device={where}'])})"
         return (
             "Make it outside of the loop if it does not change; else on the device at once, which is one copy "
             "and a wait as well, but no second tensor.",
-            code,
+            f"torch.tensor({', '.join([*arguments, *dtype, f'device={where}'])})",
         )
     sentence = "Make it on the device at once: nothing is copied then."
     if name in _DRAWS:
         sentence += " The numbers are others: they are drawn by the device's generator."
-    return sentence, f"{owner or 'torch'}.{name}({', '.join([*arguments, f'device={where}'])})"
+    return sentence, f"{ast.unparse(made.func)}({', '.join([*arguments, f'device={where}'])})"

@@ -110,13 +110,21 @@ def _named(flow: Flow, done: Call, path: str) -> Value:
     if handler is not None:
         return handler(flow, done, path)
     if root in torch_names.HOST_MODULES:
-        return ARRAY if root == "numpy" and torch_names.MAKES_ARRAY.search(path) else HOST
+        return _of_host_module(done, root, path)
     if path.startswith("torchvision.models."):
         return MODULE
     hint = meant_by(path)
     if path.rpartition(".")[2][:1].isupper():
         return hint if hint.kind == "module" else Value("object", what=path)
     return _called(flow, done, hint)
+
+
+def _of_host_module(done: Call, root: str, path: str) -> Value:
+    """Call numpy or another module of the host: what is drawn without a size is one number."""
+    makes = root == "numpy" and torch_names.MAKES_ARRAY.search(path)
+    if not makes or (path in torch_names.DRAWS_ONE and not done.has(*torch_names.DRAWS_ONE[path])):
+        return HOST
+    return ARRAY
 
 
 def _counted(flow: Flow, done: Call, path: str) -> Value:

@@ -245,6 +245,8 @@ class Expressions(ast.NodeVisitor):
         if isinstance(operator, ast.Is | ast.IsNot):
             return HOST
         if isinstance(operator, ast.In | ast.NotIn):
+            if _is_text_or_none(node.left):
+                return HOST  # no tensor holds a text
             self._flow.read(node.lineno, "bool", "Tensor.__contains__", operands[1])
             return HOST
         if any(_is_text_or_none(one) for one in (node.left, *node.comparators)):
@@ -312,11 +314,11 @@ class Expressions(ast.NodeVisitor):
                 self.truth(condition)
         if isinstance(node, ast.DictComp):
             self.visit(node.key)
-            element = self.visit(node.value)
+            made = dict_of([list_of(self.visit(node.value))])
         else:
-            element = self.visit(node.elt)
+            made = list_of(self.visit(node.elt))
         frame.names = names
-        return list_of(element)
+        return made
 
     visit_SetComp = visit_GeneratorExp = visit_DictComp = visit_ListComp  # noqa: N815
 

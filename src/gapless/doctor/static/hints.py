@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from gapless.doctor.static.values import DEVICE_NAME, HINT, MODULE, UNKNOWN, Value
+from gapless.doctor.static.values import (
+    DEVICE_NAME,
+    HINT,
+    MODULE,
+    UNKNOWN,
+    UNKNOWN_MASK,
+    Value,
+)
 
 
 # Names that hold modules, and names that hold tensors: what people call them.
@@ -23,6 +30,7 @@ MAKES_MODULE = re.compile(
     r"(model|net|network|module|criterion|loss|encoder|decoder|backbone)s?$",
     re.IGNORECASE,
 )
+MASK_NAME = re.compile(r"(^|_)mask$")
 TENSOR_NAME = re.compile(r"^(loss|losses|logits|grad|grads)$")
 DEVICE_WORD = re.compile(r"(^|_)(device|dev|gpu|cuda|rank)(_?ids?)?s?$", re.IGNORECASE)
 # Objects that carry the settings of a run, or the run itself: their `device` is where it computes.
@@ -47,6 +55,8 @@ def meant_by(name: str) -> Value:
         return HINT
     if DEVICE_WORD.search(name):
         return DEVICE_NAME
+    if MASK_NAME.search(name):
+        return UNKNOWN_MASK
     return MODULE if MODULE_NAME.search(name) else UNKNOWN
 
 

@@ -207,7 +207,7 @@ def _of_list(flow: Flow, done: Call, base: Value) -> Value:
         if isinstance(function.value, ast.Name) and function.value.id in flow.frame.names:
             flow.frame.names[function.value.id] = new
         return HOST
-    if done.name == "copy":
+    if done.name in ("copy", "__iter__"):
         return base
     if done.name == "items":
         return pairs_of(base.of or UNKNOWN)

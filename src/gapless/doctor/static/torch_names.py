@@ -138,11 +138,19 @@ MAKES_ARRAY = re.compile(
     r"|randint|normal|random|repeat|tile|concatenate|stack|unique|where|eye|triu|tril)$"
 )
 
+# Of these, what draws one number where no size is given: the place of the size, and its name.
+DRAWS_ONE = {
+    "numpy.random.choice": (1, "size"),
+    "numpy.random.randint": (2, "size"),
+    "numpy.random.normal": (2, "size"),
+    "numpy.random.random": (0, "size"),
+}
+
 # Methods of a module that return the module, and those that compute as a call does.
 SAME_MODULE = _words("train eval requires_grad_ half float double bfloat16 apply share_memory")
 MODULE_CALLS = _words("forward generate encode decode sample predict __call__")
 ADD_TO_LISTS = _words("append add appendleft insert extend")
-OF_LISTS = _words("pop popleft get setdefault")
+OF_LISTS = _words("pop popleft get setdefault __next__")
 
 # Methods that take sizes: a tensor there is read.
 TAKE_SIZES = _words("expand repeat view reshape new_zeros new_ones new_full new_empty narrow")
