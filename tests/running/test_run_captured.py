@@ -361,6 +361,46 @@ def test_a_network_that_no_optimizer_has_is_captured_as_well(device, capturing):
     assert all(report.num_replays > 0 for _, report in captured.reports)
 
 
+class Policy(nn.Module):
+    """Its loop calls methods of it, and never itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def chances(self, x):
+        return torch.softmax(self.last(torch.tanh(self.first(x))), dim=-1)
+
+
+def test_a_model_whose_methods_are_called_is_captured_as_one(device, capturing):
+    """Not layer by layer: a graph of one layer launches as much as it saves."""
+    policy = Policy().to(device.torch_device)
+    optimizer = SGD(policy.parameters(), lr=0.1)
+    for _ in range(40):
+        optimizer.zero_grad()
+        policy.chances(torch.ones(3, 4, device=device.torch_device)).square().sum().backward()
+        optimizer.step()
+
+    captured = capturing.end()
+
+    assert names_of(captured) == ["Policy", "SGD"]
+    assert all(report.num_replays > 0 for _, report in captured.reports)
+
+
+def test_calls_of_ever_new_shapes_are_told_of(device, capturing):
+    """A share of 0 % has its reason, although nothing was refused."""
+    training = Training(device)
+    for number in range(16):
+        training.optimizer.zero_grad()
+        rows = torch.ones(number // 2 + 1, 4, device=training.at)
+        training.model(rows).sum().backward()
+        training.optimizer.step()
+
+    text = capturing.end().text()
+
+    assert "as written, Net: no kind of its calls came often enough" in text
+
+
 def test_accumulated_gradients_belong_to_an_optimizer(device, capturing):
     """Many backward passes before a step put off nothing: the model is captured, and then the optimizer."""
     training = Training(device)

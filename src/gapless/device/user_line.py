@@ -102,7 +102,9 @@ def _is_inner_code(code: CodeType) -> bool:
 
 def _short_site(path: str, line: int) -> str:
     if (path, line) not in _sites:
-        _sites[path, line] = f"{Path(path).name}:{line}"
+        # Of an installed package as it is imported: the script has no such file.
+        inside = next((path.partition(one)[2] for one in _INSTALLED if one in path), "")
+        _sites[path, line] = f"{Path(inside).as_posix() if inside else Path(path).name}:{line}"
     return _sites[path, line]
 
 

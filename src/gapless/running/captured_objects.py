@@ -86,6 +86,13 @@ class CapturedObjects:
         for name, report in self.reports:
             for refusal in report.refusals:
                 yield f"as written, {name}: {refusal.text}"
+            if report.note:
+                yield f"{name}: {report.note}"
+            elif report.num_eager and not report.num_graphs and not report.refusals:
+                yield (
+                    f"as written, {name}: no kind of its calls came often enough; a graph takes calls of one shape, "
+                    "and the first four of each run as written"
+                )
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

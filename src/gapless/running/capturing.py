@@ -69,8 +69,8 @@ class Capturing:
         self._num_steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._done: WeakSet[Module | Optimizer] = WeakSet()
         self._reports: list[tuple[str, CaptureReport]] = []
-        # Only those that are captured now.
-        self._captured: dict[weakref.ref[Module | Optimizer], CaptureReport] = {}
+        # Of those that are captured now: the place of the report.
+        self._captured: dict[weakref.ref[Module | Optimizer], int] = {}
         self._num_as_written = 0
         self._called: CalledParts | None = None
         self._num_watches = self._num_watched = self._num_backward = 0
@@ -96,6 +96,8 @@ class Capturing:
         self._of_backward.take_out()
         if self._hook is not None:
             self._hook.remove()
+        for reference, place in self._captured.items():
+            self._renew_report(reference(), place)
         return CapturedObjects(
             reports=self._reports,
             why_nothing="" if self._reports else self._why_nothing or self._what_was_missing(),
@@ -230,9 +232,8 @@ class Capturing:
                 account_of(device).charge(self._import_s)
                 self._import_s = 0.0
                 capture_untold(target, device)
-                report = capture_report(target)
-                self._reports.append((type(target).__name__, report))
-                self._captured[weakref.ref(target)] = report
+                self._captured[weakref.ref(target)] = len(self._reports)
+                self._reports.append((type(target).__name__, capture_report(target)))
         if not self._reports:
             self._why_nothing = "no weights of an optimizer are on the GPU"
 
@@ -240,14 +241,26 @@ class Capturing:
         """Undo captures that have come to nothing and never will."""
         from gapless.graphs.in_place.capture_in_place import release
 
-        for reference, report in list(self._captured.items()):
+        for reference, place in list(self._captured.items()):
             target = reference()
+            report = self._renew_report(target, place)
             has_graphs = report.num_graphs > 0
             is_refused = report.forbids_all_for_good and not has_graphs
             if target is None or (is_refused and report.num_eager >= _NUM_REFUSED):
                 del self._captured[reference]
                 if target is not None:
                     release(target)
+
+    def _renew_report(self, target: Module | Optimizer | None, place: int) -> CaptureReport:
+        """Return the report of an object as it is now: methods that were called since have theirs."""
+        from gapless.graphs.in_place.captor import captor_of
+        from gapless.graphs.in_place.capture_in_place import capture_report
+
+        name, report = self._reports[place]
+        if target is not None and captor_of(target) is not None:
+            report = capture_report(target)
+            self._reports[place] = (name, report)
+        return report
 
     def _give_up(self, why: str = "", *, problem: str = "") -> None:
         """Leave the script alone from now on; what is captured stays captured."""

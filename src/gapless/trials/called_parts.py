@@ -6,12 +6,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from torch.nn.modules.module import (
+    Module,
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gapless.device.torch_private import compiler_counters
+from gapless.python_private import getframe
 
 
 if TYPE_CHECKING:
@@ -72,8 +74,10 @@ class CalledParts:
         if threading.get_ident() != self._thread:
             return
         self._depth += 1
-        if self._depth == 1 and not any(module is one for one in self._modules):
-            self._modules.append(module)
+        if self._depth == 1:
+            called = module if next(module.children(), None) is not None else _owner_of(module)
+            if not any(called is one for one in self._modules):
+                self._modules.append(called)
 
     def _after_module(self, module: nn.Module, args: Any, result: Any) -> None:
         # Not below 0: a module that was running when this began was not counted on entry.
@@ -83,3 +87,19 @@ class CalledParts:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not any(optimizer is one for one in self.optimizers):
             self.optimizers.append(optimizer)
+
+
+def _owner_of(layer: nn.Module) -> nn.Module:
+    """Return the module one of whose methods calls a layer of its own; the layer itself where there is none.
+
+    Policies have methods such as `act` and `value` in place of `forward`; a graph of one layer alone is of no use.
+    """
+    frame = getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_argcount and code.co_varnames[0] == "self":
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, Module) and owner is not layer and layer in set(owner.modules()):
+                return owner
+        frame = frame.f_back
+    return layer
