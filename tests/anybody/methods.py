@@ -498,3 +498,26 @@ def pinn_as_a_step(place):
     step = place.capture(step)
     losses = [step(floats(place, number, 12, 8)).clone() for number in range(NUM)]
     return losses, state(net, optimizer)
+
+
+class InAList(nn.Module):
+    """Its layers stand in a plain list, and their weights in a list of parameters, as of N-BEATS."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(8, 16), nn.Linear(16, 4)]
+        self.held = nn.ParameterList([one for layer in self.layers for one in layer.parameters()])
+
+    def forward(self, x):
+        first, last = self.layers
+        return last(torch.tanh(first(x)))
+
+
+@case("Layers in a plain list are no part of the module", expect=told("ModuleList"))
+def layers_in_a_list(place):
+    model = InAList().to(place.device.torch_device)
+    for layer in model.layers:
+        layer.to(place.device.torch_device)
+    return trained(
+        place, model, lambda model, x, y: F.cross_entropy(model(x), y), optimizer=sgd(model)
+    )

@@ -20,6 +20,15 @@ def test_equal_code_of_two_files_has_two_sites():
     assert found == ["first.py:3", "second.py:3"]
 
 
+def test_a_line_of_an_installed_package_has_its_folders():
+    """A user has no `loop.py`, and looks for it in vain."""
+    path = "/env/lib/python3.11/site-packages/torch_geometric/utils/loop.py"
+    names = {"call_site": call_site}
+    exec(compile("found = call_site()", path, "exec"), names)
+
+    assert names["found"] == "torch_geometric/utils/loop.py:1"
+
+
 def test_what_torch_calls_on_behalf_of_a_line_is_not_that_line():
     """A mode or a subclass of the user's own stands between the line and the call."""
     text = "def __torch_function__():\n    return call_site()\n\nfound = __torch_function__()\n"

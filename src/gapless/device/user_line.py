@@ -102,10 +102,16 @@ def _is_inner_code(code: CodeType) -> bool:
 
 def _short_site(path: str, line: int) -> str:
     if (path, line) not in _sites:
-        # Of an installed package as it is imported: the script has no such file.
-        inside = next((path.partition(one)[2] for one in _INSTALLED if one in path), "")
-        _sites[path, line] = f"{Path(inside).as_posix() if inside else Path(path).name}:{line}"
+        _sites[path, line] = f"{shown_name(path)}:{line}"
     return _sites[path, line]
+
+
+def shown_name(path: str) -> str:
+    """Return a file's name as shown to people; of an installed package as it is imported: no script has that file."""
+    for folder in _INSTALLED:
+        if folder in path:
+            return Path(path.rpartition(folder)[2]).as_posix()
+    return Path(path).name
 
 
 class Place(NamedTuple):

@@ -18,6 +18,7 @@ from gapless.python_private import getframe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from torch import nn
     from torch.optim import Optimizer
@@ -94,7 +95,7 @@ def _owner_of(layer: nn.Module) -> nn.Module:
 
     Policies have methods such as `act` and `value` in place of `forward`; a graph of one layer alone is of no use.
     """
-    frame = getframe(1)
+    frame: FrameType | None = getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_argcount and code.co_varnames[0] == "self":

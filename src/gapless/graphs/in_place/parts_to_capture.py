@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Of all that a module is made of, or of what is around it.
 _OF_ALL = ("weights", "framework", "update")
+# They cannot be called.
+_ONLY_HOLD = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def part_to_capture(module: nn.Module, refusals: Sequence[Refusal]) -> str:
@@ -35,7 +37,7 @@ def part_to_capture(module: nn.Module, refusals: Sequence[Refusal]) -> str:
         name: sum(weight.numel() for weight in child.parameters())
         for name, child in module.named_children()
         if not (
-            isinstance(child, nn.ModuleList | nn.ModuleDict)
+            isinstance(child, _ONLY_HOLD)
             or hooks_within(child)
             or sites.intersection(_lines_of(child))
         )

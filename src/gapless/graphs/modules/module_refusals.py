@@ -209,6 +209,12 @@ OTHER_SETTINGS = Refusal(
     "the loop",
     name="settings",
 )
+OTHER_LAYERS = Refusal(
+    "gradient_outside",
+    "the backward pass comes to none of the module's weights: layers in a plain list or dict use them; keep "
+    "these in a ModuleList, or capture the step",
+    name="its layers",
+)
 RUNS_BACKWARD = Refusal(
     "gradient_outside",
     "the module runs a backward pass itself, which a graph of its own passes does not hold; capture "

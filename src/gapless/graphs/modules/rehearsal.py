@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.graphs.modules.gradient_paths import gradients_by_use
-from gapless.graphs.modules.module_refusals import OTHER_SETTINGS
+from gapless.graphs.modules.module_refusals import OTHER_LAYERS, OTHER_SETTINGS
 from gapless.graphs.modules.stand_ins import with_stand_ins
 from gapless.graphs.reads.touched import span_of
 from gapless.graphs.refusal import Refused
@@ -137,7 +137,7 @@ class Rehearsal:
                 with self.runs.settings.autocast_as(self.expected):
                     arrived = gradients_by_use(outputs, gradients, targets)
                 if found != [self.expected]:
-                    raise Refused(OTHER_SETTINGS)
+                    raise Refused(OTHER_SETTINGS if found else OTHER_LAYERS)
         return Passes(
             inputs=static.leaves, out=out, given=given, targets=targets, gradients=arrived
         )

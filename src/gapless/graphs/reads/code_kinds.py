@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import gapless
+from gapless.device.user_line import shown_name
 from gapless.graphs.reads import torch_readers
 
 
@@ -160,7 +161,7 @@ def is_of_the_script(module: object) -> bool:
 
 def site_of(code: CodeType, line: int | None) -> str:
     """Return `file:line` as shown to people."""
-    return f"{code.co_filename.rpartition(os.sep)[2]}:{line or code.co_firstlineno}"
+    return f"{shown_name(code.co_filename)}:{line or code.co_firstlineno}"
 
 
 def _path(folder: str, *parts: str) -> str:
