@@ -46,6 +46,27 @@ def test_an_epoch_is_every_pair_once_within_the_budget(sizes, budget, accumulate
     ] == [batch.ends_update for batch in batches]
 
 
+def test_an_epoch_that_is_trained_in_parts_is_cut_once(monkeypatch):
+    """Each validation within an epoch ends a part of it; those of a large corpus take seconds to cut."""
+    cut = []
+    batches = PaddedLayout.batches
+    monkeypatch.setattr(
+        PaddedLayout, "batches", lambda *args, **more: cut.append(1) or batches(*args, **more)
+    )
+    sampler = padded_sampler(make_pairs([(3, 4)] * 12), max_sentences=2)
+    whole = [batch.pairs.tolist() for batch in sampler]
+    parts = []
+    for part in ({"max_updates": 4}, {"skip": 4}):
+        sampler.set_epoch(0, **part)
+        parts += [batch.pairs.tolist() for batch in sampler]
+
+    assert parts == whole
+    assert len(cut) == 1
+    sampler.set_epoch(1)
+    assert len(cut) == 2
+    assert [batch.pairs.tolist() for batch in sampler] != whole
+
+
 @settings(deadline=None)
 @given(lengths, st.integers(1, 4))
 def test_an_update_counts_the_tokens_of_all_its_batches(sizes, accumulate):

@@ -120,12 +120,14 @@ class MicrobatchSampler(Sampler[Microbatch]):
             skip: updates to leave out at the start, which an interrupted run has done.
             max_updates: updates after which the epoch ends early.
         """
-        # Those of the last epoch go first, as both of a large corpus take much memory.
-        self._updates = list[Update]()
-        if self._of_epoch is not None and epoch != self._drawn:
-            self._pairs, self._layout = self._of_epoch(epoch)
+        if epoch != self._drawn:
+            # Those of the last epoch go first, as both of a large corpus take much memory.
+            self._of_drawn, self._updates = list[Update](), list[Update]()
+            if self._of_epoch is not None:
+                self._pairs, self._layout = self._of_epoch(epoch)
+            self._of_drawn = [filled(update, self._world) for update in self._cut(epoch)]
             self._drawn = epoch
-        updates = [filled(update, self._world) for update in self._cut(epoch)]
+        updates = self._of_drawn
         end = None if max_updates is None else skip + max_updates
         self._updates = updates[skip:end]
         self._ends = list(running_sums(len(update) // self._world for update in self._updates))
