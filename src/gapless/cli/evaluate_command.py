@@ -211,11 +211,12 @@ def _warn_of_changed(
 ) -> None:
     """Warn if the pairs to score are not those that the run had."""
     from gapless.nmt.run.task import fingerprint_of, prepare
-    from gapless.nmt.run_folder.checkpoints import newest_pairs
+    from gapless.nmt.run_folder.checkpoints import newest_meta
 
-    part, had = _KEPT_AS[options.split], newest_pairs(options.run)
-    if had is None:
+    meta = newest_meta(options.run)
+    if meta is None:
         return
+    part, had = _KEPT_AS[options.split], meta["pairs"]
     now = {"count": len(pairs)}
     if part != "training":
         now = fingerprint_of(pairs)

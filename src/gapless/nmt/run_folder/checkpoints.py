@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.checkpoint.manifest import Content, read_manifest, read_verified
+from gapless.checkpoint.manifest import read_manifest, read_verified
 from gapless.checkpoint.packed_state import unpack
 from gapless.checkpoint.store import (
     META,
@@ -416,16 +416,9 @@ def state_epochs(run_dir: Path) -> dict[int, int]:
     return {step: meta["position"]["epoch"] for step, meta in _metas(run_dir)}
 
 
-def newest_metrics(run_dir: Path) -> Content | None:
-    """Return how much of the metrics file the newest full state covers; None if there is no state."""
-    metas = [meta for _, meta in _metas(run_dir)]
-    return Content(**metas[-1]["metrics"]) if metas else None
-
-
-def newest_pairs(run_dir: Path) -> dict[str, dict[str, int]] | None:
-    """Return the fingerprint of the pairs of the newest full state; None if there is no state."""
-    metas = [meta for _, meta in _metas(run_dir)]
-    return metas[-1].get("pairs") if metas else None
+def newest_meta(run_dir: Path) -> dict[str, Any] | None:
+    """Return the plain values of the newest full state that is whole; None if there is none."""
+    return next((meta for _, meta in reversed(_metas(run_dir))), None)
 
 
 def _metas(run_dir: Path) -> list[tuple[int, dict[str, Any]]]:
@@ -438,6 +431,6 @@ def _metas(run_dir: Path) -> list[tuple[int, dict[str, Any]]]:
         except (CheckpointError, KeyError):
             continue
         meta = json.loads(data)
-        if meta.keys() >= {"position", "metrics", "layout"}:
+        if meta.keys() >= {"position", "metrics", "layout", "pairs"}:
             found.append((manifest.step, meta))
     return found

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from gapless.checkpoint.files import naming, replace_file
 from gapless.checkpoint.lock import RunLock
+from gapless.checkpoint.manifest import Content
 from gapless.errors import RunFolderError, RunLockedError
 from gapless.nmt.data.vocab import VOCAB_FILES, Vocabs
 from gapless.nmt.run_folder.checkpoints import (
     instead_of_resuming,
-    newest_metrics,
+    newest_meta,
     newest_with,
     read_saved,
     state_store,
@@ -188,8 +189,9 @@ def damaged_files(path: Path) -> list[str]:
     """
     settings_file(path)
     lines = changed_files(path)
-    covered = newest_metrics(path)
-    if covered is not None:
+    meta = newest_meta(path)
+    if meta is not None:
+        covered = Content(**meta["metrics"])
         file = path / METRICS
         data = file.read_bytes() if file.is_file() else b""
         difference = covered.difference(data[: covered.size])
