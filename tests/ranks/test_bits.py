@@ -96,12 +96,12 @@ def test_another_world_resumes_the_same_updates(launcher, data, two_ranks, tmp_p
 
 @pytest.mark.slow
 def test_a_world_that_does_not_divide_the_update_is_refused(two_ranks, fork, tmp_path):
-    """By one line, that names the worlds that would do; the run is as before."""
+    """By one line, that says which worlds would do; the run is as before."""
     run = shutil.copytree(two_ranks, tmp_path / "run")
 
     ended = fork(
         *resume_options(run), "--epochs", 5, name="three", world=3, before=EIGHT_CORES
     ).end()
 
-    ended.check_refused("3", "1 or 2")
+    ended.check_refused("3 ranks cannot share", "a number of them that divides 2")
     assert final_weights(run) == final_weights(two_ranks)
