@@ -12,7 +12,7 @@ from gapless.nmt.model.compiling import eager_layers
 from gapless.nmt.model.decode_settings import DecodeSettings
 from gapless.nmt.run.build import training_sampler, validation_sampler
 from gapless.nmt.run.out_of_memory import OF_BATCHES
-from gapless.nmt.run.scores import evaluate, num_compared, num_translated
+from gapless.nmt.run.scores import evaluate, num_translated
 from gapless.nmt.run.translator import longest_source
 from gapless.nmt.run_folder.training_progress import weighted_mean
 from gapless.pipeline.losses.deferred_loss import DeferredLoss
@@ -107,17 +107,7 @@ def score_validation(
     Sync: Blocks the host; waits are counted in `run.host_waits`.
     """
     pairs = run.task.corpus.val.take(range(count))
-    most = longest_in_validation(run)
-    return _score(run, pairs, beam=1, max_length=most, with_chrf=False, on_batch=on_batch)
-
-
-def longest_in_validation(run: TrainingRun) -> int:
-    """Return the most tokens of a translation in a validation: half as many again as the longest reference has.
-
-    One sentence that a young model does not end would take as many steps as all others together.
-    """
-    references = run.task.val.tgt_lengths[: num_compared(run.task.corpus.val)]
-    return min(run.config.max_length, 3 * int(references.max()) // 2)
+    return _score(run, pairs, beam=1, with_chrf=False, on_batch=on_batch)
 
 
 def score_test(run: TrainingRun, *, on_batch: Callable[[], None]) -> Scores:
@@ -129,15 +119,8 @@ def score_test(run: TrainingRun, *, on_batch: Callable[[], None]) -> Scores:
 
     Sync: Blocks the host; waits are counted in `run.host_waits`.
     """
-    config = run.config
-    return _score(
-        run,
-        run.task.corpus.test,
-        beam=config.beam,
-        max_length=config.max_length,
-        with_chrf=True,
-        on_batch=on_batch,
-    )
+    pairs = run.task.corpus.test
+    return _score(run, pairs, beam=run.config.beam, with_chrf=True, on_batch=on_batch)
 
 
 def _score(
@@ -145,7 +128,6 @@ def _score(
     pairs: Pairs,
     *,
     beam: int,
-    max_length: int,
     with_chrf: bool,
     on_batch: Callable[[], None],
 ) -> Scores:
@@ -153,7 +135,7 @@ def _score(
     settings = DecodeSettings(
         beam=beam,
         length_penalty=config.length_penalty,
-        max_length=max_length,
+        max_length=config.max_length,
         early_stopping=config.early_stopping,
     )
     with run.loop.on_compute_stream(), eager_layers():
@@ -275,11 +257,11 @@ class Validations:
         observer.validated(found)
         if "val_cut" in found:
             self._messages.note_once(
-                f"val_cut: validation translations that were cut at {longest_in_validation(run)} "
+                f"val_cut: validation translations that were cut at {run.config.max_length} "
                 "tokens, where the model would have gone on"
             )
         run.progress.validation_seconds += seconds
-        run.time_limit.note_validation(seconds * self._longer_in_test(found))
+        run.time_limit.note_validation(seconds)
         self._decisions.settle()
         if self._clock is not None:
             self._clock.done(run.step.num_updates)
@@ -288,12 +270,6 @@ class Validations:
         return run.progress.note_validation(
             loss=found["val_loss"], bleu=found["val_bleu"], updates=run.step.num_updates
         )
-
-    def _longer_in_test(self, found: dict[str, float]) -> float:
-        """Return how many times as long translations take that are not cut as in a validation."""
-        run = self._run
-        share = found.get("val_cut", 0.0) / num_translated(run.task.corpus.val)
-        return 1 + share * (run.config.max_length / longest_in_validation(run) - 1)
 
     def _check(self, loss: float) -> None:
         run = self._run
