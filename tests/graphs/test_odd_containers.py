@@ -414,7 +414,8 @@ def one_line_says_why(found):
         kinds = [one.kind for one in found.report.refusals]
         assert kinds, found.report
         assert len([one for one in kinds if one != "unlike_calls"]) <= 1, found.report
-    assert len(found.warned) <= 1, found.warned
+    said = [text for text in found.warned if "pad tensors to fewer shapes" not in text]
+    assert max(len(said), len(found.warned) - len(said)) <= 1, found.warned
     for text in (*reasons, *found.warned):
         assert "\n" not in text
         assert "Traceback" not in text
