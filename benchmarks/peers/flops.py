@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from gapless.nmt.settings.config import TrainConfig
@@ -16,8 +17,8 @@ def model_flops(
     config: TrainConfig,
     *,
     tgt_vocab: int,
-    src_lengths: NDArray[np.int64],
-    tgt_lengths: NDArray[np.int64],
+    src_lengths: NDArray[np.integer[Any]],
+    tgt_lengths: NDArray[np.integer[Any]],
 ) -> int:
     """Return the floating-point operations of a training step on these pairs.
 
@@ -45,12 +46,14 @@ def model_flops(
         src_lengths: tokens of each source sentence.
         tgt_lengths: tokens to predict of each target sentence.
     """
+    # Those of pairs have 16 bits, too few for their squares.
+    src, tgt = src_lengths.astype(np.int64), tgt_lengths.astype(np.int64)
     width, inner = config.d_model, config.ffn
-    num_src, num_tgt = int(src_lengths.sum()), int(tgt_lengths.sum())
+    num_src, num_tgt = int(src.sum()), int(tgt.sum())
     encoder = 6 * num_src * (4 * width**2 + 2 * width * inner)
-    encoder += 12 * width * int((src_lengths**2).sum())
+    encoder += 12 * width * int((src**2).sum())
     decoder = 6 * num_tgt * (6 * width**2 + 2 * width * inner) + 6 * num_src * 2 * width**2
-    to_itself = int((tgt_lengths * (tgt_lengths + 1) // 2).sum())
-    decoder += 12 * width * (to_itself + int((tgt_lengths * src_lengths).sum()))
+    to_itself = int((tgt * (tgt + 1) // 2).sum())
+    decoder += 12 * width * (to_itself + int((tgt * src).sum()))
     output = 6 * num_tgt * width * tgt_vocab
     return config.encoder_layers * encoder + config.decoder_layers * decoder + output

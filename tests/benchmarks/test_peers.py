@@ -242,6 +242,17 @@ def test_counted_arithmetic_is_that_of_every_matrix_product():
     )
 
 
+def test_operations_of_long_sentences_are_counted():
+    """Lengths of pairs are numbers of 16 bits, and their squares are larger."""
+    long = {dtype: np.array([400, 9], dtype=dtype) for dtype in (np.int16, np.int64)}
+    counted = [
+        model_flops(tiny_case().config, tgt_vocab=1000, src_lengths=one, tgt_lengths=one)
+        for one in long.values()
+    ]
+
+    assert counted[0] == counted[1]
+
+
 @pytest.mark.slow
 def test_the_command_runs_rows_in_processes_and_writes_three_files(
     tmp_path, capsys, restored_environment

@@ -38,7 +38,7 @@ def translation_workload(config: TrainConfig, task: Task, *, steps: int) -> Plan
     """
     # Only here: a workload of the user's own needs no extra.
     from gapless.nmt.data.sampler import make_loader
-    from gapless.nmt.run.build import build_step, num_workers, training_sampler
+    from gapless.nmt.run.build import build_step, num_workers, sampler_of_task
     from gapless.nmt.settings.effective_settings import resolve
 
     def make(torch_device: torch.device, plan: Plan) -> Workload:
@@ -51,14 +51,7 @@ def translation_workload(config: TrainConfig, task: Task, *, steps: int) -> Plan
             device=device,
             total_updates=steps,
         )
-        sampler = training_sampler(
-            config,
-            task.train,
-            counts=task.counts,
-            layout=effective.layout,
-            one_shape=effective.one_shape,
-            vocabs=task.vocabs,
-        )
+        sampler = sampler_of_task(config, task, effective)
         sampler.set_epoch(0, max_updates=-(-steps // config.num_accumulated))
         workers = num_workers(config, plan=plan, device=device)
         return Workload(

@@ -1,4 +1,4 @@
-"""A store of tokenised pairs: a folder that is written once, verified whenever it is opened, and mapped.
+"""A store of tokenised pairs: a folder that is written once, verified whenever it is opened, and read batch by batch.
 
 It holds `header.json` (what text, vocabulary and filters it was made with, and counts), the token ids of each
 side one after the other (`src.ids`, `tgt.ids`: 16 bits each, or 32 where a vocabulary needs them), where each

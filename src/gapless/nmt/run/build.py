@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from gapless.nmt.data.layout import Layout
     from gapless.nmt.data.token_pairs import TokenPairs
     from gapless.nmt.data.vocab import Vocabs
+    from gapless.nmt.run.task import Task
     from gapless.nmt.settings.config import TrainConfig
-    from gapless.nmt.settings.effective_settings import LayoutName
+    from gapless.nmt.settings.effective_settings import EffectiveSettings, LayoutName
     from gapless.plans import Plan
     from gapless.ranks import Ranks
 
@@ -83,6 +84,35 @@ def training_sampler(
         seed=config.seed,
         rank=rank,
         world=world,
+    )
+
+
+def sampler_of_task(
+    config: TrainConfig,
+    task: Task,
+    effective: EffectiveSettings,
+    *,
+    rank: int = 0,
+    world: int = 1,
+) -> MicrobatchSampler:
+    """Return a sampler of the batches that a run trains its task on.
+
+    Args:
+        config: of the run.
+        task: what it learns.
+        effective: what its settings mean.
+        rank: whose batches these are.
+        world: number of ranks.
+    """
+    return training_sampler(
+        config,
+        task.train,
+        counts=task.counts,
+        layout=effective.layout,
+        one_shape=effective.one_shape,
+        rank=rank,
+        world=world,
+        vocabs=task.vocabs,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gapless.nmt.data.sampler import PairBatches, make_loader
-from gapless.nmt.run.build import training_sampler
+from gapless.nmt.run.build import sampler_of_task
 from gapless.nmt.run.stopping import WallClock
 from gapless.nmt.run.training_run import assemble, device_of
 from gapless.nmt.run_folder.disk_space import check_disk_space
@@ -132,14 +132,7 @@ def _num_updates(run: TrainingRun, *, world: int) -> int:
     if world == 1:
         return run.total_updates
     effective = resolve(config, is_accelerator=run.device.is_accelerator, world=world)
-    sampler = training_sampler(
-        config,
-        task.train,
-        counts=task.counts,
-        layout=effective.layout,
-        one_shape=effective.one_shape,
-        world=world,
-    )
+    sampler = sampler_of_task(config, task, effective, world=world)
     updates = config.epochs * sampler.num_updates
     return min(updates, config.max_steps or updates)
 

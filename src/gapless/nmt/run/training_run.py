@@ -15,7 +15,7 @@ from gapless.device.find import find_device
 from gapless.device.numerics import random_state, seed_everything, set_numerics, set_random_state
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.model.decode import Decoder
-from gapless.nmt.run.build import build_step, num_workers, training_sampler
+from gapless.nmt.run.build import build_step, num_workers, sampler_of_task
 from gapless.nmt.run.out_of_memory import naming_phase
 from gapless.nmt.run.scores import num_compared, num_translated
 from gapless.nmt.run.stopping import AgreedClock, TimeLimit, WallClock
@@ -338,16 +338,7 @@ def assemble(
         memory_budget_bytes=config.capture_memory_bytes(),
         ranks=ranks,
     )
-    sampler = training_sampler(
-        config,
-        task.train,
-        counts=task.counts,
-        layout=effective.layout,
-        one_shape=effective.one_shape,
-        rank=ranks.rank,
-        world=ranks.world,
-        vocabs=task.vocabs,
-    )
+    sampler = sampler_of_task(config, task, effective, rank=ranks.rank, world=ranks.world)
     check_shapes(effective, sampler, is_accelerator=device.is_accelerator)
     with loop.on_compute_stream():
         step = build_step(
