@@ -1,11 +1,12 @@
-"""Time a beam search beside CTranslate2's, in float32 on a CPU.
+"""Time a beam search beside CTranslate2's, in float32 on a CPU; or alone, on a GPU.
 
     PYTHONPATH=src python3 -m benchmarks.decoding RUN        # a trained run, its test sentences
     PYTHONPATH=src python3 -m benchmarks.decoding --base     # Transformer base, random weights
+    PYTHONPATH=src python3 -m benchmarks.decoding RUN --device cuda --precision bf16 --times 20 --kernels 30
 
 The random model never ends a translation: both searches take as many steps as `--max-length` says.
-Rounds alternate between the two. Tokens are those of the best translations with their end marks,
-seconds are of the processor, all threads together.
+Rounds alternate between the two; the first, which captures on a GPU, is not in the medians. Tokens are those of the best
+translations with their end marks, seconds of the processor are of all threads together.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import ctranslate2
 import sacrebleu
 import torch
 
+from benchmarks.peers.profiling import KernelTimes, watch_kernels
 from gapless.device.find import find_device
 from gapless.nmt.data.vocab import EOS, Vocabs, WordVocab
 from gapless.nmt.exchange.ctranslate2_model import write_ctranslate2
@@ -38,6 +39,8 @@ from gapless.pipeline.host_waits import HostWaits
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from gapless.device.base import Device
+
 
 _BASE_VOCAB = 32_000
 
@@ -46,14 +49,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line for each search."""
     options = _parser().parse_args(arguments)
     torch.set_num_threads(options.threads)
-    vocabs, model, sources, references = _base() if options.base else _trained(options.run)
-    sources, references = sources[: options.sentences], references[: options.sentences]
+    device = find_device(options.device)
+    vocabs, model, sources, references = (
+        _base(device) if options.base else _trained(options.run, device)
+    )
+    sources = sources[: options.sentences] * options.times
+    references = references[: options.sentences] * options.times
+    searches = {"gapless": _ours(model, sources, options, device)}
     with tempfile.TemporaryDirectory() as folder:
-        write_ctranslate2(model, vocabs, Path(folder))
-        searches = {
-            "gapless": _ours(model, sources, options),
-            "CTranslate2": _theirs(folder, vocabs, sources, options),
-        }
+        if not device.is_accelerator:
+            write_ctranslate2(model, vocabs, Path(folder))
+            searches["CTranslate2"] = _theirs(folder, vocabs, sources, options)
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in searches}
         ids: dict[str, list[list[int]]] = {}
         for _ in range(options.rounds + 1):
@@ -66,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tokens = sum(len(one) + 1 for one in ids[name])
         wall, own = (median(row[at] for row in rounds[1:]) for at in range(2))
         line = f"{name:<12} {tokens:,} tokens, {wall:.2f} s, {own:.2f} s of the processor"
+        line += f", {tokens / wall:,.0f} tokens/s, {tokens / rounds[0][0]:,.0f} in the first round"
         if references:
             bleu = sacrebleu.corpus_bleu(
                 [vocabs.tgt.decode(one) for one in ids[name]],
@@ -73,29 +80,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 tokenize=options.tokenize,
             )
             line += f", BLEU {bleu.score:.2f}"
-        print(line)
-    ours, theirs = (median(row[1] for row in rounds[1:]) for rounds in found.values())
-    same = sum(a == b for a, b in zip(*ids.values(), strict=True)) / len(sources)
-    print(
-        f"ratio {ours / theirs:.2f} of processor seconds; {same:.1%} of the translations are equal"
-    )
+        print(line, flush=True)
+    if len(found) > 1:
+        ours, theirs = (median(row[1] for row in rounds[1:]) for rounds in found.values())
+        same = sum(a == b for a, b in zip(*ids.values(), strict=True)) / len(sources)
+        print(
+            f"ratio {ours / theirs:.2f} of processor seconds; {same:.1%} of the translations are equal"
+        )
+    if options.kernels:
+        _print_kernels(searches["gapless"], options.kernels)
     return 0
 
 
+def _print_kernels(search: Callable[[], object], count: int) -> None:
+    """Run a search once more, and print the kernels that take most of it."""
+    times = KernelTimes()
+    start = time.perf_counter()
+    with watch_kernels(times):
+        search()
+        wall = time.perf_counter() - start
+    print(
+        f"watched: {wall:.2f} s, busy {times.busy_ms / 1e3:.2f} s, {times.num_kernels:,} kernels"
+    )
+    for kernel in times.costliest(count):
+        print(f"{kernel['ms']:9.1f} ms {kernel['share']:6.1%}  {kernel['kernel']}")
+
+
 def _ours(
-    model: Transformer, sources: list[list[int]], options: Any
+    model: Transformer, sources: list[list[int]], options: Any, device: Device
 ) -> Callable[[], list[list[int]]]:
-    device = find_device("cpu")
     settings = DecodeSettings(
         beam=options.beam, max_length=options.max_length, early_stopping=options.early_stopping
     )
-    decoder = Decoder(model, device=device, host_waits=HostWaits(device))
+    decoder = Decoder(
+        model, device=device, host_waits=HostWaits(device), precision=options.precision
+    )
     return lambda: [best.ids for best, *_ in decoder.translate(sources, settings)]
 
 
 def _theirs(
     folder: str, vocabs: Vocabs, sources: list[list[int]], options: Any
 ) -> Callable[[], list[list[int]]]:
+    import ctranslate2
+
     translator = ctranslate2.Translator(
         folder,
         device="cpu",
@@ -120,13 +147,13 @@ def _theirs(
     return search
 
 
-def _trained(run: Path) -> tuple[Vocabs, Transformer, list[list[int]], list[str]]:
-    config, vocabs, model = load_model(run, device=find_device("cpu"))
+def _trained(run: Path, device: Device) -> tuple[Vocabs, Transformer, list[list[int]], list[str]]:
+    config, vocabs, model = load_model(run, device=device)
     pairs = prepare(config, vocabs=vocabs).corpus.test
     return vocabs, model.eval(), vocabs.src.encode(pairs.src), list(pairs.tgt)
 
 
-def _base() -> tuple[Vocabs, Transformer, list[list[int]], list[str]]:
+def _base(device: Device) -> tuple[Vocabs, Transformer, list[list[int]], list[str]]:
     """Return a model that never ends a translation, and sources of 8 to 40 tokens."""
     torch.manual_seed(0)
     words = WordVocab([f"w{number}" for number in range(_BASE_VOCAB - EOS - 1)])
@@ -139,7 +166,7 @@ def _base() -> tuple[Vocabs, Transformer, list[list[int]], list[str]]:
         [draw.randrange(EOS + 1, len(words)) for _ in range(draw.randint(8, 40))]
         for _ in range(1_000)
     ]
-    return Vocabs(src=words, tgt=words), model, sources, []
+    return Vocabs(src=words, tgt=words), model.to(device.torch_device), sources, []
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -150,6 +177,10 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("run", nargs="?", type=Path, help="folder of a trained run")
     what.add_argument("--base", action="store_true", help="Transformer base, random weights")
     parser.add_argument("--sentences", type=int, default=200)
+    parser.add_argument("--times", type=int, default=1, help="each sentence so many times")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="fp32", help="of gapless")
+    parser.add_argument("--kernels", type=int, default=0, help="name so many of the costliest")
     parser.add_argument("--beam", type=int, default=4)
     parser.add_argument("--max-length", type=int, default=28)
     parser.add_argument("--threads", type=int, default=2)
