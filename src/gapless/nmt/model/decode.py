@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Rows of a batch, one for each hypothesis, and tokens of its sources as `batch_tokens` counts them.
 # More make a step no more efficient (on an H200, and on two CPU cores).
-_LEAST_ROWS, _CPU_ROWS, _GPU_ROWS = 256, 1_024, 4_096
+_LEAST_ROWS, _CPU_ROWS, _GPU_ROWS = 256, 1_024, 8_192
 _TOKENS_OF_ROW = 32
 
 # What more rows than the fewest may take, by estimate: on a CPU to stay near the caches, and as a

@@ -87,10 +87,11 @@ class Hypotheses:
         """
         log_probs = self.log_probs[: len(logits_RV)]
         torch.log_softmax(logits_RV, -1, dtype=torch.float32, out=log_probs)
-        log_probs[:, PAD] = NEVER
-        log_probs[:, BOS] = NEVER
+        for scores in (log_probs, logits_RV):
+            scores[:, PAD] = NEVER
+            scores[:, BOS] = NEVER
         if settings.sampling is None:
-            return self._beam(log_probs, position, settings, must_end=must_end)
+            return self._beam(log_probs, logits_RV, position, settings, must_end=must_end)
         return self._sample(log_probs, position, settings, settings.sampling, must_end=must_end)
 
     # --- beam search ---
@@ -98,6 +99,7 @@ class Hypotheses:
     def _beam(
         self,
         scores: torch.Tensor,
+        logits: torch.Tensor,
         position: torch.Tensor,
         settings: DecodeSettings,
         *,
@@ -121,7 +123,7 @@ class Hypotheses:
             is_cut = (scores.argmax(dim=1) != EOS).view(-1, beam)
             scores, columns = scores[:, EOS : EOS + 1], torch.full_like(self.ids, EOS)
         elif scores.shape[1] >= _MANY:
-            scores, columns = best_of_rows(scores, 2 * beam)
+            scores, columns = best_of_rows(scores, 2 * beam, like=logits)
         count = scores.shape[1]
         sums = self.totals[:, :num_alive, None] + scores.view(-1, num_alive, count)
         best, picks = sums.flatten(1).topk(min(2 * beam, num_alive * count), dim=1)
@@ -217,11 +219,18 @@ class Hypotheses:
         )
 
 
-def best_of_rows(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def best_of_rows(
+    scores: torch.Tensor, count: int, *, like: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the best scores of each row, best first, and their columns, [R, C].
 
     Of many scores only the groups with the highest maxima are looked at: no other holds one of the
     best.
+
+    Args:
+        scores: [R, V].
+        count: C.
+        like: numbers in the order of each row's scores, which may have fewer bytes.
     """
     width = scores.shape[1]
     count = min(count, width)
@@ -229,7 +238,7 @@ def best_of_rows(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.
         found: tuple[torch.Tensor, torch.Tensor] = scores.topk(count, dim=1)
         return found
     whole = width // _GROUP * _GROUP
-    groups = scores[:, :whole].unflatten(1, (-1, _GROUP))
+    groups = (scores if like is None else like)[:, :whole].unflatten(1, (-1, _GROUP))
     numbers = groups.amax(dim=2).topk(count, dim=1).indices.unsqueeze(2)
     columns = numbers * _GROUP + torch.arange(_GROUP, device=scores.device)
     rest = torch.arange(whole, width, device=scores.device).expand(len(scores), -1)

@@ -72,7 +72,7 @@ class Incremental:
         self.dtype = dtype
         self._models = models
         self._layers = [cast("list[DecoderLayer]", list(model.decoder)) for model in models]
-        self._casts: dict[torch.Tensor, torch.Tensor] = {}
+        self._copies: dict[tuple[torch.Tensor, ...], torch.Tensor] = {}
         self._places: list[int] = []
 
     @property
@@ -87,9 +87,9 @@ class Incremental:
         Sync: Does not block the host.
         """
         weights = [weight for model in self._models for weight in model.parameters()]
-        for weight in weights:
-            if weight in self._casts:
-                self._casts[weight].copy_(weight)
+        for parts, copy in self._copies.items():
+            for part, of_part in zip(parts, copy.split([len(part) for part in parts]), strict=True):
+                of_part.copy_(part)
         before, self._places = self._places, [weight.data_ptr() for weight in weights]
         return before != self._places
 
@@ -140,7 +140,9 @@ class Incremental:
         cache: Cache,
     ) -> torch.Tensor:
         to_past = partial(self._attend_to_past, layer.self_attention, own, places, cache.past)
-        to_source = partial(self._attend, layer.cross_attention, source, cache.is_source)
+        to_source = partial(
+            self._attend_to_source, layer.cross_attention, source, cache.is_source
+        )
         parts = (to_past, to_source, partial(self._feed_forward, layer.feed_forward))
         for residual, sublayer in zip(layer.residuals, parts, strict=True):
             x_NKD = _residual(cast("Residual", residual), x_NKD, sublayer)
@@ -154,23 +156,32 @@ class Incremental:
         past: torch.Tensor,
         x_NKD: torch.Tensor,
     ) -> torch.Tensor:
-        found = self._linear(x_NKD, attention.key_value)
-        own.index_copy_(3, places, self._split(found, 2).permute(0, 2, 3, 1, 4))
-        return self._attend(attention, own, past, x_NKD)
+        found = self._split(self._linear(x_NKD, attention.query, attention.key_value), 3)
+        own.index_copy_(3, places, found[:, :, 1:].permute(0, 2, 3, 1, 4))
+        return self._attend(attention, own, past, found[:, :, 0])
+
+    def _attend_to_source(
+        self,
+        attention: Attention,
+        source: torch.Tensor,
+        is_source: torch.Tensor,
+        x_NKD: torch.Tensor,
+    ) -> torch.Tensor:
+        found = self._split(self._linear(x_NKD, attention.query), 1)
+        return self._attend(attention, source, is_source, found[:, :, 0])
 
     def _attend(
         self,
         attention: Attention,
         keys_values: torch.Tensor,
         mask: torch.Tensor,
-        x_NKD: torch.Tensor,
+        queries_NKHE: torch.Tensor,
     ) -> torch.Tensor:
-        queries = self._split(self._linear(x_NKD, attention.query), 1)
         heads = F.scaled_dot_product_attention(
-            queries.squeeze(2).transpose(1, 2),
+            queries_NKHE.transpose(1, 2),
             keys_values[:, 0],
             keys_values[:, 1],
-            attn_mask=mask.expand(-1, self.heads, x_NKD.shape[1], -1),
+            attn_mask=mask.expand(-1, self.heads, queries_NKHE.shape[1], -1),
         )
         return self._linear(heads.transpose(1, 2).flatten(2), attention.out)
 
@@ -182,21 +193,23 @@ class Incremental:
         parts: torch.Tensor = x.unflatten(2, (count, self.heads, self.width))
         return parts
 
-    def _linear(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
-        weight = self._cast(linear.weight)
-        bias: torch.Tensor | None = linear.bias
-        bias = None if bias is None else self._cast(bias)
+    def _linear(self, x: torch.Tensor, *linears: nn.Linear) -> torch.Tensor:
+        """Return the outputs of layers side by side."""
+        weight = self._copy(*(linear.weight for linear in linears))
+        biases = [linear.bias for linear in linears if linear.bias is not None]
+        bias = self._copy(*biases) if biases else None
         if onednn_linear is not None and x.is_cpu and self.dtype == torch.float32:
             product: torch.Tensor = onednn_linear(x, weight, bias, "none", [], "")
             return product
         return F.linear(x.to(self.dtype), weight, bias)
 
-    def _cast(self, weight: torch.Tensor) -> torch.Tensor:
-        if weight.dtype == self.dtype:
-            return weight
-        found = self._casts.get(weight)
+    def _copy(self, *weights: torch.Tensor) -> torch.Tensor:
+        """Return weights one below the other in the precision of products; a copy, where it must be one."""
+        if len(weights) == 1 and weights[0].dtype == self.dtype:
+            return weights[0]
+        found = self._copies.get(weights)
         if found is None:
-            found = self._casts[weight] = weight.to(self.dtype)
+            found = self._copies[weights] = torch.cat(weights).to(self.dtype)
         return found
 
 
