@@ -26,6 +26,7 @@ import torch
 
 from benchmarks.peers.profiling import KernelTimes, watch_kernels
 from gapless.device.find import find_device
+from gapless.device.numerics import set_numerics
 from gapless.nmt.data.vocab import EOS, Vocabs, WordVocab
 from gapless.nmt.exchange.ctranslate2_model import write_ctranslate2
 from gapless.nmt.model.decode import Decoder
@@ -50,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     torch.set_num_threads(options.threads)
     device = find_device(options.device)
+    # As the commands do: torch's choice of attention depends on it.
+    set_numerics(device, options.precision, deterministic=None)
     vocabs, model, sources, references = (
         _base(device) if options.base else _trained(options.run, device)
     )

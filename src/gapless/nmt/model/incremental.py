@@ -88,7 +88,9 @@ class Incremental:
         """
         weights = [weight for model in self._models for weight in model.parameters()]
         for parts, copy in self._copies.items():
-            for part, of_part in zip(parts, copy.split([len(part) for part in parts]), strict=True):
+            for part, of_part in zip(
+                parts, copy.split([len(part) for part in parts]), strict=True
+            ):
                 of_part.copy_(part)
         before, self._places = self._places, [weight.data_ptr() for weight in weights]
         return before != self._places
@@ -140,9 +142,7 @@ class Incremental:
         cache: Cache,
     ) -> torch.Tensor:
         to_past = partial(self._attend_to_past, layer.self_attention, own, places, cache.past)
-        to_source = partial(
-            self._attend_to_source, layer.cross_attention, source, cache.is_source
-        )
+        to_source = partial(self._attend_to_source, layer.cross_attention, source, cache.is_source)
         parts = (to_past, to_source, partial(self._feed_forward, layer.feed_forward))
         for residual, sublayer in zip(layer.residuals, parts, strict=True):
             x_NKD = _residual(cast("Residual", residual), x_NKD, sublayer)
@@ -196,8 +196,9 @@ class Incremental:
     def _linear(self, x: torch.Tensor, *linears: nn.Linear) -> torch.Tensor:
         """Return the outputs of layers side by side."""
         weight = self._copy(*(linear.weight for linear in linears))
-        biases = [linear.bias for linear in linears if linear.bias is not None]
-        bias = self._copy(*biases) if biases else None
+        biases: list[torch.Tensor | None] = [linear.bias for linear in linears]
+        given = [bias for bias in biases if bias is not None]
+        bias = self._copy(*given) if given else None
         if onednn_linear is not None and x.is_cpu and self.dtype == torch.float32:
             product: torch.Tensor = onednn_linear(x, weight, bias, "none", [], "")
             return product
