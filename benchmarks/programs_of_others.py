@@ -45,10 +45,10 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 PROGRAMS = json.loads(HERE.joinpath("programs_of_others.json").read_text(encoding="utf-8"))
 
-# Times in what programs print.
+# Times in what programs print, and times and processes in the names of their logs.
 MASKED = re.compile(
     r"\d+\.\d+ ?(ms|s|sec)\b|ms/batch +[\d.]+|time:? +[\d.]+ ?(ms|s)?|took [\d.]+ms|SPS: \d+|"
-    r"mfu [\d.-]+%|\d{9,}"
+    r"mfu [\d.-]+%|\d{9,}|tfevents[\w.-]+"
 )
 
 # Of what `gapless run` reports of each object.

@@ -10,8 +10,9 @@ from benchmarks import programs_of_others
 
 
 PROGRAM = """
-import sys, time, torch
+import os, sys, time, torch
 torch.manual_seed(0)
+open(f"events.out.tfevents.{{os.getpid()}}.host", "w").write(str(time.time()))
 print(f"loss {{torch.rand(1).item():.4f}} | 12.3 ms, under run:", {tells})
 print(f"SPS: {{time.perf_counter_ns()}}")
 torch.save({{"w": torch.rand(3) + {tells}}}, "model.pt")
