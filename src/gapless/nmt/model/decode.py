@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 
 
 # Rows of a batch, one for each hypothesis, and tokens of its sources as `batch_tokens` counts them.
-# More make a step no more efficient (on an H200, and on two CPU cores).
-_LEAST_ROWS, _CPU_ROWS, _GPU_ROWS = 256, 1_024, 8_192
+# More make a step no more efficient on two CPU cores. On a GPU more sentences then share the steps
+# of the longest: an H200 searched 1.21 and 1.31 times as fast with 8,192 and 16,384 as with 4,096.
+_LEAST_ROWS, _CPU_ROWS, _GPU_ROWS = 256, 1_024, 16_384
 _TOKENS_OF_ROW = 32
 
 # What more rows than the fewest may take, by estimate: on a CPU to stay near the caches, and as a
 # share of a GPU's memory.
-_CPU_BYTES, _GPU_SHARE = 256 * 2**20, 1 / 16
+_CPU_BYTES, _GPU_SHARE = 256 * 2**20, 1 / 8
 
 
 class Decoder:
