@@ -37,9 +37,13 @@ def save(stores, pairs, *, name="a", most_ids=100, text=0):
     return stores.save({"version": 1, "name": name}, [(text, pairs)], most_ids=most_ids, files={})
 
 
+@pytest.mark.parametrize("most_in_memory", [0, 1 << 26])
 @pytest.mark.parametrize(("most", "dtype"), [(90, np.uint16), (200_000, np.uint32)])
-def test_a_store_holds_the_pairs_that_were_put_into_it(tmp_path, most, dtype):
+def test_a_store_holds_the_pairs_that_were_put_into_it(
+    tmp_path, monkeypatch, most, dtype, most_in_memory
+):
     """In 16 bits a token where they suffice; with the checksum that the same pairs have in memory."""
+    monkeypatch.setattr(token_pairs, "_MOST_IN_MEMORY", most_in_memory)
     pairs = random_pairs(50, most=most)
     store = save(StoreFolder(path=tmp_path / "s"), pairs, most_ids=most)
 
@@ -52,21 +56,22 @@ def test_a_store_holds_the_pairs_that_were_put_into_it(tmp_path, most, dtype):
     assert store.pairs.target_entropy() == pairs.target_entropy()
 
 
-@pytest.mark.parametrize("most_sent", [0, 1 << 26])
-def test_pairs_are_sent_to_another_process_whole_or_by_name(tmp_path, monkeypatch, most_sent):
+@pytest.mark.parametrize("most_in_memory", [0, 1 << 26])
+def test_pairs_are_sent_to_another_process_whole_or_by_name(tmp_path, monkeypatch, most_in_memory):
     """Small ones as they are, since another host need not have the store; large ones by their files."""
-    monkeypatch.setattr(token_pairs, "_MOST_SENT", most_sent)
+    monkeypatch.setattr(token_pairs, "_MOST_IN_MEMORY", most_in_memory)
     store = save(StoreFolder(path=tmp_path / "s"), random_pairs(50))
 
     sent = pickle.dumps(store.pairs)
 
-    assert (len(sent) < 1_000) == (most_sent == 0)
+    assert (len(sent) < 1_000) == (most_in_memory == 0)
     assert pickle.loads(sent).checksum() == store.pairs.checksum()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what of a file is in memory")
-def test_nothing_of_a_store_stays_in_memory(tmp_path):
+def test_nothing_of_a_large_store_stays_in_memory(tmp_path, monkeypatch):
     """Neither when all of it was counted, nor what batches were cut from: in an epoch that would be all."""
+    monkeypatch.setattr(token_pairs, "_MOST_IN_MEMORY", 0)
     store = save(StoreFolder(path=tmp_path / "s"), random_pairs(9_000))
     store.pairs.target_entropy()
     before = resident(store.path)

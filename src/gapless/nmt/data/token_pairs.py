@@ -39,8 +39,9 @@ SIDES = ("src", "tgt")
 # Numbers that are read or counted at a time.
 _MOST_AT_ONCE = 1 << 20
 
-# Bytes of one side's tokens above which other processes get the name of their file: others need not have it.
-_MOST_SENT = 1 << 26
+# Bytes of one side's tokens up to which they are kept in memory. A read from a file takes some microseconds for each
+# sentence, which a step of a small model has not.
+_MOST_IN_MEMORY = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -140,21 +141,23 @@ class Sentences:
 
     @classmethod
     def mapped(cls, ids: Path, starts: Path, dtype: str) -> Sentences:
-        """Return the sentences in two files, which stay there.
+        """Return the sentences in two files; many stay there.
 
         Args:
             ids: file of all tokens.
             starts: file of where sentences begin, 64 bits each.
             dtype: of the tokens, such as `uint16`.
         """
+        if ids.stat().st_size <= _MOST_IN_MEMORY:
+            return cls(np.fromfile(ids, dtype), np.fromfile(starts, "int64"))
         files = _NumberFile(ids, dtype), _NumberFile(starts, "int64")
         return cls(files[0].numbers, files[1].numbers, files=files)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let processes that are sent many sentences map them too."""
-        if self._files and self.ids.nbytes > _MOST_SENT:
+        if self._files:
             return Sentences.mapped, (*(file.path for file in self._files), self.ids.dtype.name)
-        return Sentences, (np.array(self.ids), np.array(self.starts))
+        return Sentences, (self.ids, self.starts)
 
     def take(self, numbers: Numbers) -> Rows:
         """Return these sentences."""
