@@ -18,10 +18,7 @@ import os
 import random
 import resource
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -29,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.facts import place_and_time
 from benchmarks.processes import replace_text
+from benchmarks.training_command import TrainingCommand, losses_in, memory_of, processes_of
 from gapless.nmt.data.text_sources import load_split
 
 
@@ -55,10 +53,28 @@ _SCORED = 20
 # Characters that another pair gives: where no spaces are, its words are sentences.
 _LONGEST_WORD = 8
 
-_LOOKS_EVERY = 0.05
 _LOOKS_AT_ALL_EVERY = 0.5
 
 MIB = 1 << 20
+
+
+def add_text_options(parser: argparse.ArgumentParser) -> None:
+    """Let a parser take the text to draw from."""
+    parser.add_argument(
+        "text", type=Path, help="pairs to draw from, as `gapless train` takes them"
+    )
+    parser.add_argument("--src", default="en")
+    parser.add_argument("--tgt", default="zh")
+    parser.add_argument("--no-header", action="store_true", help="of a table: source, target")
+
+
+def read_text(options: argparse.Namespace) -> Pairs:
+    """Return the pairs that such options name."""
+    sides = (options.src, options.tgt)
+    columns = sides if options.no_header else None
+    text = load_split(options.text, split="train", src=sides[0], tgt=sides[1], columns=columns)
+    assert text is not None
+    return text
 
 
 def make_text(text: Pairs, folder: Path, count: int, *, sides: tuple[str, str]) -> Path:
@@ -89,69 +105,57 @@ def make_text(text: Pairs, folder: Path, count: int, *, sides: tuple[str, str]) 
 
 
 class Watched:
-    """A command of gapless that trains, in a group of processes of its own.
+    """A command of gapless that trains, with the memory of its processes.
 
     Args:
         arguments: of `gapless train`.
         run: its folder.
 
     Attributes:
-        first: seconds until the loss of the first update was in its metrics.
         peaks: MiB by what they are of, the highest of each.
     """
 
     def __init__(self, arguments: Sequence[object], run: Path) -> None:
-        self.first, self.peaks = float("nan"), Counter[str]()
-        self._run, self._start, self._load = run, time.perf_counter(), os.getloadavg()[0]
-        self._processor = _processor_seconds()
-        self._log = run.with_suffix(".log")
-        with self._log.open("w", encoding="utf-8") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "gapless", "train", *map(str, arguments)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self.peaks = Counter[str]()
+        self._load, self._processor = os.getloadavg()[0], _processor_seconds()
+        self._command = TrainingCommand(arguments, run)
+        self._pids, self._looked_at_all = [self._command.pid], 0.0
 
     def until(self, happened: Callable[[], bool] = lambda: False) -> None:
         """Look at the command until something has happened, or it has ended well."""
-        looked_at_all = 0.0
-        while self._process.poll() is None and not happened():
-            if self.first != self.first and _losses(self._run):
-                self.first = time.perf_counter() - self._start
-            look_at_all = time.perf_counter() - looked_at_all > _LOOKS_AT_ALL_EVERY
-            looked_at_all = time.perf_counter() if look_at_all else looked_at_all
-            self._look(at_all=look_at_all)
-            time.sleep(_LOOKS_EVERY)
-        if self._process.returncode:
-            raise SystemExit(f"{self._log}: exit code {self._process.returncode}")
+
+        def looked() -> bool:
+            self._look()
+            return happened()
+
+        self._command.until(looked)
 
     def kill(self) -> None:
         """End it and all its processes by SIGKILL."""
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._command.kill()
 
     def row(self) -> dict[str, Any]:
         """Return what was measured."""
         peaks = {f"{name}_mib": round(size / MIB) for name, size in sorted(self.peaks.items())}
         return {
-            "first_update_s": round(self.first, 1),
-            "wall_s": round(time.perf_counter() - self._start, 1),
+            "first_update_s": round(self._command.first, 1),
+            "wall_s": round(self._command.seconds(), 1),
             "processor_s": round(_processor_seconds() - self._processor, 1),
             "load": round(self._load, 1),
             **peaks,
         }
 
-    def _look(self, *, at_all: bool) -> None:
-        together, own = 0, self._process.pid
-        for pid in [own, *_children(own)]:
-            whose = "command" if pid == own else "process"
-            found = _memory(pid, "status")
+    def _look(self) -> None:
+        if self._command.seconds() - self._looked_at_all > _LOOKS_AT_ALL_EVERY:
+            self._looked_at_all = self._command.seconds()
+            self._pids = processes_of(self._command.pid)
+            sets = [memory_of(pid, "smaps_rollup").get("Pss", 0) for pid in self._pids]
+            self._note("all_proportional", sum(sets))
+        for pid in self._pids:
+            whose = "command" if pid == self._command.pid else "process"
+            found = memory_of(pid, "status")
             self._note(f"{whose}_peak", found.get("VmHWM", 0))
             self._note(f"{whose}_anonymous", found.get("RssAnon", 0))
-            if at_all:
-                together += _memory(pid, "smaps_rollup").get("Pss", 0)
-        self._note("all_proportional", together)
 
     def _note(self, name: str, size: int) -> None:
         self.peaks[name] = max(self.peaks[name], size)
@@ -161,32 +165,6 @@ def _processor_seconds() -> float:
     """Return what all commands so far have taken, and the processes that they waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        own = [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-    return own + [pid for child in own for pid in _children(child)]
-
-
-def _memory(pid: int, file: str) -> dict[str, int]:
-    """Return the sizes in bytes that a file of a process has by name; none if it is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
-    except OSError:
-        return {}
-    rows = [line.split() for line in lines if line.endswith(" kB")]
-    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3}
-
-
-def _losses(run: Path) -> dict[int, tuple[float, float]]:
-    """Return loss and tokens of each update, read back to the last bit."""
-    path = run / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    rows = [json.loads(line) for line in lines if line.endswith("}")]
-    return {row["step"]: (row["loss"], row["tokens"]) for row in rows if row["kind"] == "train"}
 
 
 # --- what is measured ---
@@ -231,14 +209,14 @@ class Trials:
         training.kill()
         resumed = Watched(["--resume", self._folder / "training"], self._folder / "training")
         resumed.until()
-        losses = _losses(self._folder / "whole")
+        losses = losses_in(self._folder / "whole")
         return {
             "pairs": self._count,
             "killed_at_shares_of_the_store": moments,
             "updates": len(losses),
             "stores_equal": _content(whole) == _content(self._stores("killed-stores")),
-            "losses_equal_after_storing": _losses(self._folder / "storing") == losses,
-            "losses_equal_after_training": _losses(self._folder / "training") == losses,
+            "losses_equal_after_storing": losses_in(self._folder / "storing") == losses,
+            "losses_equal_after_training": losses_in(self._folder / "training") == losses,
         }
 
     def _has_stored(self, size: float) -> bool:
@@ -265,10 +243,7 @@ def _content(folder: Path) -> dict[str, bytes]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print a line for each run, and write all of them."""
     options = _parser().parse_args(arguments)
-    sides = (options.src, options.tgt)
-    columns = sides if options.no_header else None
-    text = load_split(options.text, split="train", src=sides[0], tgt=sides[1], columns=columns)
-    assert text is not None
+    sides, text = (options.src, options.tgt), read_text(options)
     facts = place_and_time("cpu", module="benchmarks.corpora")
     for name, path in (("TEXT", options.text), ("DIR", options.dir)):
         facts["command"] = facts["command"].replace(str(path), name)
@@ -292,13 +267,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.corpora", description=__doc__.splitlines()[0]
     )
-    parser.add_argument(
-        "text", type=Path, help="pairs to draw from, as `gapless train` takes them"
-    )
+    add_text_options(parser)
     parser.add_argument("dir", type=Path, help="of texts, stores and runs")
-    parser.add_argument("--src", default="en")
-    parser.add_argument("--tgt", default="zh")
-    parser.add_argument("--no-header", action="store_true", help="of a table: source, target")
     parser.add_argument("--pairs", type=int, nargs="+", default=[1_000_000])
     parser.add_argument("--vocab-size", type=int, default=3_500, help="which 2,000 pairs can give")
     parser.add_argument("--only", nargs="+", default=RUNS, help="such as 'stored packed'")
