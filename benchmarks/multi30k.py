@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.facts import heading, place_and_time
 from benchmarks.processes import replace_text
+from benchmarks.training_command import launcher
 from gapless.errors import UserError
 
 
@@ -229,12 +230,12 @@ def _run(options: argparse.Namespace, row: dict[str, Any], seed: str) -> dict[st
     name, ranks = row["name"], row["ranks"]
     label = name if ranks == 1 else f"{name}-{ranks}-ranks"
     folder = options.runs / f"{label}-{seed}"
-    command = [sys.executable, *_launcher(ranks), "-m", "gapless", "train"]
+    command = [sys.executable, *launcher(ranks), "-m", "gapless", "train"]
     command += ["--data", str(options.folder), *_recipe(options, ranks=ranks)]
     command += [*ROWS[name][1], "--device", options.device, "--seed", seed]
     command += ["--run-dir", str(folder)]
     print(f"{label}, seed {seed}", end=": ", flush=True)
-    start = time.perf_counter()
+    start, began = time.perf_counter(), time.time()
     folder.parent.mkdir(parents=True, exist_ok=True)
     # A file, so that a run which is stopped shows where it was.
     log = folder.with_suffix(".log")
@@ -247,14 +248,11 @@ def _run(options: argparse.Namespace, row: dict[str, Any], seed: str) -> dict[st
         return {"seed": seed, "problem": f"exit code {done.returncode}: {problem}"}
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     found = figures(summary) | {"seed": seed, "seconds": seconds, "problem": None}
+    found["parts"] = parts(summary, _written(folder, began=began), seconds=seconds)
     print(f"BLEU {found['bleu']:.2f}, {seconds:.1f} s in all", flush=True)
+    for name, spent in found["parts"].items():
+        print(f"  {spent:7.2f} s  {name}", flush=True)
     return found
-
-
-def _launcher(ranks: int) -> list[str]:
-    if ranks == 1:
-        return []
-    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
 
 
 def _problem(text: str) -> str:
@@ -269,6 +267,28 @@ def figures(summary: dict[str, Any]) -> dict[str, Any]:
     names = ("bleu", "signature", "steps", "train_seconds", "warm_up_seconds")
     names += ("wall_seconds", "gap_share", "tokens_per_second", "host_waits")
     return {name: summary[name] for name in names}
+
+
+def _written(folder: Path, *, began: float) -> list[float]:
+    """Return after which seconds a run had begun its folder, saved the final model, and scored it."""
+    names = ("config.yaml", "checkpoints/final", "summary.json")
+    return [(folder / name).stat().st_mtime - began for name in names]
+
+
+def parts(summary: dict[str, Any], written: list[float], *, seconds: float) -> dict[str, float]:
+    """Return where the seconds of a whole command went."""
+    folder, final, scored = written
+    names = ("warm_up_seconds", "train_seconds", "validation_seconds")
+    warm_up, training, validations = (summary[name] or 0.0 for name in names)
+    return {
+        "imports and data": folder,
+        "warm-up": warm_up,
+        "training": training,
+        "validations": validations,
+        "model, checkpoints and the rest": final - folder - warm_up - training - validations,
+        "decoding and scores": scored - final,
+        "exit": seconds - scored,
+    }
 
 
 _HEADER = (

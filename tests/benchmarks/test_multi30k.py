@@ -41,6 +41,8 @@ def test_a_row_is_trained_and_scored(tmp_path, capsys, ranks):
     (run,) = row["runs"]
     assert (run["seed"], run["steps"], run["problem"]) == ("7", 1, None)
     assert run["seconds"] > run["wall_seconds"] > run["train_seconds"] > 0.0
+    assert sum(run["parts"].values()) == pytest.approx(run["seconds"])
+    assert min(run["parts"].values()) >= 0.0
     table = stem.with_suffix(".md").read_text(encoding="utf-8")
     assert table in capsys.readouterr().out
     title = "gapless" if ranks == 1 else "gapless, 2 ranks with batches of 3,650 tokens"
