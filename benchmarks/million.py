@@ -86,7 +86,7 @@ def train(options: argparse.Namespace, run: Path) -> dict[str, Any]:
     command = TrainingCommand(arguments, run, ranks=options.gpus)
 
     def is_over() -> bool:
-        over = command.seconds() > command.first + options.seconds
+        over = bool(command.seconds() > command.first + options.seconds)
         if over or not samples or command.seconds() > samples[-1]["s"] + options.every:
             samples.append(sample(command, run, device=options.device))
             print(json.dumps(samples[-1]), flush=True)

@@ -278,8 +278,8 @@ def _written(folder: Path, *, began: float) -> list[float]:
 def parts(summary: dict[str, Any], written: list[float], *, seconds: float) -> dict[str, float]:
     """Return where the seconds of a whole command went."""
     folder, final, scored = written
-    names = ("warm_up_seconds", "train_seconds", "validation_seconds")
-    warm_up, training, validations = (summary[name] or 0.0 for name in names)
+    asked = ("warm_up_seconds", "train_seconds", "validation_seconds")
+    warm_up, training, validations = (summary[name] or 0.0 for name in asked)
     return {
         "imports and data": folder,
         "warm-up": warm_up,
