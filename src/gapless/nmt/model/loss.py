@@ -7,14 +7,13 @@ weight, which the backward pass needs, are computed chunk by chunk along with th
 
 from __future__ import annotations
 
-from functools import cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gapless.device.torch_private import let_vary
 from gapless.nmt.data.vocab import PAD
 
 
@@ -22,9 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-# Most elements of logits that exist at a time: compiled work on them keeps nothing else.
+# Most elements of logits that exist at a time; more if their gradient is written over them.
 _CHUNK_ELEMENTS = 2**26
-_CHUNK_ELEMENTS_COMPILED = 2**28
+_CHUNK_ELEMENTS_IN_PLACE = 2**28
+
+# Not every torch brings it; imported where a GPU needs it.
+_HAS_TRITON = find_spec("triton") is not None
 
 
 class LabelSmoothing(nn.Module):
@@ -35,13 +37,11 @@ class LabelSmoothing(nn.Module):
 
     Args:
         smoothing: share s of the probability that is spread evenly over the vocabulary.
-        compiled: whether the work of `of_hidden` on logits is compiled.
     """
 
-    def __init__(self, smoothing: float = 0.0, *, compiled: bool = False) -> None:
+    def __init__(self, smoothing: float = 0.0) -> None:
         super().__init__()
         self.smoothing = smoothing
-        self._compiled = compiled
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the summed loss, a scalar tensor.
@@ -79,9 +79,7 @@ class LabelSmoothing(nn.Module):
             weight = F.pad(torch.cat((weight, output_layer.bias.unsqueeze(1)), dim=1), (0, 7))
         if not torch.is_grad_enabled():
             return _loss_of(flat, weight, targets.reshape(-1), self.smoothing)
-        loss: torch.Tensor = _ChunkedLoss.apply(
-            flat, weight, targets.reshape(-1), self.smoothing, self._compiled
-        )
+        loss: torch.Tensor = _ChunkedLoss.apply(flat, weight, targets.reshape(-1), self.smoothing)
         return loss
 
 
@@ -95,10 +93,9 @@ class _ChunkedLoss(torch.autograd.Function):
         weight_VD: torch.Tensor,
         targets_N: torch.Tensor,
         smoothing: float,
-        compiled: bool,
     ) -> torch.Tensor:
         loss, grad_hidden, grad_weight = _loss_and_gradients(
-            hidden_ND, weight_VD, targets_N, smoothing, compiled=compiled
+            hidden_ND, weight_VD, targets_N, smoothing
         )
         ctx.save_for_backward(grad_hidden, grad_weight)
         return loss
@@ -106,7 +103,7 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grads[0], grad_weight * grads[0], None, None, None
+        return grad_hidden * grads[0], grad_weight * grads[0], None, None
 
 
 def _in_precision_of_products(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -118,17 +115,11 @@ def _in_precision_of_products(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return [tensor.to(dtype) for tensor in tensors]
 
 
-def _chunk_size(vocab: int, *, compiled: bool = False) -> int:
-    """Return the most tokens of a chunk."""
-    elements = _CHUNK_ELEMENTS_COMPILED if compiled else _CHUNK_ELEMENTS
-    return max(1, elements // vocab)
-
-
 def _loss_of(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, smoothing: float
 ) -> torch.Tensor:
     hidden, weight = _in_precision_of_products(hidden, weight)
-    size = _chunk_size(len(weight))
+    size = max(1, _CHUNK_ELEMENTS // len(weight))
     total = hidden.new_zeros((), dtype=torch.float32)
     for x, y in zip(hidden.split(size), targets.split(size), strict=True):
         total += _chunk_loss(x @ weight.T, y, smoothing)
@@ -136,17 +127,14 @@ def _loss_of(
 
 
 def _loss_and_gradients(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    targets: torch.Tensor,
-    smoothing: float,
-    *,
-    compiled: bool,
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, smoothing: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the loss and its gradients by hidden vectors and weight, [N, D] and [V, D], float32."""
-    math = _chunk_math(compiled=compiled)
     hidden, weight = _in_precision_of_products(hidden, weight)
-    size = _chunk_size(len(weight), compiled=compiled)
+    in_place = hidden.is_cuda and _HAS_TRITON
+    math = _chunk_loss_and_gradient_in_place if in_place else _chunk_loss_and_gradient
+    elements = _CHUNK_ELEMENTS_IN_PLACE if in_place else _CHUNK_ELEMENTS
+    size = max(1, elements // len(weight))
     total = hidden.new_zeros((), dtype=torch.float32)
     # Products of 16 bits are added up in float32 as they are: a GPU need not write them in 16 bits first.
     sums_in_float32 = hidden.is_cuda and hidden.dtype != torch.float32
@@ -154,12 +142,7 @@ def _loss_and_gradients(
     grad_hidden = torch.empty_like(hidden, dtype=torch.float32)
     for start in range(0, len(hidden), size):
         x, y = hidden[start : start + size], targets[start : start + size]
-        logits = x @ weight.T
-        # Most chunks of large batches are of one size.
-        if compiled and len(y) < size:
-            let_vary(logits, 0)
-            let_vary(y, 0)
-        loss, grad_logits = math(logits, y, smoothing)
+        loss, grad_logits = math(x @ weight.T, y, smoothing)
         total += loss
         part = grad_hidden[start : start + size]
         if sums_in_float32:
@@ -192,8 +175,7 @@ def _chunk_loss_and_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the loss of a chunk, and its gradient by the logits, in their type.
 
-    The gradient is p - (1 - s) * [target] - s / V, and nothing for padding. The softmax p is
-    written out: the compiler then reads the logits twice, and not once more for their sum.
+    The gradient is p - (1 - s) * [target] - s / V, with p the softmax, and nothing for padding.
     """
     vocab = logits.shape[-1]
     values = logits.float()
@@ -208,11 +190,13 @@ def _chunk_loss_and_gradient(
     return _smoothed(values, log_sum, targets, smoothing), gradient.to(logits.dtype)
 
 
-@cache
-def _chunk_math(*, compiled: bool) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    if compiled:
-        return torch.compile(_chunk_loss_and_gradient)
-    return _chunk_loss_and_gradient
+def _chunk_loss_and_gradient_in_place(
+    logits: torch.Tensor, targets: torch.Tensor, smoothing: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the same on a GPU; the gradient stands where the logits stood."""
+    from gapless.device.softmax_gradient import losses_and_gradient_
+
+    return losses_and_gradient_(logits, targets, smoothing, padding=PAD).sum(), logits
 
 
 class LossCompute:

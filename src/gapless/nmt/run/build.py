@@ -207,11 +207,4 @@ def build_step(
     model = build_model(config, vocabs).to(device.torch_device)
     if compiles:
         compile_layers(model)
-    return TranslationStep(
-        model,
-        config,
-        compiles=compiles,
-        device=device,
-        total_updates=total_updates,
-        ranks=ranks,
-    )
+    return TranslationStep(model, config, device=device, total_updates=total_updates, ranks=ranks)

@@ -47,7 +47,6 @@ class TranslationStep:
     Args:
         model: on the device.
         config: of the run.
-        compiles: whether work on logits is compiled, as the model's layers are.
         device: where the model is.
         total_updates: of the run, for schedules that end.
         ranks: whose gradients are summed; None: this process trains alone.
@@ -66,7 +65,6 @@ class TranslationStep:
         model: Transformer,
         config: TrainConfig,
         *,
-        compiles: bool = False,
         device: Device,
         total_updates: int,
         ranks: Ranks | None = None,
@@ -80,8 +78,7 @@ class TranslationStep:
         self._gradients = self._ranks.sum_gradients(model.parameters())
         # A graph that adds to the gradients of earlier batches needs them at the same addresses.
         self._keeps_gradients = config.accumulate != 1
-        smoothing = LabelSmoothing(config.label_smoothing, compiled=compiles)
-        self._compute = LossCompute(model.generator, smoothing)
+        self._compute = LossCompute(model.generator, LabelSmoothing(config.label_smoothing))
         self._nll = LossCompute(model.generator, LabelSmoothing())
         # On the device: a graph reads the rate of each update from this address.
         self._rate = device.device_buffer(4).view(torch.float32)[0].fill_(config.lr)
