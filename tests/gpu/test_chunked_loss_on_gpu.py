@@ -24,6 +24,8 @@ def test_gradients_are_added_up_in_float32(has_triton, monkeypatch):
     for name in ("_CHUNK_ELEMENTS", "_CHUNK_ELEMENTS_IN_PLACE"):
         monkeypatch.setattr(losses, name, 48 * 1_000)
     monkeypatch.setattr(losses, "_HAS_TRITON", has_triton)
+    # What is not written stays NaN.
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: torch.full_like(*a, torch.nan, **k))
     torch.manual_seed(0)
     layer = torch.nn.Linear(64, 1_000, bias=False, device="cuda")
     hidden = torch.randn(300, 64, device="cuda", requires_grad=True)
@@ -42,6 +44,20 @@ def test_gradients_are_added_up_in_float32(has_triton, monkeypatch):
     for one, other in zip(gradients, torch.autograd.grad(expected, rounded), strict=True):
         assert one.dtype == torch.float32
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+def test_no_tokens_have_no_gradient():
+    """No chunk is there to write that of the weight."""
+    layer = torch.nn.Linear(64, 1_000, bias=False, device="cuda")
+    hidden = torch.empty(0, 64, device="cuda")
+    targets = torch.empty(0, dtype=torch.int64, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = losses.LabelSmoothing(0.1).of_hidden(hidden, layer, targets)
+    loss.backward()
+
+    assert not loss
+    assert not layer.weight.grad.any()
 
 
 def compare(logits, targets, smoothing):

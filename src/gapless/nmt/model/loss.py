@@ -138,7 +138,9 @@ def _loss_and_gradients(
     total = hidden.new_zeros((), dtype=torch.float32)
     # Products of 16 bits are added up in float32 as they are: a GPU need not write them in 16 bits first.
     sums_in_float32 = hidden.is_cuda and hidden.dtype != torch.float32
-    grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+    # There the first chunk's gradient is written, not added.
+    make = torch.empty_like if sums_in_float32 and len(hidden) else torch.zeros_like
+    grad_weight = make(weight, dtype=torch.float32)
     grad_hidden = torch.empty_like(hidden, dtype=torch.float32)
     for start in range(0, len(hidden), size):
         x, y = hidden[start : start + size], targets[start : start + size]
@@ -147,7 +149,10 @@ def _loss_and_gradients(
         part = grad_hidden[start : start + size]
         if sums_in_float32:
             torch.mm(grad_logits, weight, torch.float32, out=part)
-            torch.addmm(grad_weight, grad_logits.T, x, torch.float32, out=grad_weight)
+            if start == 0:
+                torch.mm(grad_logits.T, x, torch.float32, out=grad_weight)
+            else:
+                torch.addmm(grad_weight, grad_logits.T, x, torch.float32, out=grad_weight)
         else:
             part.copy_(grad_logits @ weight)
             grad_weight += grad_logits.T @ x
