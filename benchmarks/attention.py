@@ -23,7 +23,7 @@ from benchmarks.facts import heading, place_and_time
 from benchmarks.processes import replace_text
 from gapless.device.find import find_device
 from gapless.device.numerics import seed_everything
-from gapless.nmt.model.attention import Packed, _attend_packed, _attend_padded
+from gapless.nmt.model.attention import Packed, PackedRows, _attend_packed, _attend_padded
 
 
 if TYPE_CHECKING:
@@ -44,33 +44,43 @@ _WIDTH, _LONGEST = 64, 256
 _DROPOUT = 0.0
 
 
-def flash(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pattern: Packed
+def memory_efficient(
+    queries: torch.Tensor, keys_values: torch.Tensor, pattern: Packed
 ) -> torch.Tensor:
+    """The memory-efficient attention of torch, as its nested tensors call it."""
+    keys, values = keys_values.unsqueeze(0).unbind(2)
+    out: torch.Tensor = torch.ops.aten._efficient_attention_forward(
+        *(queries.unsqueeze(0), keys, values, None),
+        *(*_sizes(pattern), _DROPOUT, int(pattern.is_causal), True),
+    )[0]
+    return out.squeeze(0)
+
+
+def flash(queries: torch.Tensor, keys_values: torch.Tensor, pattern: Packed) -> torch.Tensor:
     """FlashAttention as torch ships it."""
     out: torch.Tensor = torch.ops.aten._flash_attention_forward(
-        queries, keys, values, *_sizes(pattern), _DROPOUT, pattern.is_causal, False
+        queries, *keys_values.unbind(1), *_sizes(pattern), _DROPOUT, pattern.is_causal, False
     )[0]
     return out
 
 
-def cudnn(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pattern: Packed
-) -> torch.Tensor:
+def cudnn(queries: torch.Tensor, keys_values: torch.Tensor, pattern: Packed) -> torch.Tensor:
     """The fused attention of cuDNN, on ragged rows."""
+    parts = (queries, *keys_values.unbind(1), None)
     out: torch.Tensor = torch.ops.aten._cudnn_attention_forward(
-        queries, keys, values, None, *_sizes(pattern), True, _DROPOUT, pattern.is_causal
+        *parts, *_sizes(pattern), True, _DROPOUT, pattern.is_causal
     )[0]
     return out
 
 
 def _sizes(pattern: Packed) -> tuple[torch.Tensor, torch.Tensor, int, int]:
-    longest = pattern.longest
-    return pattern.query_starts, pattern.key_starts, longest, longest
+    queries, keys = pattern.queries, pattern.keys
+    return queries.starts, keys.starts, queries.longest, keys.longest
 
 
 KERNELS: dict[str, Callable[..., torch.Tensor]] = {
-    "memory-efficient": lambda *parts: _attend_packed(*parts, _DROPOUT),
+    "span": lambda *parts: _attend_packed(*parts, _DROPOUT),
+    "memory-efficient": memory_efficient,
     "flash": flash,
     "cudnn": cudnn,
     "padded rows": lambda *parts: _attend_padded(*parts, _DROPOUT),
@@ -86,14 +96,15 @@ class Layer:
         starts = torch.cat([torch.zeros(1), self.lengths.cumsum(0)]).to(torch.int32)
         starts = starts.to(device.torch_device)
         longest = -(-int(self.lengths.max()) // 64) * 64
-        self._pattern = Packed(starts, starts, longest, causal)
-        shape = (int(self.lengths.sum()), case["heads"], _WIDTH)
+        tokens, heads = int(self.lengths.sum()), case["heads"]
+        rows = PackedRows.of(starts, num_tokens=tokens, longest=longest)
+        self._pattern = Packed(rows, rows, causal)
         dtype = torch.bfloat16 if device.is_accelerator else torch.float32
         self._inputs = [
             torch.randn(shape, device=device.torch_device, dtype=dtype, requires_grad=True)
-            for _ in range(3)
+            for shape in ((tokens, heads, _WIDTH), (tokens, 2, heads, _WIDTH))
         ]
-        self._grad = torch.randn(shape, device=device.torch_device, dtype=dtype)
+        self._grad = torch.randn_like(self._inputs[0])
         self._kernel = KERNELS[kernel]
 
     def forward(self) -> torch.Tensor:
@@ -101,7 +112,7 @@ class Layer:
         return self._kernel(*self._inputs, self._pattern)
 
     def both(self) -> tuple[torch.Tensor, ...]:
-        """Return the gradients of queries, keys and values."""
+        """Return the gradients of queries, and of keys and values."""
         return torch.autograd.grad(self.forward(), self._inputs, self._grad)
 
 

@@ -288,7 +288,6 @@ MISSING = {
     "torch.ops.aten._to_copy.default": is_none("to_copy"),
     "torch.ops.aten._local_scalar_dense.default": is_none("local_scalar_dense"),
     "torch._foreach_copy_": copies_one_by_one,
-    "torch.ops.aten._efficient_attention_forward": is_none("efficient_attention"),
     "torch.ops.mkldnn._linear_pointwise": is_none("onednn_linear"),
     "torch.Tensor._indices": sums_places,
     "torch.Tensor._values": sums_places,

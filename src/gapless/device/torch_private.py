@@ -181,12 +181,6 @@ foreach_copy_: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any] =
     ],
 )
 
-efficient_attention: Any = _look_up(
-    "torch.ops.aten._efficient_attention_forward",
-    why="It takes packed sentences, with tiles of 64, float32 and dropout; FlashAttention has none of these.",
-    missing="Sentences are padded.",
-)
-
 onednn_linear: Any = _look_up(
     "torch.ops.mkldnn._linear_pointwise",
     why="oneDNN multiplies float32 matrices twice as fast on AMD's processors as MKL, which torch takes there.",

@@ -13,7 +13,7 @@ from gapless.nmt.data.padded_layout import PaddedShape
 from gapless.nmt.data.sampler import Microbatch, MicrobatchSampler, PairBatches
 from gapless.nmt.data.token_pairs import TokenPairs
 from gapless.nmt.data.vocab import BOS, EOS, PAD
-from gapless.nmt.model.attention import Packed, _attend_padded
+from gapless.nmt.model.attention import Packed, PackedRows, _attend_padded
 from gapless.nmt.model.loss import LabelSmoothing, LossCompute
 from gapless.nmt.model.transformer import ModelSizes, Transformer
 
@@ -162,14 +162,15 @@ def test_a_packed_batch_learns_what_a_padded_one_does(norm):
 
 def test_rows_without_tokens_spoil_nothing():
     """Empty rows stand at the end of every batch; nothing becomes NaN by them."""
-    heads = [torch.randn(6, 2, 8, requires_grad=True) for _ in range(3)]
+    heads = [torch.randn(6, *size, 8, requires_grad=True) for size in ((2,), (2, 2))]
     starts = torch.tensor([0, 4, 6, 6, 6], dtype=torch.int32)
+    rows = PackedRows.of(starts, num_tokens=6, longest=5)
 
-    out = _attend_padded(*heads, Packed(starts, starts, 5, is_causal=True), 0.0)
+    out = _attend_padded(*heads, Packed(rows, rows, is_causal=True), 0.0)
     out.sum().backward()
 
     assert all(bool(torch.isfinite(value).all()) for value in (out, *(h.grad for h in heads)))
-    assert torch.allclose(out[4], heads[2][4])
+    assert torch.allclose(out[4], heads[1][4, 1])
 
 
 def test_one_example_stands_for_all_batches():

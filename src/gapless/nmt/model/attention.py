@@ -1,7 +1,7 @@
 """Multi-head attention over padded rows or over packed sentences.
 
 Shape suffixes: B batch, T query length, S key length, N query tokens and M key tokens of a packed
-batch, R sentences of a packed batch, H heads, E width of a head, D model width.
+batch, R rows of a packed batch, H heads, E width of a head, D model width. M2HE: keys, then values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gapless.device.torch_private import efficient_attention
+
+try:
+    from gapless.nmt.model import span_attention
+
+    _HAS_KERNEL = True
+except ImportError:  # Torch for a CPU, or for Windows, comes without Triton.
+    _HAS_KERNEL = False
 
 
 @dataclass(frozen=True)
@@ -30,19 +36,42 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Packed:
-    """Which positions attend to which in packed sentences: those of the same sentence.
+class PackedRows:
+    """Where the rows of packed tokens are; they follow each other without a break.
 
     Attributes:
-        query_starts: first query token of each sentence, and the number of tokens, [R + 1], int32.
-        key_starts: the same of the keys.
-        longest: upper limit of the tokens of a sentence.
+        starts: first token of each row, and the number of tokens, [R + 1], int32.
+        of_token: row of each token, [number of tokens], int32.
+        longest: upper limit of the tokens in a row.
+    """
+
+    starts: torch.Tensor
+    of_token: torch.Tensor
+    longest: int
+
+    @classmethod
+    def of(cls, starts: torch.Tensor, *, num_tokens: int, longest: int) -> PackedRows:
+        """Find the row of each token, on the device.
+
+        Sync: Does not block the host.
+        """
+        token = torch.arange(num_tokens, device=starts.device, dtype=torch.int32)
+        row = torch.searchsorted(starts, token, right=True, out_int32=True) - 1
+        return cls(starts, row, longest)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Which positions attend to which in packed rows: those of the same row.
+
+    Attributes:
+        queries: rows of the tokens that attend.
+        keys: as many rows of the tokens that they attend to.
         is_causal: allow only the position itself and those before.
     """
 
-    query_starts: torch.Tensor
-    key_starts: torch.Tensor
-    longest: int
+    queries: PackedRows
+    keys: PackedRows
     is_causal: bool = False
 
 
@@ -76,31 +105,21 @@ class Attention(nn.Module):
             memory: where keys and values come from, [B, S, D], or [M, D] if packed.
             pattern: which positions attend to which.
         """
-        keys, values = self.project(memory)
-        return self.attend(x, keys, values, pattern)
-
-    def project(self, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values, [B, H, S, E] each, or [M, H, E] if packed."""
-        keys, values = self.key_value(memory).chunk(2, dim=-1)
-        return self._split(keys), self._split(values)
-
-    def attend(
-        self,
-        x: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        pattern: Pattern = Dense(),
-    ) -> torch.Tensor:
-        """Attend to keys and values that were projected before."""
-        queries = self._split(self.query(x))
+        queries, keys_values = self.query(x), self.key_value(memory)
         dropout = self.dropout if self.training else 0.0
         if isinstance(pattern, Packed):
-            heads = _attend_packed(queries, keys, values, pattern, dropout)
+            heads = _attend_packed(
+                queries.unflatten(-1, (self.heads, -1)),
+                keys_values.unflatten(-1, (2, self.heads, -1)),
+                pattern,
+                dropout,
+            )
         else:
+            keys, values = keys_values.chunk(2, dim=-1)
             heads = F.scaled_dot_product_attention(
-                queries,
-                keys,
-                values,
+                self._split(queries),
+                self._split(keys),
+                self._split(values),
                 attn_mask=pattern.mask,
                 dropout_p=dropout,
                 is_causal=pattern.is_causal,
@@ -110,63 +129,56 @@ class Attention(nn.Module):
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:
         heads: torch.Tensor = x.unflatten(-1, (self.heads, -1))
-        return heads if x.dim() == 2 else heads.transpose(1, 2)
-
-
-# Torch's memory-efficient attention, called as torch's own nested tensors call it. For sentences
-# of about thirty tokens its tiles of 64 make it twice as fast as FlashAttention, whose tiles have
-# 128 (measured on an H200). Unlike FlashAttention it has float32 and dropout. It is private, hence
-# the fallback.
-_KERNEL = efficient_attention
-_ANYWHERE, _CAUSAL = 0, 1
+        return heads.transpose(1, 2)
 
 
 def _attend_packed(
-    queries_NHE: torch.Tensor,
-    keys_MHE: torch.Tensor,
-    values_MHE: torch.Tensor,
-    pattern: Packed,
-    dropout: float,
+    queries_NHE: torch.Tensor, keys_values_M2HE: torch.Tensor, pattern: Packed, dropout: float
 ) -> torch.Tensor:
     """Return the weighted values for each query, [N, H, E]."""
-    if (
-        efficient_attention is None
-        or dropout
-        or not queries_NHE.is_cuda
-        or queries_NHE.shape[-1] % 8
-    ):
-        return _attend_padded(queries_NHE, keys_MHE, values_MHE, pattern, dropout)
-    out_1NHE: torch.Tensor = _KERNEL(
-        queries_NHE.unsqueeze(0),
-        keys_MHE.unsqueeze(0),
-        values_MHE.unsqueeze(0),
-        None,
-        pattern.query_starts,
-        pattern.key_starts,
-        pattern.longest,
-        pattern.longest,
-        0.0,
-        _CAUSAL if pattern.is_causal else _ANYWHERE,
-        True,
+    if not _is_for_kernel(queries_NHE, dropout):
+        return _attend_padded(queries_NHE, keys_values_M2HE, pattern, dropout)
+    queries, keys = pattern.queries, pattern.keys
+    heads_NHE: torch.Tensor = span_attention.attend(
+        queries_NHE,
+        keys_values_M2HE,
+        queries.of_token,
+        queries.starts,
+        keys.of_token,
+        keys.starts,
+        pattern.is_causal,
     )[0]
-    return out_1NHE.squeeze(0)
+    return heads_NHE
+
+
+# What the kernels are made for and tested with.
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_WIDTHS = (16, 32, 64, 128)
+
+
+def _is_for_kernel(queries_NHE: torch.Tensor, dropout: float) -> bool:
+    return (
+        _HAS_KERNEL
+        and queries_NHE.is_cuda
+        and queries_NHE.dtype in _DTYPES
+        and queries_NHE.shape[-1] in _WIDTHS
+        and not dropout
+    )
 
 
 def _attend_padded(
-    queries_NHE: torch.Tensor,
-    keys_MHE: torch.Tensor,
-    values_MHE: torch.Tensor,
-    pattern: Packed,
-    dropout: float,
+    queries_NHE: torch.Tensor, keys_values_M2HE: torch.Tensor, pattern: Packed, dropout: float
 ) -> torch.Tensor:
     """Do the same without the kernel, with a padded row for each sentence, [N, H, E]."""
-    longest = pattern.longest
-    query_at, _ = _rows(pattern.query_starts, longest, num_tokens=len(queries_NHE))
-    key_at, is_key = _rows(pattern.key_starts, longest, num_tokens=len(keys_MHE))
+    queries, keys = pattern.queries, pattern.keys
+    query_at, _ = _places(queries)
+    key_at, is_key = _places(keys)
     # A row without keys may attend to anything: its result is not used, but NaN would spread.
     mask = (is_key | ~is_key.any(dim=1, keepdim=True))[:, None, None, :]
     if pattern.is_causal:
-        mask = mask & torch.ones((longest, longest), dtype=torch.bool, device=mask.device).tril()
+        square = (queries.longest, keys.longest)
+        mask = mask & torch.ones(square, dtype=torch.bool, device=mask.device).tril()
+    keys_MHE, values_MHE = keys_values_M2HE.unbind(1)
     heads_RHLE = F.scaled_dot_product_attention(
         queries_NHE[query_at].transpose(1, 2),
         keys_MHE[key_at].transpose(1, 2),
@@ -175,19 +187,15 @@ def _attend_padded(
         dropout_p=dropout,
     )
     token = torch.arange(len(queries_NHE), device=queries_NHE.device)
-    starts = pattern.query_starts.long()
-    # All starts, not a slice of them: compiled layers cannot search a slice (torch 2.11).
-    row = torch.searchsorted(starts, token, right=True) - 1
-    return heads_RHLE.transpose(1, 2)[row, token - starts[row]]
+    place = token - queries.starts[queries.of_token]
+    return heads_RHLE.transpose(1, 2)[queries.of_token, place]
 
 
-def _rows(
-    starts: torch.Tensor, longest: int, *, num_tokens: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _places(rows: PackedRows) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the token at each place of padded rows, [R, longest], and whether there is one.
 
     A place without a token gets some later token. If all such places got the same token, thousands
     of gradients would be added up in one address, one after the other.
     """
-    at = starts[:-1, None].long() + torch.arange(longest, device=starts.device)
-    return at.clamp(max=num_tokens - 1), at < starts[1:, None]
+    at = rows.starts[:-1, None].long() + torch.arange(rows.longest, device=rows.starts.device)
+    return at.clamp(max=len(rows.of_token) - 1), at < rows.starts[1:, None]

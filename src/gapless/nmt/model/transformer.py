@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from gapless.device.torch_private import let_vary
 from gapless.nmt.data.vocab import PAD
-from gapless.nmt.model.attention import Attention, Dense, Packed, Pattern
+from gapless.nmt.model.attention import Attention, Dense, Packed, PackedRows, Pattern
 
 
 if TYPE_CHECKING:
@@ -230,16 +230,17 @@ class Transformer(nn.Module):
 
         Sync: Does not block the host.
         """
-        src, tgt = batch.src_starts, batch.tgt_starts
+        longest = batch.longest
+        src = PackedRows.of(batch.src_starts, num_tokens=len(batch.src), longest=longest)
+        tgt = PackedRows.of(batch.tgt_starts, num_tokens=len(batch.trg), longest=longest)
         memory = self._encode(
-            self.src_embedding(batch.src, positions=batch.src_positions),
-            Packed(src, src, batch.longest),
+            self.src_embedding(batch.src, positions=batch.src_positions), Packed(src, src)
         )
         return self._decode(
             self.tgt_embedding(batch.trg, positions=batch.tgt_positions),
             memory,
-            to_itself=Packed(tgt, tgt, batch.longest, is_causal=True),
-            to_source=Packed(tgt, src, batch.longest),
+            to_itself=Packed(tgt, tgt, is_causal=True),
+            to_source=Packed(tgt, src),
         )
 
     def encode(self, src: torch.Tensor, src_mask: torch.Tensor) -> torch.Tensor:
