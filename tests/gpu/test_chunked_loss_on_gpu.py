@@ -23,7 +23,7 @@ def test_gradients_are_added_up_in_float32(has_triton, monkeypatch):
     """Seven chunks, the last one shorter and padding in it; the error is that of products in 16 bits."""
     for name in ("_CHUNK_ELEMENTS", "_CHUNK_ELEMENTS_IN_PLACE"):
         monkeypatch.setattr(losses, name, 48 * 1_000)
-    monkeypatch.setattr(losses, "_HAS_TRITON", has_triton)
+    monkeypatch.setattr(losses, "HAS_TRITON", has_triton)
     # What is not written stays NaN.
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: torch.full_like(*a, torch.nan, **k))
     torch.manual_seed(0)

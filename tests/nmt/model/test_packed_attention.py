@@ -21,7 +21,7 @@ def queries(*, width=64, dtype=torch.bfloat16, is_cuda=True):
 @pytest.mark.parametrize("width", [16, 32, 64, 128])
 def test_the_kernels_attend_on_a_gpu_with_triton(monkeypatch, dtype, width):
     """In 16 bits and in float32, with heads of 16, 32, 64 or 128."""
-    monkeypatch.setattr(attention, "_HAS_KERNEL", True)
+    monkeypatch.setattr(attention, "HAS_TRITON", True)
 
     assert attention._is_for_kernel(queries(width=width, dtype=dtype), 0.0)
 
@@ -39,7 +39,7 @@ def test_the_kernels_attend_on_a_gpu_with_triton(monkeypatch, dtype, width):
 )
 def test_padded_rows_attend_elsewhere(monkeypatch, case, dropout, has_kernel):
     """Off a GPU, without Triton, with other widths or types, and with dropout."""
-    monkeypatch.setattr(attention, "_HAS_KERNEL", has_kernel)
+    monkeypatch.setattr(attention, "HAS_TRITON", has_kernel)
 
     assert not attention._is_for_kernel(case, dropout)
 
@@ -79,7 +79,7 @@ def test_without_triton_the_model_can_be_imported():
     """As with a torch for a CPU."""
     program = (
         "import sys; sys.modules['triton'] = None; "
-        "from gapless.nmt.model import attention; assert not attention._HAS_KERNEL"
+        "from gapless.nmt.model import attention; assert not attention.HAS_TRITON"
     )
 
     subprocess.run([sys.executable, "-c", program], check=True)

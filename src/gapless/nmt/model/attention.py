@@ -13,13 +13,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from gapless.device.kernels import HAS_TRITON
 
-try:
-    from gapless.nmt.model import span_attention
 
-    _HAS_KERNEL = True
-except ImportError:  # Torch for a CPU, or for Windows, comes without Triton.
-    _HAS_KERNEL = False
+if HAS_TRITON:
+    from gapless.device.kernels import span_attention
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,7 @@ _WIDTHS = (16, 32, 64, 128)
 
 def _is_for_kernel(queries_NHE: torch.Tensor, dropout: float) -> bool:
     return (
-        _HAS_KERNEL
+        HAS_TRITON
         and queries_NHE.is_cuda
         and queries_NHE.dtype in _DTYPES
         and queries_NHE.shape[-1] in _WIDTHS

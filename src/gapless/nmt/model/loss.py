@@ -7,13 +7,13 @@ weight, which the backward pass needs, are computed chunk by chunk along with th
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from gapless.device.kernels import HAS_TRITON
 from gapless.nmt.data.vocab import PAD
 
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 # Most elements of logits that exist at a time; more if their gradient is written over them.
 _CHUNK_ELEMENTS = 2**26
 _CHUNK_ELEMENTS_IN_PLACE = 2**28
-
-# Not every torch brings it; imported where a GPU needs it.
-_HAS_TRITON = find_spec("triton") is not None
 
 
 class LabelSmoothing(nn.Module):
@@ -131,7 +128,7 @@ def _loss_and_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the loss and its gradients by hidden vectors and weight, [N, D] and [V, D], float32."""
     hidden, weight = _in_precision_of_products(hidden, weight)
-    in_place = hidden.is_cuda and _HAS_TRITON
+    in_place = hidden.is_cuda and HAS_TRITON
     math = _chunk_loss_and_gradient_in_place if in_place else _chunk_loss_and_gradient
     elements = _CHUNK_ELEMENTS_IN_PLACE if in_place else _CHUNK_ELEMENTS
     size = max(1, elements // len(weight))
@@ -199,7 +196,7 @@ def _chunk_loss_and_gradient_in_place(
     logits: torch.Tensor, targets: torch.Tensor, smoothing: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the same on a GPU; the gradient stands where the logits stood."""
-    from gapless.device.softmax_gradient import losses_and_gradient_
+    from gapless.device.kernels.softmax_gradient import losses_and_gradient_
 
     return losses_and_gradient_(logits, targets, smoothing, padding=PAD).sum(), logits
 
