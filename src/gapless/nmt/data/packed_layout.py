@@ -1,19 +1,16 @@
 """Sentences packed one after the other, with almost no padding.
 
-Batches have one fixed shape or two: a number of source tokens, of target tokens and of rows, and a
-limit on the tokens of a row. If a few sentences are much longer than the rest, they get a shape of
-their own, because the attention kernel keeps memory for rows times the longest row. What a batch
-leaves free at the end of either side becomes rows of padding. They see only themselves, and the
-loss leaves them out.
+Batches have one fixed shape: a number of source tokens, of target tokens and of rows, and a limit
+on the tokens of a row. What a batch leaves free at the end of either side becomes rows of padding.
+They see only themselves, and the loss leaves them out.
 
-Within a shape pairs are not sorted by length: every batch is a random sample.
+Pairs are not sorted by length: every batch is a random sample.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,19 +27,13 @@ if TYPE_CHECKING:
     from gapless.nmt.data.token_pairs import Numbers, Rows
 
 
-# Token counts are rounded up to a multiple of this, with which matrix kernels run faster. So is
-# the longest row: the attention kernel works on tiles of this many tokens.
+# Token counts and the longest row are rounded up to a multiple of this, with which matrix kernels
+# run faster.
 _GRAIN = 64
 
-# The number of sentences in a batch varies. A shape has room for the mean plus this many times its
-# square root: every row costs the attention kernel memory, used or not.
+# The number of sentences in a batch varies. The shape has room for the mean plus this many times its
+# square root: where rows are padded for attention, each costs memory, used or not.
 _SPARE = 4.0
-
-# Pairs that are counted at a time.
-_MOST_AT_ONCE = 1 << 20
-
-# Use a second shape only if it saves this share of the attention kernel's memory.
-_LEAST_SAVING = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,56 +117,39 @@ class PackedShape:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedLayout:
-    """Packs each pair into the fixed shape that was chosen for it, or into the larger one.
+    """Packs pairs into batches of one fixed shape.
 
     Attributes:
-        shapes: one or two, the one for shorter sentences first.
-        of_pair: number of each pair's shape, [pairs].
+        shape: of every batch.
         src_lengths: source tokens of each pair, [pairs].
         tgt_lengths: target tokens to predict of each pair, [pairs].
     """
 
-    shapes: list[PackedShape]
-    of_pair: Numbers
+    shape: PackedShape
     src_lengths: Numbers
     tgt_lengths: Numbers
 
     def batches(self, order: Numbers, *, multiple_of: int = 1) -> list[BatchPlan]:
-        """Fill batches with the pairs of each shape; a last batch that is not full moves on.
+        """Fill batches with the pairs.
 
         Args:
             order: the numbers of pairs.
-            multiple_of: each shape but the largest has a multiple of so many batches; the pairs of others
-                move on to a larger shape.
+            multiple_of: is for layouts of several shapes.
         """
-        plans: list[BatchPlan] = []
-        of_pair, is_left_over = self.of_pair[order], np.zeros(len(order), dtype=np.bool_)
-        for number, shape in enumerate(self.shapes):
-            own = np.flatnonzero((of_pair == number) | is_left_over)
-            batches = [own[at] for at in self._fill(order[own], shape)]
-            num_kept = len(batches)
-            if num_kept and number + 1 < len(self.shapes):
-                # The last batch is seldom full: its pairs go on to the next shape instead of padding.
-                num_kept = (num_kept - 1) // multiple_of * multiple_of
-            is_left_over[:] = False
-            is_left_over[np.concatenate([own[:0], *batches[num_kept:]])] = True
-            plans += [BatchPlan(order[at], shape) for at in batches[:num_kept]]
-        return plans
+        del multiple_of
+        return [BatchPlan(order[at], self.shape) for at in self._fill(order)]
 
     def examples(self) -> list[BatchPlan]:
-        """Return a batch of one pair for each shape."""
-        return [
-            BatchPlan(np.flatnonzero(self.of_pair == number)[:1], shape)
-            for number, shape in enumerate(self.shapes)
-        ]
+        """Return a batch of one pair."""
+        return [BatchPlan(np.arange(1), self.shape)]
 
     def describe(self) -> str:
         """Return how batches are laid out, for people."""
-        sizes = " or ".join(f"{s.src_tokens:,} + {s.tgt_tokens:,}" for s in self.shapes)
-        return f"packed into {sizes} tokens"
+        return f"packed into {self.shape.src_tokens:,} + {self.shape.tgt_tokens:,} tokens"
 
-    def _fill(self, order: Numbers, shape: PackedShape) -> list[Numbers]:
-        """Return which of the pairs each batch of this shape has."""
+    def _fill(self, order: Numbers) -> list[Numbers]:
+        """Return which of the pairs each batch has."""
+        shape = self.shape
         lengths = [side[order].astype(np.int64) for side in (self.src_lengths, self.tgt_lengths)]
         at = _balanced(lengths[0], lengths[1], shape)
         src, tgt = (np.cumsum(side[at]) for side in lengths)
@@ -213,9 +187,7 @@ def choose_packed_layout(
     max_tokens: int,
     max_sentences: int | None = None,
 ) -> PackedLayout:
-    """Choose one fixed shape or two for pairs of these lengths.
-
-    Both sides of a shape fill up at the same rate.
+    """Choose the fixed shape for pairs of these lengths, whose sides fill up at the same rate.
 
     Args:
         src_lengths: source tokens of each pair, [pairs], at least one pair.
@@ -227,127 +199,31 @@ def choose_packed_layout(
     Raises:
         ValueError: there are no pairs.
     """
-    if not len(src_lengths):
-        raise ValueError("there must be at least one pair to choose shapes for, but there is none")
-    longer = np.maximum(src_lengths, tgt_lengths)
-    table = _ByLength(longer, src_lengths, tgt_lengths)
-    split_at = partial(_Split.at, table=table, max_tokens=max_tokens, max_sentences=max_sentences)
-    one_shape = split_at(table.longest)
-    limits = range(_round_up(table.shortest), table.longest, _GRAIN)
-    two_shapes = min(
-        map(split_at, limits),
-        key=lambda split: split.attention_memory,
-        default=one_shape,
-    )
-    is_worth_it = two_shapes.attention_memory < (1 - _LEAST_SAVING) * one_shape.attention_memory
-    best = two_shapes if is_worth_it else one_shape
-    return PackedLayout(
-        shapes=best.shapes,
-        of_pair=(longer > best.limit).astype(np.int8),
-        src_lengths=src_lengths,
-        tgt_lengths=tgt_lengths,
-    )
-
-
-class _ByLength:
-    """How many pairs there are by the length of their longer side, and how long both are together.
-
-    Args:
-        longer: length of the longer side of each pair.
-        sides: source and target tokens of each pair.
-    """
-
-    def __init__(self, longer: Numbers, *sides: Numbers) -> None:
-        self.shortest, self.longest = int(longer.min()), int(longer.max())
-        self._counts = np.zeros(self.longest + 1, dtype=np.int64)
-        self._sums = np.zeros((2, self.longest + 1), dtype=np.int64)
-        self._longest = np.zeros((2, self.longest + 1), dtype=np.int64)
-        # Some at a time: what `bincount` makes of its arguments is larger than they are.
-        for start in range(0, len(longer), _MOST_AT_ONCE):
-            part = slice(start, start + _MOST_AT_ONCE)
-            self._counts += np.bincount(longer[part], minlength=self.longest + 1)
-            for number, side in enumerate(sides):
-                sums = np.bincount(longer[part], side[part], minlength=self.longest + 1)
-                self._sums[number] += sums.astype(np.int64)
-                np.maximum.at(self._longest[number], longer[part], side[part])
-
-    def num_pairs(self, above: int, to: int) -> int:
-        """Return the pairs whose longer side has a length above one and up to another."""
-        return int(self._counts[above + 1 : to + 1].sum())
-
-    def tokens(self, above: int, to: int) -> list[int]:
-        """Return source and target tokens of these pairs."""
-        return [int(side[above + 1 : to + 1].sum()) for side in self._sums]
-
-    def longest_to(self, to: int) -> list[int]:
-        """Return the longest source and target of pairs whose longer side has a length up to one."""
-        return [int(side[: to + 1].max()) for side in self._longest]
-
-
-@dataclass(frozen=True)
-class _Split:
-    """Shapes for pairs up to a limit of length, and for those above it.
-
-    Attributes:
-        limit: length of a pair's longer side.
-        shapes: one, if no pair is longer, or both.
-        attention_memory: what the attention kernel keeps in an epoch: rows times the longest, summed.
-    """
-
-    limit: int
-    shapes: list[PackedShape]
-    attention_memory: float
-
-    @classmethod
-    def at(
-        cls, limit: int, table: _ByLength, *, max_tokens: int, max_sentences: int | None
-    ) -> _Split:
-        ranges = [(-1, limit), (limit, table.longest)][: 1 + (limit < table.longest)]
-        shapes, memory = [], 0.0
-        for above, to in ranges:
-            tokens, count = table.tokens(above, to), table.num_pairs(above, to)
-            # Shorter pairs may move on into this shape, so it takes any of them.
-            own_or_shorter = table.num_pairs(-1, to)
-            all_pairs = table.num_pairs(-1, table.longest)
-            shape = _shape(
-                means=[side / count for side in tokens],
-                longest=table.longest_to(to),
-                max_tokens=max_tokens,
-                max_sentences=min(max_sentences or all_pairs, own_or_shorter),
-            )
-            memory += sum(tokens) / shape.num_tokens * shape.rows * shape.longest
-            shapes.append(shape)
-        return cls(limit, shapes, memory)
-
-
-def _shape(
-    *, means: list[float], longest: list[int], max_tokens: int, max_sentences: int
-) -> PackedShape:
-    """Return the shape that fits pairs of these mean lengths, and takes pairs of these longest.
-
-    Args:
-        means: mean source and target length.
-        longest: longest source and target.
-        max_tokens: budget of the longer side.
-        max_sentences: most pairs in a batch.
-    """
+    count = len(src_lengths)
+    if not count:
+        raise ValueError(
+            "there must be at least one pair to choose a shape for, but there is none"
+        )
+    sides = src_lengths, tgt_lengths
+    means = [int(side.sum(dtype=np.int64)) / count for side in sides]
+    longest_src, longest_tgt = (int(side.max()) for side in sides)
     budget = max(_GRAIN, max_tokens // _GRAIN * _GRAIN)
     pairs = budget / max(means)
-    longest_row = _round_up(max(longest))
-    src_tokens, tgt_tokens = (
-        min(budget, _round_up(min(pairs, max_sentences) * mean)) for mean in means
-    )
-    tgt_tokens = max(tgt_tokens, _round_up(longest[1]))
+    most = min(max_sentences or count, count)
+    longest_row = _round_up(max(longest_src, longest_tgt))
+    src_tokens, tgt_tokens = (min(budget, _round_up(min(pairs, most) * mean)) for mean in means)
+    tgt_tokens = max(tgt_tokens, _round_up(longest_tgt))
     # Beside any pair there is a source token for each row of padding.
-    src_tokens = max(src_tokens, _round_up(longest[0] + tgt_tokens // longest_row + 1))
-    return PackedShape(
+    src_tokens = max(src_tokens, _round_up(longest_src + tgt_tokens // longest_row + 1))
+    shape = PackedShape(
         src_tokens=src_tokens,
         tgt_tokens=tgt_tokens,
-        sentences=min(math.ceil(pairs + _SPARE * math.sqrt(pairs)), max_sentences),
+        sentences=min(math.ceil(pairs + _SPARE * math.sqrt(pairs)), most),
         # Enough for a batch that is all padding.
         padding_rows=math.ceil(max(src_tokens, tgt_tokens) / longest_row) + 1,
         longest=longest_row,
     )
+    return PackedLayout(shape=shape, src_lengths=src_lengths, tgt_lengths=tgt_lengths)
 
 
 def _starts(lengths: Numbers) -> torch.Tensor:
