@@ -99,6 +99,8 @@ def test_equal_calls_give_equal_bits(dtype, kind):
 
 @kinds
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+# Torch's compiler advises TF32 for float32.
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 def test_a_compiled_layer_attends_as_an_eager_one(kind, precision):
     """Under autocast and without, and in inference mode."""
     torch.manual_seed(0)

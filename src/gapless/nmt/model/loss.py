@@ -128,7 +128,8 @@ def _loss_and_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the loss and its gradients by hidden vectors and weight, [N, D] and [V, D], float32."""
     hidden, weight = _in_precision_of_products(hidden, weight)
-    in_place = hidden.is_cuda and HAS_TRITON
+    # In a function that a script compiles, torch 2.11 loses what a kernel writes over its input.
+    in_place = hidden.is_cuda and HAS_TRITON and not torch.compiler.is_compiling()
     math = _chunk_loss_and_gradient_in_place if in_place else _chunk_loss_and_gradient
     elements = _CHUNK_ELEMENTS_IN_PLACE if in_place else _CHUNK_ELEMENTS
     size = max(1, elements // len(weight))
