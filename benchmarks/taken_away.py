@@ -44,7 +44,7 @@ def fused_optimizer() -> None:
 
 def packed_attention() -> None:
     """Attend in a padded row for each sentence, under a mask."""
-    attention._HAS_KERNEL = False
+    attention._is_for_kernel = lambda *about: False
 
 
 TAKE_AWAY: dict[str, Callable[[], None]] = {

@@ -65,7 +65,7 @@ def test_rows_of_a_case_have_the_same_loss():
     [
         ("chunked loss", LabelSmoothing, "of_hidden"),
         ("fused optimizer", torch.optim, "AdamW"),
-        ("packed attention", attention, "_KERNEL"),
+        ("packed attention", attention, "_is_for_kernel"),
     ],
 )
 def test_what_is_taken_away_changes_no_loss(monkeypatch, what, owner, name):

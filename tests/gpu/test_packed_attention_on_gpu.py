@@ -16,7 +16,11 @@ from gapless.nmt.model.attention import (
 )
 
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # The first work of the thread of backward passes is a matrix product here.
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
+]
 
 # Of the largest number of a tensor.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -97,10 +101,10 @@ def test_equal_calls_give_equal_bits(dtype, kind):
         assert torch.equal(one, replayed)
 
 
+# Torch's compiler looks at whatever may warn; as errors those stop it.
+@pytest.mark.filterwarnings("ignore")
 @kinds
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-# Torch's compiler advises TF32 for float32.
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 def test_a_compiled_layer_attends_as_an_eager_one(kind, precision):
     """Under autocast and without, and in inference mode."""
     torch.manual_seed(0)
@@ -129,8 +133,6 @@ def test_a_compiled_layer_attends_as_an_eager_one(kind, precision):
         assert float(error.detach()) < tolerance
 
 
-# The first work of the thread of backward passes is a matrix product here.
-@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("layout", ["packed", "padded", "masked"])
