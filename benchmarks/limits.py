@@ -122,7 +122,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--precision", default="bf16", choices=("fp32", "bf16"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=8, help="steps before the timed ones")
-    parser.add_argument("--steps", type=int, default=40, help="timed steps of a round")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=200,
+        help="timed steps of a round, which audits of a young graph share",
+    )
     parser.add_argument("--workers", type=int, default=4, help="loader processes")
     parser.add_argument(
         "--peak-tflops", type=float, default=989.0, help="of the device; H100, H200: 989 in bf16"

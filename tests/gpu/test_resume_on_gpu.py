@@ -46,7 +46,8 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not(tmp_path, text, layers):
     """Weights and moments, with packed batches and one table of embeddings for both sides and the output."""
     sizes = ["--d-model", 64, "--ffn", 128, "--heads", 4, "--encoder-layers", 2]
     sizes += ["--decoder-layers", 2, "--batch-tokens", 1024, "--tokenizer", "none"]
-    common = ["--data", text, "--device", "cuda", "--plan", "captured", "--pack", "--deterministic"]
+    common = ["--data", text, "--device", "cuda", "--plan", "captured"]
+    common += ["--pack", "--deterministic"]
     common += ["--shared-vocab", "--share", "all", "--warmup", 20, "--validate-every", "10h"]
     common += ["--average", 1, "--beam", 1, layers, *sizes]
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"

@@ -31,11 +31,14 @@ def losses_and_gradient_(
     Sync: Does not block the host, but for the first call, which compiles.
     """
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    vocab = logits.shape[1]
+    # Loads of eight logits where rows begin at a multiple of eight.
+    width = 1 if vocab % 8 else 8
     # Triton launches on the current device, not on that of its arguments.
     with torch.cuda.device(logits.get_device()):
         _kernel[(len(logits),)](
-            logits, targets.contiguous(), losses, smoothing, padding, logits.shape[1],
-            block=_BLOCK, num_warps=_NUM_WARPS,
+            logits, targets.contiguous(), losses, smoothing, padding, vocab // width,
+            width=width, block=_BLOCK, num_warps=_NUM_WARPS,
         )  # fmt: skip
     return losses
 
@@ -43,8 +46,16 @@ def losses_and_gradient_(
 # Or a chunk of targets that begins at another address would be compiled for anew, perhaps in a capture.
 @triton.jit(do_not_specialize_on_alignment=["targets"])
 def _kernel(  # type: ignore[no-untyped-def]
-    logits, targets, losses, smoothing, padding, vocab, block: tl.constexpr
+    logits,
+    targets,
+    losses,
+    smoothing,
+    padding,
+    num_loads,
+    width: tl.constexpr,
+    block: tl.constexpr,
 ):
+    vocab = num_loads * width
     # In 64 bits: a row may begin past 2**31 logits.
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets + row)
