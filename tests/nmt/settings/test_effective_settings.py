@@ -48,6 +48,8 @@ def make(**settings):
         ({**TOKENS, "plan": "auto", "attention_dropout": 0.1}, "fixed", "padded"),
         ({**TOKENS, "plan": "gapless", "attention_dropout": 0.1}, "padded", "padded"),
         ({**TOKENS, "pack": True, "attention_dropout": 0.1}, "packed", "packed"),
+        ({**TOKENS, "d_model": 96, "heads": 4}, "fixed", "padded"),
+        ({**TOKENS, "d_model": 128, "heads": 4}, "packed", "padded"),
         ({**SENTENCES, "plan": "auto"}, "fixed", "padded"),
         ({**SENTENCES, "plan": "blocking"}, "padded", "padded"),
         ({**SENTENCES, **TOKENS, "plan": "captured"}, "fixed", "padded"),
@@ -55,7 +57,7 @@ def make(**settings):
     ],
 )
 def test_the_layout_follows_settings_plan_and_device(settings, on_gpu, on_cpu):
-    """Token budgets are packed on a GPU without dropout in attention; plans that capture fix shapes."""
+    """Token budgets are packed on a GPU where its kernels are for the heads and drop nothing; plans that capture fix shapes."""
     config = make(**settings)
 
     assert resolve(config, is_accelerator=True).layout == on_gpu

@@ -11,3 +11,6 @@ from importlib.util import find_spec
 HAS_TRITON = find_spec("triton") is not None and bool(
     os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
 )
+
+# Of heads that `span_attention` is made for and tested with.
+HEAD_WIDTHS = (16, 32, 64, 128)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gapless.device.kernels import HAS_TRITON
+from gapless.device.kernels import HAS_TRITON, HEAD_WIDTHS
 
 
 if HAS_TRITON:
@@ -151,7 +151,6 @@ def _attend_packed(
 
 # What the kernels are made for and tested with.
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_WIDTHS = (16, 32, 64, 128)
 
 
 def _is_for_kernel(queries_NHE: torch.Tensor, dropout: float) -> bool:
@@ -159,7 +158,7 @@ def _is_for_kernel(queries_NHE: torch.Tensor, dropout: float) -> bool:
         HAS_TRITON
         and queries_NHE.is_cuda
         and queries_NHE.dtype in _DTYPES
-        and queries_NHE.shape[-1] in _WIDTHS
+        and queries_NHE.shape[-1] in HEAD_WIDTHS
         and not dropout
     )
 
