@@ -11,6 +11,7 @@ from gapless.errors import UserError
 from gapless.nmt.data.token_pairs import TokenPairs
 from gapless.nmt.run.build import training_sampler
 from gapless.nmt.run.new_run import choose_run, new_run
+from gapless.nmt.settings import effective_settings
 from gapless.nmt.settings.config import make_config
 from gapless.nmt.settings.effective_settings import (
     FIXED_ON_RESUME,
@@ -27,6 +28,12 @@ from gapless.ranks import SingleRank
 
 TOKENS = {"batch_tokens": 512}
 SENTENCES = {"batch_tokens": None, "batch_size": 8}
+
+
+@pytest.fixture(autouse=True)
+def has_triton(monkeypatch):
+    """Attention has its kernels, as on a GPU."""
+    monkeypatch.setattr(effective_settings, "HAS_TRITON", True)
 
 
 def make(**settings):
@@ -80,6 +87,14 @@ def test_layers_are_compiled_where_the_plan_may_capture(settings, on_gpu):
 
     assert resolve(config, is_accelerator=True).compiles is on_gpu
     assert resolve(config, is_accelerator=False).compiles is bool(config.compile)
+
+
+def test_nothing_is_packed_by_default_where_attention_has_no_kernels(monkeypatch):
+    """Without them each sentence would be padded to the longest."""
+    monkeypatch.setattr(effective_settings, "HAS_TRITON", False)
+
+    assert resolve(make(**TOKENS), is_accelerator=True).layout == "fixed"
+    assert resolve(make(**TOKENS, pack=True), is_accelerator=True).layout == "packed"
 
 
 def test_packing_needs_a_budget_of_tokens():

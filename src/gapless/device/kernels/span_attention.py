@@ -164,6 +164,11 @@ def _grid(q, num_tokens):
     return triton.cdiv(num_tokens, _SIZES[q.itemsize][0]), q.shape[1]
 
 
+def _device_of(q):
+    """Return a context on the device of a tensor: Triton launches on the current one."""
+    return torch.cuda.device(q.get_device())
+
+
 def _options(q, is_causal):
     own, step = _SIZES[q.itemsize]
     return {"causal": int(is_causal), "E": q.shape[2], "OWN": own, "STEP": step, "num_warps": 4}
@@ -182,7 +187,7 @@ def attend(
     """Return what each query gets from the keys of its row, and the logarithm of its sum.
 
     Args:
-        queries_NHE: in 16 bits or float32; E is a power of 2 from 16 on, to 128 by the registers.
+        queries_NHE: in 16 bits or float32; E is a power of 2 from 16 on, to 128 by registers and shared memory.
         keys_values_M2HE: keys and values, of the same type.
         query_rows: row of each query token, [N], int32.
         query_starts: first query token of each row, and N, [R + 1], int32.
@@ -192,16 +197,17 @@ def attend(
 
     Returns:
         The output, [N, H, E], zeros in rows without keys, and the logarithms to base 2 of the sums
-        of weights, [H, N], float32, which the backward pass needs.
+        of weights, [H, N], float32, which the backward pass needs; they have no gradient.
 
-    Sync: Does not block the host.
+    Sync: Does not block the host, but for the first call, which compiles.
     """
     q, kv = queries_NHE.contiguous(), keys_values_M2HE.contiguous()
     out, sums = _empty_outputs(q)
     options = _options(q, is_causal)
-    _forward_kernel[_grid(q, len(q))](
-        q, kv, out, sums, query_rows, key_starts, len(q), **options, num_stages=3
-    )
+    with _device_of(q):
+        _forward_kernel[_grid(q, len(q))](
+            q, kv, out, sums, query_rows, key_starts, len(q), **options, num_stages=3
+        )
     return out, sums
 
 
@@ -226,13 +232,15 @@ def _attend_backward(
     grad, q, kv = grad.contiguous(), q.contiguous(), kv.contiguous()
     dq, dkv, dots = torch.empty_like(q), torch.empty_like(kv), torch.empty_like(sums)
     options = _options(q, is_causal)
-    _queries_kernel[_grid(q, len(q))](
-        grad, q, kv, out, sums, dots, dq, query_rows, key_starts, len(q), **options, num_stages=2
-    )
-    _keys_kernel[_grid(q, len(kv))](
-        grad, q, kv, sums, dots, dkv, key_rows, query_starts,
-        len(q), len(kv), **options, num_stages=3,
-    )  # fmt: skip
+    with _device_of(q):
+        _queries_kernel[_grid(q, len(q))](
+            grad, q, kv, out, sums, dots, dq, query_rows, key_starts,
+            len(q), **options, num_stages=2,
+        )  # fmt: skip
+        _keys_kernel[_grid(q, len(kv))](
+            grad, q, kv, sums, dots, dkv, key_rows, query_starts,
+            len(q), len(kv), **options, num_stages=3,
+        )  # fmt: skip
     return dq, dkv
 
 

@@ -65,7 +65,8 @@ class Packed:
     Attributes:
         queries: rows of the tokens that attend.
         keys: as many rows of the tokens that they attend to.
-        is_causal: allow only the position itself and those before.
+        is_causal: allow only the position itself and those before; queries and keys then have the
+            same rows.
     """
 
     queries: PackedRows

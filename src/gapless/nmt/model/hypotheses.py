@@ -75,7 +75,7 @@ class Hypotheses:
 
         Args:
             logits_RV: of the next token, of the first hypotheses of each sentence if others are not
-                alive.
+                alive; those of marks that no translation has are written over.
             position: of the latest tokens, counted from 0, [1].
             settings: of the search.
             must_end: whether every hypothesis ends now, because the length limit is reached.

@@ -154,6 +154,8 @@ def _loss_and_gradients(
         else:
             part.copy_(grad_logits @ weight)
             grad_weight += grad_logits.T @ x
+        # The next chunk's logits take its memory.
+        del grad_logits
     return total, grad_hidden, grad_weight
 
 

@@ -279,8 +279,10 @@ class SlotMemory:
         numel = math.prod(sizes)
         memory = self._memory.get(name)
         if memory is None or memory.numel() < numel:
-            # Graphs read and write the memory that was too small.
+            # Graphs read and write the memory that was too small, which goes before more is taken.
             self.forget_graphs()
+            del memory
+            self._memory.pop(name, None)
             memory = self._memory[name] = torch.zeros(
                 numel, dtype=dtype, device=self._device.torch_device
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from gapless.device.kernels import HEAD_WIDTHS
+from gapless.device.kernels import HAS_TRITON, HEAD_WIDTHS
 from gapless.errors import UserError
 from gapless.nmt.data.languages import is_same_language
 from gapless.nmt.settings.config_file import shown
@@ -86,9 +86,9 @@ def _layout(config: TrainConfig, *, is_accelerator: bool, captures: bool) -> Lay
     if config.pack:
         return "packed"
     by_tokens = config.batch_tokens is not None and config.batch_size is None
-    # Packed attention with dropout, or with heads of other widths, pads each sentence to the longest, which is slow.
-    is_fast = config.d_model // config.heads in HEAD_WIDTHS and not config.attention_dropout
-    gains = is_accelerator and is_fast
+    # Without its kernels packed attention pads each sentence to the longest, which is slow.
+    has_kernels = HAS_TRITON and config.d_model // config.heads in HEAD_WIDTHS
+    gains = is_accelerator and has_kernels and not config.attention_dropout
     if config.pack is None and by_tokens and gains and not config.fixed_shapes:
         return "packed"
     has_fixed_shapes = captures if config.fixed_shapes is None else config.fixed_shapes

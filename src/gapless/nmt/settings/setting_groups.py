@@ -153,7 +153,7 @@ class BatchSettings:
     pack: bool | None = setting(
         None,
         "pack sentences one after the other, without padding; none: with batch-tokens on a GPU, "
-        "unless attention-dropout is set or heads are not 16, 32, 64 or 128 wide",
+        "if Triton can build kernels, heads are 16, 32, 64 or 128 wide and attention-dropout is 0",
     )
     fixed_shapes: bool | None = setting(
         None, "pad batches to few shapes; none: if the plan may capture the step"
