@@ -515,9 +515,9 @@ class InAList(nn.Module):
 
 @case("Layers in a plain list are no part of the module", expect=told("ModuleList"))
 def layers_in_a_list(place):
-    model = InAList().to(place.device.torch_device)
+    model = InAList().to(place.torch_device)
     for layer in model.layers:
-        layer.to(place.device.torch_device)
+        layer.to(place.torch_device)
     return trained(
         place, model, lambda model, x, y: F.cross_entropy(model(x), y), optimizer=sgd(model)
     )

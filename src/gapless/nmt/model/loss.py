@@ -74,7 +74,8 @@ class LabelSmoothing(nn.Module):
             # The weight of one input more, which is always 1; eight, so that products stay aligned.
             flat = F.pad(F.pad(flat, (0, 1), value=1.0), (0, 7))
             weight = F.pad(torch.cat((weight, output_layer.bias.unsqueeze(1)), dim=1), (0, 7))
-        if not torch.is_grad_enabled():
+        # What a script compiles, the compiler differentiates: torch 2.11 loses what is written into a part of a gradient.
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return _loss_of(flat, weight, targets.reshape(-1), self.smoothing)
         loss: torch.Tensor = _ChunkedLoss.apply(flat, weight, targets.reshape(-1), self.smoothing)
         return loss
@@ -128,8 +129,7 @@ def _loss_and_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the loss and its gradients by hidden vectors and weight, [N, D] and [V, D], float32."""
     hidden, weight = _in_precision_of_products(hidden, weight)
-    # In a function that a script compiles, torch 2.11 loses what a kernel writes over its input.
-    in_place = hidden.is_cuda and HAS_TRITON and not torch.compiler.is_compiling()
+    in_place = hidden.is_cuda and HAS_TRITON
     math = _chunk_loss_and_gradient_in_place if in_place else _chunk_loss_and_gradient
     elements = _CHUNK_ELEMENTS_IN_PLACE if in_place else _CHUNK_ELEMENTS
     size = max(1, elements // len(weight))
