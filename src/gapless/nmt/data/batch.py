@@ -37,10 +37,10 @@ class PackedBatch:
     A row is a sentence, a stretch of padding, or empty. Rows follow each other without a break.
 
     Attributes:
-        src: source ids with ends, [S], int64.
+        src: source ids with ends, [S], int32: embeddings sort them in half the passes of int64.
         src_positions: position of each within its row, [S], int64.
         src_starts: first token of each row, and S, [rows + 1], int32.
-        trg: target ids that the decoder reads, from the begin marks on, [T], int64.
+        trg: target ids that the decoder reads, from the begin marks on, [T], int32.
         trg_y: target ids that it predicts, up to the end marks, [T], int64.
         tgt_positions: position of each within its row, [T], int64.
         tgt_starts: first token of each row, and T, [rows + 1], int32.

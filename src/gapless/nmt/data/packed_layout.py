@@ -90,10 +90,10 @@ class PackedShape:
         trg, trg_y = tgt.without_last(), tgt.without_first()
         src_rows, tgt_rows = self._row_lengths(src.lengths, trg.lengths)
         return PackedBatch(
-            src=_filled(src.ids, self.src_tokens, PAD),
+            src=_filled(src.ids, self.src_tokens, PAD).int(),
             src_positions=_filled(src.positions(), self.src_tokens, 0),
             src_starts=_starts(src_rows),
-            trg=_filled(trg.ids, self.tgt_tokens, PAD),
+            trg=_filled(trg.ids, self.tgt_tokens, PAD).int(),
             trg_y=_filled(trg_y.ids, self.tgt_tokens, PAD),
             tgt_positions=_filled(trg.positions(), self.tgt_tokens, 0),
             tgt_starts=_starts(tgt_rows),

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 # Kinds of layers times kinds of attention patterns, and room for shapes that torch specialises on.
 _MAX_VARIANTS = 64
 
+# Kernels that need nothing of each other are one: most of a layer's cast one weight, or sum the gradient of one bias,
+# and take longer to launch than to run.
+_OPTIONS: dict[str, str | int | bool] = {"combo_kernels": True}
+
 
 def compile_layers(model: Transformer) -> None:
     """Make each layer compile when it first runs; the weights keep their names.
@@ -36,7 +40,7 @@ def compile_layers(model: Transformer) -> None:
     allow_recompiles(_MAX_VARIANTS)
     model.lengths_vary = True
     for layer in (*model.encoder, *model.decoder):
-        layer.compile(dynamic=None)
+        layer.compile(dynamic=None, options=_OPTIONS)
 
 
 @contextmanager
