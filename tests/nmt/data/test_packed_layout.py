@@ -43,7 +43,7 @@ def test_an_epoch_has_every_pair_once_in_batches_of_one_shape(sizes, budget, see
     assert {micro.shape for micro in sampler} == {layout.shape}
     for micro in sampler:
         batch, shape = PairBatches(pairs)[micro], micro.shape
-        assert batch.src.shape == batch.src_positions.shape == (shape.src_tokens,)
+        assert batch.src.shape == (shape.src_tokens,)
         assert batch.trg.shape == batch.trg_y.shape == (shape.tgt_tokens,)
         rows = [starts.diff() for starts in (batch.src_starts, batch.tgt_starts)]
         for starts, side in ((batch.src_starts, batch.src), (batch.tgt_starts, batch.trg)):
@@ -54,7 +54,7 @@ def test_an_epoch_has_every_pair_once_in_batches_of_one_shape(sizes, budget, see
 
 
 def test_a_batch_holds_its_sentences_one_after_the_other():
-    """A batch holds ids with marks, positions within each sentence, and padding at the end."""
+    """A batch holds ids with marks, where each sentence begins, and padding at the end."""
     pairs = TokenPairs([[5, 6], [7]], [[8], [9, 10]])
     sampler, _ = packed(pairs, max_tokens=5, shuffle=False)
     batch = PairBatches(pairs)[
@@ -67,7 +67,6 @@ def test_a_batch_holds_its_sentences_one_after_the_other():
     ]
 
     assert batch.src[:6].tolist() == [5, 6, EOS, 7, EOS, PAD]
-    assert batch.src_positions[:6].tolist() == [0, 1, 2, 0, 1, 0]
     assert batch.src_starts[:3].tolist() == [0, 3, 5]
     assert batch.trg[:6].tolist() == [BOS, 8, BOS, 9, 10, PAD]
     assert batch.trg_y[:6].tolist() == [8, EOS, 9, 10, EOS, PAD]

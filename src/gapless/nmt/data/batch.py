@@ -38,11 +38,9 @@ class PackedBatch:
 
     Attributes:
         src: source ids with ends, [S], int32: embeddings sort them in half the passes of int64.
-        src_positions: position of each within its row, [S], int64.
         src_starts: first token of each row, and S, [rows + 1], int32.
         trg: target ids that the decoder reads, from the begin marks on, [T], int32.
         trg_y: target ids that it predicts, up to the end marks, [T], int64.
-        tgt_positions: position of each within its row, [T], int64.
         tgt_starts: first token of each row, and T, [rows + 1], int32.
         ntokens: target tokens to predict in this batch, padding excluded, a scalar tensor.
         norm: target tokens of the whole update that this batch belongs to, a scalar tensor.
@@ -51,11 +49,9 @@ class PackedBatch:
     """
 
     src: torch.Tensor
-    src_positions: torch.Tensor
     src_starts: torch.Tensor
     trg: torch.Tensor
     trg_y: torch.Tensor
-    tgt_positions: torch.Tensor
     tgt_starts: torch.Tensor
     ntokens: torch.Tensor
     norm: torch.Tensor

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -90,12 +90,10 @@ class PackedShape:
         trg, trg_y = tgt.without_last(), tgt.without_first()
         src_rows, tgt_rows = self._row_lengths(src.lengths, trg.lengths)
         return PackedBatch(
-            src=_filled(src.ids, self.src_tokens, PAD).int(),
-            src_positions=_filled(src.positions(), self.src_tokens, 0),
+            src=_padded(src.ids, self.src_tokens, np.int32),
             src_starts=_starts(src_rows),
-            trg=_filled(trg.ids, self.tgt_tokens, PAD).int(),
-            trg_y=_filled(trg_y.ids, self.tgt_tokens, PAD),
-            tgt_positions=_filled(trg.positions(), self.tgt_tokens, 0),
+            trg=_padded(trg.ids, self.tgt_tokens, np.int32),
+            trg_y=_padded(trg_y.ids, self.tgt_tokens, np.int64),
             tgt_starts=_starts(tgt_rows),
             ntokens=torch.tensor(len(trg.ids)),
             norm=torch.tensor(update_tokens),
@@ -230,10 +228,10 @@ def _starts(lengths: Numbers) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
 
 
-def _filled(values: Numbers, length: int, filler: int) -> torch.Tensor:
-    filled = np.full(length, filler, dtype=np.int64)
-    filled[: len(values)] = values
-    return torch.from_numpy(filled)
+def _padded(ids: Numbers, length: int, dtype: type[np.integer[Any]]) -> torch.Tensor:
+    padded = np.full(length, PAD, dtype=dtype)
+    padded[: len(ids)] = ids
+    return torch.from_numpy(padded)
 
 
 def _round_up(tokens: float) -> int:

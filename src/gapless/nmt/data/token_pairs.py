@@ -63,13 +63,16 @@ class Rows:
 
     def without_first(self) -> Rows:
         """Return the rows without the first token of each; no row may be empty."""
-        return Rows(self.ids[self.positions() > 0], self.lengths - 1)
+        return self._without(np.cumsum(self.lengths) - self.lengths)
 
     def without_last(self) -> Rows:
         """Return the rows without the last token of each; no row may be empty."""
-        is_last = np.zeros(len(self.ids), dtype=np.bool_)
-        is_last[np.cumsum(self.lengths) - 1] = True
-        return Rows(self.ids[~is_last], self.lengths - 1)
+        return self._without(np.cumsum(self.lengths) - 1)
+
+    def _without(self, one_of_each: Numbers) -> Rows:
+        is_kept = np.ones(len(self.ids), dtype=np.bool_)
+        is_kept[one_of_each] = False
+        return Rows(self.ids[is_kept], self.lengths - 1)
 
 
 class _NumberFile:

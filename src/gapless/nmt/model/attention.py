@@ -40,22 +40,24 @@ class PackedRows:
     Attributes:
         starts: first token of each row, and the number of tokens, [R + 1], int32.
         of_token: row of each token, [number of tokens], int32.
+        positions: of each token within its row, [number of tokens], int32.
         longest: upper limit of the tokens in a row.
     """
 
     starts: torch.Tensor
     of_token: torch.Tensor
+    positions: torch.Tensor
     longest: int
 
     @classmethod
     def of(cls, starts: torch.Tensor, *, num_tokens: int, longest: int) -> PackedRows:
-        """Find the row of each token, on the device.
+        """Find the row of each token and its place there, on the device.
 
         Sync: Does not block the host.
         """
         token = torch.arange(num_tokens, device=starts.device, dtype=torch.int32)
         row = torch.searchsorted(starts, token, right=True, out_int32=True) - 1
-        return cls(starts, row, longest)
+        return cls(starts, row, token - starts.index_select(0, row), longest)
 
 
 @dataclass(frozen=True)
@@ -184,9 +186,7 @@ def _attend_padded(
         attn_mask=mask,
         dropout_p=dropout,
     )
-    token = torch.arange(len(queries_NHE), device=queries_NHE.device)
-    place = token - queries.starts[queries.of_token]
-    return heads_RHLE.transpose(1, 2)[queries.of_token, place]
+    return heads_RHLE.transpose(1, 2)[queries.of_token, queries.positions]
 
 
 def _places(rows: PackedRows) -> tuple[torch.Tensor, torch.Tensor]:

@@ -166,7 +166,9 @@ class Embedding(nn.Module):
             ids: [..., T].
             positions: of the ids, counted from 0, broadcast to their shape; None: from 0 on.
         """
-        at = self.positions[: ids.shape[-1]] if positions is None else self.positions[positions]
+        at = self.positions[: ids.shape[-1]]
+        if positions is not None:
+            at = F.embedding(positions, self.positions)
         out: torch.Tensor = self.dropout(self.table(ids) * self.scale + at)
         return out
 
@@ -234,10 +236,10 @@ class Transformer(nn.Module):
         src = PackedRows.of(batch.src_starts, num_tokens=len(batch.src), longest=longest)
         tgt = PackedRows.of(batch.tgt_starts, num_tokens=len(batch.trg), longest=longest)
         memory = self._encode(
-            self.src_embedding(batch.src, positions=batch.src_positions), Packed(src, src)
+            self.src_embedding(batch.src, positions=src.positions), Packed(src, src)
         )
         return self._decode(
-            self.tgt_embedding(batch.trg, positions=batch.tgt_positions),
+            self.tgt_embedding(batch.trg, positions=tgt.positions),
             memory,
             to_itself=Packed(tgt, tgt, is_causal=True),
             to_source=Packed(tgt, src),
