@@ -69,13 +69,25 @@ class RunLogs:
         waits: WaitStats | None = None,
         **values: float | None,
     ) -> None:
-        """Append figures to `metrics.jsonl` and, but for waits, to the TensorBoard events."""
-        finite = {
-            name: value if value is None or math.isfinite(value) else None
-            for name, value in values.items()
-        }
+        """Append figures to `metrics.jsonl` and, but for waits, to what shows them."""
+        self.write(kind, step=step, waits=waits, **values)
+        self.show(kind, step=step, **values)
+
+    def write(
+        self,
+        kind: str,
+        *,
+        step: int,
+        waits: WaitStats | None = None,
+        **values: float | None,
+    ) -> None:
+        """Append figures to `metrics.jsonl`."""
         by_reason = {} if waits is None else {"waits": waits.as_dict()}
-        self.metrics.write({"kind": kind, "step": step, **finite, **by_reason})
+        self.metrics.write({"kind": kind, "step": step, **_finite(values), **by_reason})
+
+    def show(self, kind: str, *, step: int, **values: float | None) -> None:
+        """Append figures to the TensorBoard events, and send them to the tracker."""
+        finite = _finite(values)
         if self._tracker is not None:
             self._tracker.log(kind, step, finite)
         for name, value in finite.items():
@@ -163,6 +175,14 @@ class RunLogs:
             self.close()
 
 
+def _finite(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return figures, None for those that are not finite."""
+    return {
+        name: value if value is None or math.isfinite(value) else None
+        for name, value in values.items()
+    }
+
+
 def _is_text(name: str) -> bool:
     try:
         name.encode()
@@ -189,7 +209,7 @@ def _unless_of_board(
 
 
 class LossLog:
-    """Logs the losses that have arrived on the host, each once, in order.
+    """Logs the losses that have arrived on the host, each once, in order; shows the mean of those that came together.
 
     Args:
         logs: of the run.
@@ -223,11 +243,16 @@ class LossLog:
             return
         for number, (loss, tokens) in enumerate(new, start=self._next + self._offset):
             self._look_at(number, loss)
-            self._logs.log("train", step=number, loss=loss, tokens=tokens)
+            self._logs.write("train", step=number, loss=loss, tokens=tokens)
             if number + 1 in self._marks:
                 self._marks[number + 1] = self._logs.metrics.content()
         self._next += len(new)
         self._logs.flush()
+        # A figure for all that have arrived together: to show one takes the host longer than some steps.
+        loss = sum(loss * tokens for loss, tokens in new if tokens) / (
+            sum(tokens for _, tokens in new) or 1
+        )
+        self._logs.show("train", step=self._next - 1 + self._offset, loss=loss)
 
     def mark(self, batch: int) -> None:
         """Ask for what the metrics file holds when the losses of so many batches are logged.
