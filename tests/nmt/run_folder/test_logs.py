@@ -10,10 +10,11 @@ import threading
 import weakref
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gapless.errors import LoaderError
 from gapless.nmt.run_folder.disk_space import DiskTroubles
-from gapless.nmt.run_folder.logs import ErrorLog, MetricsFile, RunLogs, go_back
+from gapless.nmt.run_folder.logs import ErrorLog, LossLog, MetricsFile, RunLogs, go_back
 
 
 # --- metrics.jsonl ---
@@ -221,3 +222,31 @@ def test_errors_of_other_threads_are_told_as_ever(tmp_path, monkeypatch):
     after.join()
 
     assert told == [OSError, OSError]
+
+
+# --- losses ---
+
+
+class Arriving:
+    """Losses and their tokens; as many are on the host as `num_here` says."""
+
+    num_added = 0
+    num_here = 0
+
+    def read_since(self, first):
+        return [(1.0, 3), (5.0, 1), (2.0, 2)][first : self.num_here]
+
+
+def test_losses_that_arrive_together_are_one_point_of_the_curve(tmp_path):
+    """Their mean by tokens, at the last of them; the file has each."""
+    logs, losses = RunLogs(tmp_path, troubles=DiskTroubles()), Arriving()
+    log = LossLog(logs, losses, first_batch=10, look_at=lambda number, loss: None)
+    for losses.num_here in (0, 2, 3, 3):
+        log.write_new()
+    logs.close()
+
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["loss"]) for row in rows] == [(10, 1.0), (11, 5.0), (12, 2.0)]
+    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert board.Tags()["scalars"] == ["train/loss"]
+    assert [(one.step, one.value) for one in board.Scalars("train/loss")] == [(11, 2.0), (12, 2.0)]
