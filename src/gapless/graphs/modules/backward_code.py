@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gapless.graphs.objections import objection_to_profiler
 from gapless.graphs.reads.user_functions import code_behind
@@ -18,12 +18,25 @@ from gapless.graphs.refusal import new_code, refusals_of_run
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from gapless.graphs.modules.seen_calls import SeenCalls
     from gapless.graphs.reads.host_watch import HostWatch
+    from gapless.graphs.refusal import Refusal
 
 
 # Backward passes in a row that ran code which was not there before.
 _MOST_NEW_CODE = 10
+
+
+class KindOfCalls(Protocol):
+    """What calls of one kind have shown.
+
+    Attributes:
+        found_backward_code: whether the last backward pass ran code that was not there before.
+    """
+
+    found_backward_code: bool
+
+    def object(self, refusals: Sequence[Refusal]) -> None:
+        """Take reasons why no graph can take such a call."""
 
 
 class BackwardCode:
@@ -33,7 +46,7 @@ class BackwardCode:
         self._watch = watch
         self._num_new = 0
 
-    def see(self, nodes: Sequence[Any], seen: SeenCalls) -> None:
+    def see(self, nodes: Sequence[Any], seen: KindOfCalls) -> None:
         """Let those of a call be watched when they run; of nodes that lead to the same code one."""
         self._num_new = self._num_new + 1 if seen.found_backward_code else 0
         seen.object([new_code()] * (self._num_new >= _MOST_NEW_CODE))
@@ -49,7 +62,7 @@ class BackwardCode:
         reference: weakref.ref[Any],
         key: Hashable,
         known: set[Hashable],
-        seen: SeenCalls,
+        seen: KindOfCalls,
         *gradients: Any,
     ) -> Any:
         node: Any = reference()
