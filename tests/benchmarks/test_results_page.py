@@ -49,9 +49,9 @@ def test_a_mark_is_filled_once_and_what_stands_around_it_stays():
     once = filled(page, RESULTS)
 
     assert once.startswith(
-        "Before.\n\n<!-- from: multi30k -->\n\nNVIDIA H200, torch 2.11.0, f42e312"
+        "Before.\n\n<!-- from: multi30k -->\n\nNVIDIA H200, torch 2.11.0, 1688b375"
     )
-    assert "|1|41.57|8,000|29.5|23.9|100.0|0.2 %|" in once
+    assert "|1|41.33|8,000|31.0|40.6|91.3|9.4 %|" in once
     assert "old" not in once
     assert once.endswith("<!-- end -->\n\nBehind.\n")
     assert filled(once, RESULTS) == once

@@ -6,7 +6,6 @@ import cProfile
 import ctypes
 import pstats
 import sys
-import warnings
 
 import pytest
 import torch
@@ -81,31 +80,3 @@ def test_beside_a_profiler_that_cannot_be_paused_the_report_says_so(device, prof
     assert is_there
     assert (report.num_replays, report.refusal.kind) == (0, "watched_by_mode")
     assert "_Counts" in report.refusal.text
-
-
-class Reversed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return -gradient
-
-
-class Adversarial(torch.nn.Linear):
-    def forward(self, x):
-        return Reversed.apply(super().forward(x))
-
-
-def test_beside_it_a_backward_pass_of_the_users_own_is_not_watched(device, profiler_in_c):
-    """It runs as written."""
-    model = gapless.capture(Adversarial(3, 1).to(device.torch_device), device=device)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", gapless.CaptureWarning)
-        for _ in range(6):
-            model.zero_grad()
-            model(torch.ones(2, 3).to(device.torch_device)).sum().backward()
-    sys.setprofile(None)
-
-    assert model.weight.grad.tolist() == [[-2.0, -2.0, -2.0]]

@@ -453,18 +453,6 @@ def sequence_number(node: Any) -> int | None:
     return None if ask is None else ask()
 
 
-_note(
-    "torch._library.autograd",
-    why="Torch makes a class there for each custom operator whose backward pass the user wrote.",
-    missing="What such a backward pass does on the host is not seen.",
-)
-
-
-def is_of_custom_operator(function: type) -> bool:
-    """Return whether a class of an autograd function is one of these."""
-    return function.__module__ == "torch._library.autograd"
-
-
 next_sequence_number: Callable[[], int] = _look_up(
     "torch._C._autograd._get_sequence_nr",
     why="Nodes that a call has made have this number or a higher one, and gradients are summed in the order of numbers.",

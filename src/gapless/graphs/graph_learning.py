@@ -271,8 +271,6 @@ class Learning:
         ):
             tried.graph = None
         self._entries.refuse(entry, tried.refusals)
-        if tried.has_unguarded:
-            self._watch_anew(entry)
         if tried.graph is not None:
             self._report.num_graphs += 1
             variant.move(Event.CAPTURED)
@@ -301,12 +299,9 @@ class Learning:
             return False
         if not self._let_belong(entry, tree, watched.batch_reads):
             return True
-        self._watch_anew(entry)
-        return False
-
-    def _watch_anew(self, entry: Entry) -> None:
         entry.variants = []
         self.once_more(entry)
+        return False
 
     def _let_belong(self, entry: Entry, tree: Tree, reads: Sequence[BatchRead]) -> bool:
         """Let values of a batch belong to its kind from now on; return whether any did not before."""

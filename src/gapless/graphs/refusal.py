@@ -17,7 +17,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 if TYPE_CHECKING:
     from gapless.graphs.reads.failed_look import FailedLook
-    from gapless.graphs.reads.host_run import HostRun, HostWrite
+    from gapless.graphs.reads.host_run import HostWrite
     from gapless.graphs.reads.odd_reads import OddRead
 
 
@@ -208,14 +208,6 @@ def value_of_one_rank(site: str) -> Refusal:
 
 
 # --- what an eager run did ---
-
-
-def refusals_of_run(run: HostRun) -> list[Refusal]:
-    """Return what a watched run showed of the host that no graph could repeat."""
-    refusals = [host_write(write) for write in run.writes]
-    refusals += [odd_read(read) for read in run.odd]
-    refusals += [] if run.failure is None else [unreadable(run.failure)]
-    return [*refusals, *map(forward_mode, run.forward_modes)]
 
 
 def host_write(write: HostWrite) -> Refusal:

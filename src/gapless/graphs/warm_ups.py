@@ -17,10 +17,13 @@ from gapless.graphs.refusal import (
     UNSETTLED_ORDER,
     Refusal,
     asks_of_its_call,
+    forward_mode,
     host_draw,
     host_read,
+    host_write,
     new_code,
-    refusals_of_run,
+    odd_read,
+    unreadable,
 )
 from gapless.graphs.replay.written_memory import bytes_of
 from gapless.graphs.side_stream import ONE_AT_A_TIME
@@ -218,7 +221,10 @@ class WarmUps:
         """Return what a run showed that no graph could repeat."""
         objection = self.updates.objection()
         refusals = [] if objection is None else [Refusal("update", objection)]
-        refusals += refusals_of_run(host)
+        refusals += [host_write(write) for write in host.writes]
+        refusals += [odd_read(read) for read in host.odd]
+        refusals += [] if host.failure is None else [unreadable(host.failure)]
+        refusals += [forward_mode(site) for site in host.forward_modes]
         asks = self.host_watch.site_of_name(_COUNTED) if is_last else None
         refusals += [] if asks is None else [asks_of_its_call(asks)]
         refusals += [one for code, one in OF_TORCH.items() if self.host_watch.ran(code)]

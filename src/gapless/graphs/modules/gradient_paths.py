@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.device.torch_private import is_of_custom_operator
 from gapless.graphs.reads.code_kinds import is_foreign
+from gapless.graphs.reads.code_reads import reads_of
 
 
 if TYPE_CHECKING:
@@ -30,12 +30,10 @@ class GradientPaths:
 
     Attributes:
         weights: leaves that get a gradient, beside the inputs, in the order in which they are found.
-        of_user: nodes whose backward pass the user wrote.
         objection: why the call cannot be one node, "" if it can.
     """
 
     weights: list[torch.Tensor] = field(default_factory=list)
-    of_user: list[Any] = field(default_factory=list)
     objection: str = ""
 
     @classmethod
@@ -63,7 +61,8 @@ class GradientPaths:
                     "it uses a tensor that was computed outside of it, and is no argument: "
                     "a gradient goes there as well"
                 )
-        found.of_user = list(filter(_is_of_user, nodes))
+        objections = filter(None, map(_objection_to_code_of, nodes))
+        found.objection = found.objection or next(objections, "")
         return found
 
 
@@ -187,11 +186,24 @@ def is_new(node: Any, since: int) -> bool:
     return bool(node._sequence_nr() >= since)
 
 
-def _is_of_user(node: Any) -> bool:
+def _objection_to_code_of(node: Any) -> str:
+    """Return what the user's own backward code changes in Python, "" if nothing."""
     kind = getattr(type(node), "_forward_cls", None)
-    if kind is None:
-        return False
-    return is_of_custom_operator(kind) or not is_foreign(kind)
+    if kind is None or is_foreign(kind):
+        return ""
+    for name in ("backward", "vjp"):
+        code = getattr(getattr(kind, name, None), "__code__", None)
+        if code is None:
+            continue
+        own = code.co_varnames[:1]
+        for store in reads_of(code).stores:
+            roots = {chain.root for chain in store.bases if chain.kind == "argument"}
+            if not (roots and roots <= set(own)):
+                return (
+                    f"the backward pass of {kind.__name__} changes {store.key} in Python, which a "
+                    "replay would skip"
+                )
+    return ""
 
 
 class CapturedPaths:

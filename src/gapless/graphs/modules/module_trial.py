@@ -101,8 +101,6 @@ class ModuleTrial:
         seen = self.seen.of(tree)
         if seen.is_stale:
             return Tried(self.seen.observed(tree))
-        if seen.found_backward_code and not seen.objections:
-            return Tried(self.seen.observed(tree), has_unguarded=True)
         if not seen.left.are(watched.kept):
             seen.left, seen.given, seen.form = LeftBehind(tuple(watched.kept)), None, None
             return Tried(self.seen.observed(tree))

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from gapless.device.torch_private import next_sequence_number
-from gapless.graphs.modules.backward_code import BackwardCode
 from gapless.graphs.modules.gradient_paths import (
     GradientPaths,
     PassedOn,
@@ -94,7 +93,6 @@ class SeenCalls:
         left: where the calls leave tensors, as far as that is known.
         watched: how many calls had been watched when there was nothing more to be seen.
         is_stale: whether calls have done something else since.
-        found_backward_code: whether the last backward pass has run code of the user's that no guard knows.
         num_unheard: calls whose outputs were let go of without a backward pass.
     """
 
@@ -105,7 +103,6 @@ class SeenCalls:
     left: LeftBehind = field(default_factory=LeftBehind)
     watched: int = -1
     is_stale: bool = False
-    found_backward_code: bool = False
     num_unheard: int = 0
     # Alive as long as a backward pass of a call may come.
     waiting: list[weakref.ref[Any]] = field(default_factory=list)
@@ -128,7 +125,6 @@ class CallsSeen:
         self._runs, self._module = runs, runs.module
         self._watch = watch
         self._seen: dict[Any, SeenCalls] = {}
-        self._backward_code = BackwardCode(watch)
 
     def of(self, tree: Tree) -> SeenCalls:
         """Return what calls of one kind have shown."""
@@ -163,10 +159,6 @@ class CallsSeen:
         inputs = [leaf for leaf in tree.leaves if leaf.requires_grad]
         paths = GradientPaths.of(leaves, inputs, since=since)
         seen.object(gradient_outside(paths))
-        if paths.of_user:
-            # What ran in an earlier pass may not be what runs with the values of now.
-            seen.given = None
-            self._backward_code.see(paths.of_user, seen)
         # Nor have the containers among the arguments other tensors.
         now = flatten(tree.value).leaves
         is_as_before = len(now) == len(tree.leaves) and all(map(is_, now, tree.leaves))

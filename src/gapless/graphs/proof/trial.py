@@ -54,7 +54,6 @@ class Tried:
         proof_seconds: of the host, for the proof.
         updates_as_written: why a replay calls updates of optimizers, each in a line.
         audited: the verdict of an audit, which arrives later; None if there is none.
-        has_unguarded: whether guards are to be made anew, as code was found since.
     """
 
     out: Any
@@ -65,7 +64,6 @@ class Tried:
     proof_seconds: float = 0.0
     updates_as_written: list[str] = field(default_factory=list)
     audited: AnyVerdict | None = None
-    has_unguarded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

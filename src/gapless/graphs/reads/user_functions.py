@@ -66,7 +66,7 @@ class UserFunctions:
     def frames_key(self) -> tuple[Any, ...]:
         """Return what tells the functions on the stack, and what they were given, from others."""
         kinds = [
-            tuple([code_behind(part) for part in self._parts_of_variable(value)])
+            tuple([_kind_of(part) for part in self._parts_of_variable(value)])
             for variables in self._variables.values()
             for value in variables.values()
         ]
@@ -209,10 +209,10 @@ def _variables_of(frame: FrameType) -> dict[str, Any]:
     return found
 
 
-def code_behind(value: Any) -> Any:
+def _kind_of(value: Any) -> Any:
     """Return what code a value leads to."""
     if issubclass(type(value), partial):
-        return code_behind(value.func)
+        return _kind_of(value.func)
     function = value.__func__ if issubclass(type(value), MethodType) else value
     # Others are not asked: settings that look attributes up among their entries raise a KeyError.
     if issubclass(type(function), FunctionType):
