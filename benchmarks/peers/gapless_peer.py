@@ -92,6 +92,7 @@ class GaplessPeer:
                 device=self._device,
                 total_updates=10**6,
                 ranks=self._ranks,
+                lengths_vary=self._resolved.layout != "packed",
             )
             self.step.model.train()
         start = perf_counter()

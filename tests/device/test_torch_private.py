@@ -411,9 +411,6 @@ MISSING = {
     "torch._inductor.async_compile.maybe_warm_pool": lambda module: (
         module.start_compiling_processes()
     ),
-    "torch._inductor.async_compile.shutdown_compile_workers": lambda module: (
-        module.end_compiling_processes()
-    ),
     "torch._inductor.runtime.triton_heuristics.CachingAutotuner.run": gives(
         lambda module: module.kernel_launcher(), None
     ),

@@ -21,7 +21,6 @@ from datetime import timedelta
 from functools import cache, partial, wraps
 from importlib import import_module
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
@@ -964,21 +963,6 @@ def start_compiling_processes() -> None:
     start = _find("torch._inductor.async_compile.maybe_warm_pool")
     if start is not _NOWHERE:
         start()
-
-
-_note(
-    "torch._inductor.async_compile.shutdown_compile_workers",
-    why="They need a second to end: beside the last work of a program, not after it.",
-    missing="They end with the program.",
-)
-
-
-def end_compiling_processes() -> None:
-    """Let the processes that compile kernels end, beside the caller; what is compiled later starts them anew."""
-    if "torch._inductor.async_compile" in sys.modules:
-        end = _find("torch._inductor.async_compile.shutdown_compile_workers")
-        if end is not _NOWHERE:
-            Thread(target=end, daemon=True).start()
 
 
 _note(

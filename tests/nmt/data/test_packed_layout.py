@@ -122,17 +122,17 @@ def test_few_long_sentences_stand_among_the_short_ones():
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_a_packed_batch_learns_what_a_padded_one_does(norm):
-    """Loss and gradients agree, so no sentence sees another and padding teaches nothing."""
+    """Loss and gradients agree, so no sentence sees another and padding teaches nothing, in rows as long as it likes."""
     draw = np.random.default_rng(2)
     pairs = make_pairs([tuple(draw.integers(2, 30, 2)) for _ in range(40)])
     sampler, _ = packed(pairs, max_tokens=200)
-    micro = list(sampler)[1]
+    micro = min(sampler, key=lambda micro: len(micro.pairs))
     torch.manual_seed(0)
     sizes = ModelSizes(
         src_vocab=50, tgt_vocab=50, d_model=32, heads=4, ffn=48,
         encoder_layers=2, decoder_layers=2, dropout=0.0, norm=norm,
     )  # fmt: skip
-    model = Transformer(sizes, max_positions=64)
+    model = Transformer(sizes, max_positions=30)
     compute = LossCompute(model.generator, LabelSmoothing(0.1))
 
     def learn(loss):

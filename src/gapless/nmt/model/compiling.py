@@ -25,22 +25,27 @@ if TYPE_CHECKING:
 _MAX_VARIANTS = 64
 
 # Kernels that need nothing of each other are one: most of a layer's cast one weight, or sum the gradient of one bias,
-# and take longer to launch than to run.
-_OPTIONS: dict[str, str | int | bool] = {"combo_kernels": True}
+# and take longer to launch than to run. Torch 2.11 cannot do it for all sums over a length that varies.
+_OF_FIXED_SHAPES: dict[str, str | int | bool] = {"combo_kernels": True}
 
 
-def compile_layers(model: Transformer) -> None:
+def compile_layers(model: Transformer, *, lengths_vary: bool = True) -> None:
     """Make each layer compile when it first runs; the weights keep their names.
 
     Compiled code draws other random numbers for dropout, and rounds differently in the last
     places.
 
+    Args:
+        model: whose layers.
+        lengths_vary: whether the code is for rows of any length; if not, all batches have one shape.
+
     Sync: Does not block the host. The first run of a layer does, for seconds.
     """
     allow_recompiles(_MAX_VARIANTS)
-    model.lengths_vary = True
+    model.lengths_vary = lengths_vary
+    options = None if lengths_vary else _OF_FIXED_SHAPES
     for layer in (*model.encoder, *model.decoder):
-        layer.compile(dynamic=None, options=_OPTIONS)
+        layer.compile(dynamic=None, options=options)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ class LabelSmoothing(nn.Module):
     def of_hidden(
         self, hidden: torch.Tensor, output_layer: nn.Linear, targets: torch.Tensor
     ) -> torch.Tensor:
-        """Return the summed loss of hidden vectors, in less memory than `forward` of their logits.
+        """Return the summed loss of hidden vectors, in less memory than `forward` of their logits, unless a script compiles it.
 
         Args:
             hidden: input of the output layer, [..., d_model].

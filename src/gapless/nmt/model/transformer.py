@@ -166,8 +166,9 @@ class Embedding(nn.Module):
             ids: [..., T].
             positions: of the ids, counted from 0, broadcast to their shape; None: from 0 on.
         """
-        at = self.positions[: ids.shape[-1]]
-        if positions is not None:
+        if positions is None:
+            at = self.positions[: ids.shape[-1]]
+        else:
             at = F.embedding(positions, self.positions)
         out: torch.Tensor = self.dropout(self.table(ids) * self.scale + at)
         return out

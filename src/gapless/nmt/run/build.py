@@ -186,6 +186,7 @@ def build_step(
     device: Device,
     total_updates: int,
     ranks: Ranks | None = None,
+    lengths_vary: bool = True,
 ) -> TranslationStep:
     """Return the step of a run, with its model on the device, freshly initialised.
 
@@ -199,6 +200,7 @@ def build_step(
         device: where the model goes.
         total_updates: of the run, for schedules that end.
         ranks: whose gradients are summed; None: this process trains alone.
+        lengths_vary: whether batches have several shapes, as all have but packed ones.
 
     Sync: Blocks the host while weights are copied.
     """
@@ -206,5 +208,5 @@ def build_step(
         start_compiling_processes()
     model = build_model(config, vocabs).to(device.torch_device)
     if compiles:
-        compile_layers(model)
+        compile_layers(model, lengths_vary=lengths_vary)
     return TranslationStep(model, config, device=device, total_updates=total_updates, ranks=ranks)

@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gapless.checkpoint.store import write_checkpoint
-from gapless.device.torch_private import end_compiling_processes
 from gapless.errors import LoaderError
 from gapless.nmt.data.sampler import PairBatches, make_loader
 from gapless.nmt.model.compiling import declared_compiles
@@ -253,7 +252,6 @@ class Trainer:
     def _test(self, logs: AnyLogs, stop: StopRequest) -> Scores | None:
         """Make and score the final model; None if the run is asked to stop meanwhile."""
         run = self.run
-        end_compiling_processes()
         self._writer.finish()
         final = choose_final_model(run, messages=self._messages, stop=stop)
         if final is None:

@@ -348,6 +348,7 @@ def assemble(
             device=device,
             total_updates=config.max_steps or config.epochs * sampler.num_updates,
             ranks=ranks,
+            lengths_vary=effective.layout != "packed",
         )
     if not ranks.is_first:
         seed_everything(_seed_of(config.seed, ranks.rank))
