@@ -237,16 +237,17 @@ class Transformer(nn.Module):
         src = PackedRows.of(batch.src_starts, num_tokens=len(batch.src), longest=longest)
         tgt = PackedRows.of(batch.tgt_starts, num_tokens=len(batch.trg), longest=longest)
         memory = self._encode(
-            self.src_embedding(batch.src, positions=self._known(src.positions)), Packed(src, src)
+            self.src_embedding(batch.src, positions=self._within_table(src.positions)),
+            Packed(src, src),
         )
         return self._decode(
-            self.tgt_embedding(batch.trg, positions=self._known(tgt.positions)),
+            self.tgt_embedding(batch.trg, positions=self._within_table(tgt.positions)),
             memory,
             to_itself=Packed(tgt, tgt, is_causal=True),
             to_source=Packed(tgt, src),
         )
 
-    def _known(self, positions: torch.Tensor) -> torch.Tensor:
+    def _within_table(self, positions: torch.Tensor) -> torch.Tensor:
         # A row of padding may be longer than any sentence.
         return positions.clamp(max=self.max_positions - 1)
 
