@@ -54,7 +54,7 @@ def test_an_epoch_has_every_pair_once_in_batches_of_one_shape(sizes, budget, see
 
 
 def test_a_batch_holds_its_sentences_one_after_the_other():
-    """A batch holds ids with marks, where each sentence begins, and padding at the end."""
+    """A batch holds ids with marks, where each sentence begins, and padding at the end, in one tensor to move."""
     pairs = TokenPairs([[5, 6], [7]], [[8], [9, 10]])
     sampler, _ = packed(pairs, max_tokens=5, shuffle=False)
     batch = PairBatches(pairs)[
@@ -72,6 +72,7 @@ def test_a_batch_holds_its_sentences_one_after_the_other():
     assert batch.trg_y[:6].tolist() == [8, EOS, 9, 10, EOS, PAD]
     assert batch.tgt_starts[:3].tolist() == [0, 2, 5]
     assert (batch.ntokens.item(), batch.norm.item()) == (5, 9)
+    assert sum(isinstance(value, torch.Tensor) for value in vars(batch).values()) == 1
 
 
 def test_little_is_padding_when_sources_and_targets_differ_in_length():

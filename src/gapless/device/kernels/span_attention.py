@@ -32,6 +32,8 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 # --- kernels ---
 
+# Starts of rows are part of a larger tensor, at any address: kernels are not compiled for its alignment.
+
 
 @triton.jit
 def _span(rows, starts, token, is_token):
@@ -48,7 +50,7 @@ def _at(vectors, number, E: tl.constexpr):
     return vectors + number[:, None].to(tl.int64) * E + tl.arange(0, E)[None, :]
 
 
-@triton.jit(do_not_specialize=["causal"])
+@triton.jit(do_not_specialize=["causal"], do_not_specialize_on_alignment=["key_starts"])
 def _forward_kernel(
     q, kv, out, sums, query_rows, key_starts, num_queries, causal,
     E: tl.constexpr, OWN: tl.constexpr, STEP: tl.constexpr,
@@ -88,7 +90,7 @@ def _forward_kernel(
     tl.store(sums + head * num_queries + n, log_sum, mask=is_query)
 
 
-@triton.jit(do_not_specialize=["causal"])
+@triton.jit(do_not_specialize=["causal"], do_not_specialize_on_alignment=["key_starts"])
 def _queries_kernel(
     grad, q, kv, out, sums, dots, dq, query_rows, key_starts, num_queries, causal,
     E: tl.constexpr, OWN: tl.constexpr, STEP: tl.constexpr,
@@ -122,7 +124,7 @@ def _queries_kernel(
     tl.store(_at(dq, own, E), dq_NE, mask=is_query[:, None])
 
 
-@triton.jit(do_not_specialize=["causal"])
+@triton.jit(do_not_specialize=["causal"], do_not_specialize_on_alignment=["query_starts"])
 def _keys_kernel(
     grad, q, kv, sums, dots, dkv, key_rows, query_starts, num_queries, num_keys, causal,
     E: tl.constexpr, OWN: tl.constexpr, STEP: tl.constexpr,

@@ -34,29 +34,65 @@ class TokenBatch:
 class PackedBatch:
     """Packed sentences as they travel to the device and into the model.
 
-    A row is a sentence, a stretch of padding, or empty. Rows follow each other without a break.
+    A row is a sentence, a stretch of padding, or empty. Rows follow each other without a break. All
+    numbers lie in one tensor, as each tensor of a batch takes the host its time to move.
 
     Attributes:
-        src: source ids with ends, [S], int32: embeddings sort them in half the passes of int64.
-        src_starts: first token of each row, and S, [rows + 1], int32.
-        trg: target ids that the decoder reads, from the begin marks on, [T], int32.
-        trg_y: target ids that it predicts, up to the end marks, [T], int64.
-        tgt_starts: first token of each row, and T, [rows + 1], int32.
-        ntokens: target tokens to predict in this batch, padding excluded, a scalar tensor.
-        norm: target tokens of the whole update that this batch belongs to, a scalar tensor.
+        numbers: sources, targets as read and as predicted, starts of both sides' rows, tokens of the batch and of its
+            update, [S + 2 T + 2 rows + 4], int32.
+        src_tokens: source tokens S, padding included.
+        tgt_tokens: target tokens T, padding included.
+        rows: of each side: sentences, padding and empty ones.
         longest: upper limit of the tokens in a row.
         ends_update: whether the optimizer steps after this batch.
     """
 
-    src: torch.Tensor
-    src_starts: torch.Tensor
-    trg: torch.Tensor
-    trg_y: torch.Tensor
-    tgt_starts: torch.Tensor
-    ntokens: torch.Tensor
-    norm: torch.Tensor
+    numbers: torch.Tensor
+    src_tokens: int
+    tgt_tokens: int
+    rows: int
     longest: int
     ends_update: bool
+
+    @property
+    def src(self) -> torch.Tensor:
+        """Source ids with ends, [S], int32: embeddings sort them in half the passes of int64."""
+        return self._parts()[0]
+
+    @property
+    def trg(self) -> torch.Tensor:
+        """Target ids that the decoder reads, from the begin marks on, [T], int32."""
+        return self._parts()[1]
+
+    @property
+    def trg_y(self) -> torch.Tensor:
+        """Target ids that it predicts, up to the end marks, [T], int64."""
+        return self._parts()[2].long()
+
+    @property
+    def src_starts(self) -> torch.Tensor:
+        """First token of each row, and S, [rows + 1], int32."""
+        return self._parts()[3]
+
+    @property
+    def tgt_starts(self) -> torch.Tensor:
+        """First token of each row, and T, [rows + 1], int32."""
+        return self._parts()[4]
+
+    @property
+    def ntokens(self) -> torch.Tensor:
+        """Target tokens to predict in this batch, padding excluded, a scalar tensor, int32."""
+        return self._parts()[5].squeeze(0)
+
+    @property
+    def norm(self) -> torch.Tensor:
+        """Target tokens of the whole update that this batch belongs to, a scalar tensor, int32."""
+        return self._parts()[6].squeeze(0)
+
+    def _parts(self) -> tuple[torch.Tensor, ...]:
+        starts = self.rows + 1
+        sizes = [self.src_tokens, self.tgt_tokens, self.tgt_tokens, starts, starts, 1, 1]
+        return torch.split(self.numbers, sizes)
 
 
 AnyBatch: TypeAlias = TokenBatch | PackedBatch

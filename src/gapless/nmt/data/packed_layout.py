@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -89,14 +89,24 @@ class PackedShape:
         """
         trg, trg_y = tgt.without_last(), tgt.without_first()
         src_rows, tgt_rows = self._row_lengths(src.lengths, trg.lengths)
+        tgt_padding = np.full(self.tgt_tokens - len(trg.ids), PAD)
+        numbers = np.concatenate(
+            (
+                *(src.ids, np.full(self.src_tokens - len(src.ids), PAD)),
+                *(trg.ids, tgt_padding),
+                *(trg_y.ids, tgt_padding),
+                *([0], np.cumsum(src_rows)),
+                *([0], np.cumsum(tgt_rows)),
+                *([len(trg.ids)], [update_tokens]),
+            ),
+            dtype=np.int32,
+            casting="same_kind",
+        )
         return PackedBatch(
-            src=_padded(src.ids, self.src_tokens, np.int32),
-            src_starts=_starts(src_rows),
-            trg=_padded(trg.ids, self.tgt_tokens, np.int32),
-            trg_y=_padded(trg_y.ids, self.tgt_tokens, np.int64),
-            tgt_starts=_starts(tgt_rows),
-            ntokens=torch.tensor(len(trg.ids)),
-            norm=torch.tensor(update_tokens),
+            numbers=torch.from_numpy(numbers),
+            src_tokens=self.src_tokens,
+            tgt_tokens=self.tgt_tokens,
+            rows=self.rows,
             longest=self.longest,
             ends_update=ends_update,
         )
@@ -222,16 +232,6 @@ def choose_packed_layout(
         longest=longest_row,
     )
     return PackedLayout(shape=shape, src_lengths=src_lengths, tgt_lengths=tgt_lengths)
-
-
-def _starts(lengths: Numbers) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
-
-
-def _padded(ids: Numbers, length: int, dtype: type[np.integer[Any]]) -> torch.Tensor:
-    padded = np.full(length, PAD, dtype=dtype)
-    padded[: len(ids)] = ids
-    return torch.from_numpy(padded)
 
 
 def _round_up(tokens: float) -> int:

@@ -49,11 +49,11 @@ class Rows:
     """Rows of tokens, one after the other.
 
     Attributes:
-        ids: of all tokens, [sum of the lengths], int64.
+        ids: of all tokens, [sum of the lengths].
         lengths: tokens of each row, [rows], int64.
     """
 
-    ids: NDArray[np.int64]
+    ids: Numbers
     lengths: NDArray[np.int64]
 
     def positions(self) -> NDArray[np.int64]:
@@ -168,12 +168,12 @@ class Sentences:
             ids, starts = self._files
             ranges = starts.read((n, n + 2) for n in map(int, numbers)).reshape(-1, 2)
             found = ids.read(iter_unpack("qq", ranges.data))
-            return Rows(found.astype(np.int64), np.diff(ranges).ravel())
+            return Rows(found, np.diff(ranges).ravel())
         begins = self.starts[numbers]
         lengths = self.starts[numbers + 1] - begins
         before = np.cumsum(lengths) - lengths
         at = np.repeat(begins - before, lengths) + np.arange(lengths.sum())
-        return Rows(self.ids[at].astype(np.int64), lengths)
+        return Rows(self.ids[at], lengths)
 
     def lengths(self, *, less: int = 0) -> Numbers:
         """Return the tokens of each sentence, less so many."""

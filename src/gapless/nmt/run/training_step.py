@@ -277,7 +277,7 @@ class TranslationStep:
 def sizes_of(tokens: AnyBatch) -> tuple[torch.Size, torch.Size]:
     """Return the shapes of both sides of a batch."""
     if isinstance(tokens, PackedBatch):
-        return tokens.src.shape, tokens.trg.shape
+        return torch.Size((tokens.src_tokens,)), torch.Size((tokens.tgt_tokens,))
     return tokens.src.shape, tokens.tgt.shape
 
 
