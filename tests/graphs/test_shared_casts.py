@@ -9,7 +9,7 @@ from torch.overrides import BaseTorchFunctionMode
 from torch.utils._device import DeviceContext
 
 from gapless.device.torch_private import next_sequence_number
-from gapless.graphs.in_place.shared_casts import watch_rest_of_block
+from gapless.graphs.in_place.shared_casts import AutocastBlocks, watch_rest_of_block
 
 
 @pytest.fixture(autouse=True)
@@ -96,3 +96,27 @@ def test_it_can_end_before_the_block():
         _, leave = watched(model, x)
         leave()
         assert modes() == []
+
+
+def test_an_evaluation_in_one_block_takes_no_graph_from_training():
+    blocks = AutocastBlocks("cpu", refuse=lambda refusal: None)
+    for _ in range(7):
+        with in_autocast():
+            runs_as_written = blocks.begin_call()
+    assert not runs_as_written
+    with torch.no_grad(), in_autocast():
+        assert blocks.begin_call()
+        assert blocks.begin_call()
+    with in_autocast():
+        assert not blocks.begin_call()
+
+
+def test_training_behind_an_evaluation_in_one_block_runs_as_written():
+    blocks = AutocastBlocks("cpu", refuse=lambda refusal: None)
+    for _ in range(7):
+        with in_autocast():
+            blocks.begin_call()
+    with in_autocast():
+        with torch.no_grad():
+            blocks.begin_call()
+        assert blocks.begin_call()

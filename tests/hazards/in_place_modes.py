@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
 from hazards.captured_models import batches, kept, mlp, sgd, state
-from hazards.in_place_harness import captured, either, in_place_case
+from hazards.in_place_harness import captured, either, in_place_case, refused
 from hazards.in_place_models import NUM, Normed, Tied, fit, made, tokens, update
 
 
@@ -96,6 +96,25 @@ def autocast_with_one_call(place):
             loss = criterion(model(x), y)
         losses.append(update(optimizer, loss))
     return losses, state(model, optimizer)
+
+
+@in_place_case(
+    "Mixed precision: all batches of an evaluation in one autocast block.",
+    expect=refused("without gradients within autocast"),
+)
+def autocast_around_an_evaluation(place):
+    model = place.capture(mlp(place))
+    optimizer, losses, found = sgd(model), [], []
+    for number, (x, y) in enumerate(batches(place, NUM)):
+        with torch.autocast(_kind(place), dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(x), y)
+        losses.append(update(optimizer, loss))
+        if number % 5 == 4:
+            model.eval()
+            with torch.inference_mode(), torch.autocast(_kind(place), dtype=torch.bfloat16):
+                found += [kept(model(part)) for part in x.split(2)]
+            model.train()
+    return losses, found, state(model, optimizer)
 
 
 @in_place_case(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _MOST_NODES = 200
 
 
-# Calls that run as written before a module is captured within blocks of autocast: a second call in
+# Calls with gradients that run as written before a module is captured within blocks of autocast: a second call in
 # one block shares the casts of the first.
 _NUM_IN_AUTOCAST = 6
 
@@ -66,18 +66,19 @@ class AutocastBlocks:
             self._refuse(_WITHIN_AUTOCAST)
             return True
         block = block_of_autocast()
-        if block == self._block and not self._shares_casts:
+        is_second, self._block = block == self._block, block
+        if not torch.is_grad_enabled():
+            # It runs as written, and has no gradient that a shared cast could round.
+            self._refuse(_EVALUATED_IN_AUTOCAST)
+            return True
+        if is_second and not self._shares_casts:
             end_watch = getattr(self._watch, "end", None)
             if end_watch is not None:
                 end_watch()
             is_late = self._num_calls > _NUM_IN_AUTOCAST
             self._refuse_all(_SHARES_CASTS_LATE if is_late else _SHARES_CASTS)
-        self._block = block
         self._num_calls += 1
-        has_gradients = torch.is_grad_enabled()
-        if not has_gradients:
-            self._refuse(_EVALUATED_IN_AUTOCAST)
-        return self._num_calls <= _NUM_IN_AUTOCAST or self._shares_casts or not has_gradients
+        return self._num_calls <= _NUM_IN_AUTOCAST or self._shares_casts
 
     def end_as_written(self, out: Any, *, since: int) -> None:
         """See what shares the casts of a call that has run as written, if it is one of the first."""
