@@ -113,3 +113,23 @@ def test_the_signature_says_the_tokenizer(tokenizer):
     )
 
     assert f"tok:{tokenizer}" in found.bleu_signature
+
+
+def test_a_perfect_translation_of_short_sentences_is_the_best():
+    """Where no reference has four words, BLEU counts shorter n-grams, and says so."""
+    references = ["eins zwei drei", "vier fünf"]
+    tokenizer = ScoreTokenizer(name="13a", because="set")
+    perfect, longer = (
+        score(lines, references, score_tokenizer=tokenizer)
+        for lines in (references, ["eins zwei drei drei", "vier fünf"])
+    )
+
+    assert perfect.bleu == pytest.approx(100)
+    assert longer.bleu < 100
+    assert "eff:yes" in perfect.bleu_signature
+
+
+def test_bleu_counts_four_words_where_a_reference_has_them():
+    lines = ["eins zwei drei vier", "fünf"]
+    found = score(lines, lines, score_tokenizer=ScoreTokenizer(name="13a", because="set"))
+    assert "eff:no" in found.bleu_signature

@@ -24,12 +24,16 @@ if TYPE_CHECKING:
     from gapless.ranks import Ranks
 
 
+# Of the n-grams that BLEU counts.
+_LONGEST_GRAM = 4
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scores:
     """Scores of one system on one test set.
 
     Attributes:
-        bleu: corpus BLEU, 0 to 100.
+        bleu: corpus BLEU, 0 to 100; of n-grams up to the longest reference where none has four words.
         bleu_signature: how it was computed.
         bleu_detail: sacrebleu's own line, with precisions, brevity penalty and lengths.
         chrf: corpus chrF2, 0 to 100; None: not asked for.
@@ -92,7 +96,15 @@ def score(
 # The validations of a run have the same references, whose words need not be counted again.
 @lru_cache(maxsize=2)
 def _bleu_of(references: tuple[str, ...], tokenizer: str, is_tokenised: bool) -> BLEU:
-    return BLEU(tokenize=tokenizer, force=is_tokenised, references=[list(references)])
+    words_of = BLEU(tokenize=tokenizer, force=is_tokenised).tokenizer
+    # Else the best translations of shorter sentences would score 0; "eff:yes" in the signature says it.
+    is_short = not any(len(words_of(line).split()) >= _LONGEST_GRAM for line in references)
+    return BLEU(
+        tokenize=tokenizer,
+        force=is_tokenised,
+        effective_order=is_short,
+        references=[list(references)],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
