@@ -110,7 +110,9 @@ def check_runs(program: Program) -> None:
     if program.is_module:
         return
     if not path.exists():
-        raise UserError(f"cannot run {program.target}: there is no such file")
+        raise UserError(
+            f"cannot run {program.target}: there is no such file; name a script, or a module by -m"
+        )
     if not os.access(path, os.R_OK):
         raise UserError(f"cannot run {program.target}: reading it is not permitted")
     if path.is_dir() or path.suffix in _NO_SOURCE:

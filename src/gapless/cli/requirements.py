@@ -61,7 +61,7 @@ def require_writable(path: Path, option: str) -> None:
         found = f"lies in {folder}, which cannot be written"
     else:
         return
-    raise UserError(f"{option} {path} {found}; name a file in a folder that is there")
+    raise UserError(f"{option} {path} {found}; name a file in a folder that can be written")
 
 
 def make_folder(folder: Path) -> None:

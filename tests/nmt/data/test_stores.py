@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import pickle
@@ -11,8 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gapless.errors import DataError
-from gapless.nmt.data import sampler as sampler_module, selection, token_pairs
+from gapless.errors import DataError, UserError
+from gapless.nmt.data import (
+    sampler as sampler_module,
+    selection,
+    stores as stores_module,
+    token_pairs,
+)
 from gapless.nmt.data.corpus import load_corpus
 from gapless.nmt.data.filters import Filters
 from gapless.nmt.data.packed_layout import choose_packed_layout
@@ -136,6 +142,23 @@ def test_a_store_that_cannot_be_written_leaves_nothing(tmp_path):
         StoreFolder(path=tmp_path).save({"name": "a"}, parts(), most_ids=9, files={})
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_named_with_the_way_out(tmp_path, monkeypatch):
+    """As a home in a container; a disk that fails is another matter."""
+
+    def fails(number):
+        def write(*_, **__):
+            raise OSError(number, os.strerror(number), str(tmp_path))
+
+        monkeypatch.setattr(stores_module, "write_store", write)
+
+    fails(errno.EROFS)
+    with pytest.raises(UserError, match=f"{tmp_path}, .*Read-only.* by --store$"):
+        save(StoreFolder(path=tmp_path), random_pairs(5))
+    fails(errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        save(StoreFolder(path=tmp_path), random_pairs(5))
 
 
 # --- large corpora: the same code with its limits made small ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 # Nothing else in their folder is ever touched.
 _NAME = re.compile(r"[0-9a-f]{16}")
+
+_CANNOT_WRITE = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +107,19 @@ class StoreFolder:
             files: small files that it holds.
 
         Raises:
+            UserError: the folder cannot be written.
             OSError: the disk is full or fails; nothing of it is left.
         """
         path = self.path / blake2b(as_json(header), digest_size=8).hexdigest()
-        write_store(path, parts=parts, most_ids=most_ids, header=header, files=files)
+        try:
+            write_store(path, parts=parts, most_ids=most_ids, header=header, files=files)
+        except OSError as error:
+            if error.errno not in _CANNOT_WRITE:
+                raise
+            raise UserError(
+                f"tokenised text is kept in {self.path}, where nothing can be written: {error.strerror}; "
+                "name another folder by --store"
+            ) from error
         store, left = read_store(path), self.most_bytes
         for item in sorted(self.list(), key=lambda item: item.path != path):
             left -= item.size
