@@ -154,7 +154,7 @@ def test_a_place_that_cannot_be_written_is_named_with_the_way_out(tmp_path, monk
         monkeypatch.setattr(stores_module, "write_store", write)
 
     fails(errno.EROFS)
-    with pytest.raises(UserError, match=f"{tmp_path}, .*Read-only.* by --store$"):
+    with pytest.raises(UserError, match=f"{tmp_path}, .*Read-only.* as `store`$"):
         save(StoreFolder(path=tmp_path), random_pairs(5))
     fails(errno.EIO)
     with pytest.raises(OSError, match="Input/output"):

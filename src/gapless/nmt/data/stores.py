@@ -118,7 +118,7 @@ class StoreFolder:
                 raise
             raise UserError(
                 f"tokenised text is kept in {self.path}, where nothing can be written: {error.strerror}; "
-                "name another folder by --store"
+                "name another folder as `store`"
             ) from error
         store, left = read_store(path), self.most_bytes
         for item in sorted(self.list(), key=lambda item: item.path != path):
