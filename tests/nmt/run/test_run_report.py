@@ -31,6 +31,16 @@ def test_staging_is_named_as_it_is(is_accelerator, pin_memory, staging):
     assert f"3 workers, {staging} staging" in text
 
 
+@pytest.mark.parametrize("is_accelerator", [True, False])
+def test_a_plan_that_captures_says_that_a_cpu_has_no_graphs(is_accelerator):
+    device = SimpleNamespace(is_accelerator=is_accelerator)
+    effective = resolve(make_config({"plan": "captured"}), is_accelerator=is_accelerator)
+
+    text = describe_plan(effective, device=device, workers=0)
+
+    assert ("no CUDA graphs" in text) is not is_accelerator
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_plan_settings_keep_their_keys(name):
     """`summary.json` describes a plan with these keys, in this order."""

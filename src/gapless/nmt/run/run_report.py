@@ -235,11 +235,14 @@ def describe_plan(effective: EffectiveSettings, *, device: Device, workers: int)
     plan = effective.plan
     # On a CPU the plan may ask for pinned memory, but staging buffers are pageable.
     pinned = plan.pin_memory and device.is_accelerator
+    # Plan `auto` says so itself.
+    has_no_graphs = plan.graphs == "always" and not device.is_accelerator
     return (
         f"{plan.name}: {plan.streams} streams, waits with {plan.wait_with}, "
         f"prefetch {plan.prefetch}, {workers} workers, "
         f"{'pinned' if pinned else 'pageable'} staging"
         f"{', layers compiled' if effective.compiles else ''}"
+        f"{'; a CPU has no CUDA graphs, so every step runs eagerly' if has_no_graphs else ''}"
     )
 
 
