@@ -32,7 +32,7 @@ _OFTEN = 50
 
 # Where it cannot be read anew: beyond so many graphs, so many replays of each are too few to be
 # worth their captures.
-_TOO_FEW = ((1, 1), (3, 3), (10, 20))
+_TOO_FEW = ((3, 3), (10, 20))
 
 
 class ValueChanges:
