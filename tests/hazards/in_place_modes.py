@@ -118,6 +118,21 @@ def autocast_around_an_evaluation(place):
 
 
 @in_place_case(
+    "Mixed precision: the update and a call without gradients behind it are in the block of the loss.",
+    expect=refused("called twice in one block of autocast"),
+)
+def autocast_around_update_and_evaluation(place):
+    model = place.capture(mlp(place))
+    optimizer, losses, found = sgd(model), [], []
+    for x, y in batches(place, NUM):
+        with torch.autocast(_kind(place), dtype=torch.bfloat16):
+            losses.append(update(optimizer, F.cross_entropy(model(x), y)))
+            with torch.no_grad():
+                found.append(kept(model(x)))
+    return losses, found, state(model, optimizer)
+
+
+@in_place_case(
     "One autocast stands around the whole loop, and its casts grow stale.",
     expect=either("autocast"),
 )

@@ -115,21 +115,25 @@ def test_the_signature_says_the_tokenizer(tokenizer):
     assert f"tok:{tokenizer}" in found.bleu_signature
 
 
-def test_a_perfect_translation_of_short_sentences_is_the_best():
+def test_the_best_translation_of_short_sentences_has_the_best_score():
     """Where no reference has four words, BLEU counts shorter n-grams, and says so."""
-    references = ["eins zwei drei", "vier fünf"]
-    tokenizer = ScoreTokenizer(name="13a", because="set")
-    perfect, longer = (
-        score(lines, references, score_tokenizer=tokenizer)
-        for lines in (references, ["eins zwei drei drei", "vier fünf"])
+    references = [f"eins {number}" for number in range(50)]
+    perfect, runs_on, half, cut = (
+        score(lines, references, score_tokenizer=ScoreTokenizer(name="13a", because="set"))
+        for lines in (
+            references,
+            ["eins zwei drei vier fünf sechs sieben", *references[1:]],
+            [line if number % 2 else "eins x" for number, line in enumerate(references)],
+            ["eins"] * 50,
+        )
     )
 
     assert perfect.bleu == pytest.approx(100)
-    assert longer.bleu < 100
-    assert "eff:yes" in perfect.bleu_signature
+    assert perfect.bleu > runs_on.bleu > half.bleu > cut.bleu
+    assert perfect.bleu_signature.endswith("|ngrams:2")
 
 
 def test_bleu_counts_four_words_where_a_reference_has_them():
     lines = ["eins zwei drei vier", "fünf"]
     found = score(lines, lines, score_tokenizer=ScoreTokenizer(name="13a", because="set"))
-    assert "eff:no" in found.bleu_signature
+    assert "ngrams" not in found.bleu_signature

@@ -53,6 +53,7 @@ class AutocastBlocks:
         # What sees whether the rest of a block shares casts, in each thread.
         self._watch = local()
         self._block: object = None
+        self._trains_in_block = False
         self._num_calls = 0
         self._shares_casts = False
 
@@ -66,11 +67,15 @@ class AutocastBlocks:
             self._refuse(_WITHIN_AUTOCAST)
             return True
         block = block_of_autocast()
-        is_second, self._block = block == self._block, block
-        if not torch.is_grad_enabled():
-            # It runs as written, and has no gradient that a shared cast could round.
+        is_second = block == self._block
+        self._block, self._trains_in_block = block, is_second and self._trains_in_block
+        is_trained = torch.is_grad_enabled()
+        if not is_trained:
             self._refuse(_EVALUATED_IN_AUTOCAST)
-            return True
+            # Calls of an evaluation share casts with each other; all run as written. In inference mode there are none.
+            if not self._trains_in_block or torch.is_inference_mode_enabled():
+                return True
+        self._trains_in_block |= is_trained
         if is_second and not self._shares_casts:
             end_watch = getattr(self._watch, "end", None)
             if end_watch is not None:
@@ -234,7 +239,7 @@ _SHARES_CASTS = Refusal(
 _SHARES_CASTS_LATE = Refusal(
     "inside_autocast",
     "the module is called twice in one block of autocast, for the first time after a graph was replayed: "
-    "gradients of this one step are rounded otherwise than as written, and later calls in autocast run as "
-    "written; enter a block for each call",
+    "this one step is rounded otherwise than as written, and later calls in autocast run as written; enter a "
+    "block for each call",
     name="autocast",
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from dataclasses import dataclass, field
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 # Nothing else in their folder is ever touched.
 _NAME = re.compile(r"[0-9a-f]{16}")
-
-_CANNOT_WRITE = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,15 +108,15 @@ class StoreFolder:
             OSError: the disk is full or fails; nothing of it is left.
         """
         path = self.path / blake2b(as_json(header), digest_size=8).hexdigest()
-        try:
-            write_store(path, parts=parts, most_ids=most_ids, header=header, files=files)
-        except OSError as error:
-            if error.errno not in _CANNOT_WRITE:
-                raise
+        there = next(
+            place for place in (self.path, *self.path.absolute().parents) if place.exists()
+        )
+        if not os.access(there, os.W_OK):
             raise UserError(
-                f"tokenised text is kept in {self.path}, where nothing can be written: {error.strerror}; "
+                f"tokenised text is kept in {self.path}, where nothing can be written; "
                 "name another folder as `store`"
-            ) from error
+            )
+        write_store(path, parts=parts, most_ids=most_ids, header=header, files=files)
         store, left = read_store(path), self.most_bytes
         for item in sorted(self.list(), key=lambda item: item.path != path):
             left -= item.size

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gapless.ranks import Ranks
 
 
-# Of the n-grams that BLEU counts.
+# Of the n-grams that BLEU counts; where no reference has as many words, the best translation would score 0.
 _LONGEST_GRAM = 4
 
 
@@ -76,6 +76,7 @@ def score(
     pairs = list(zip(hypotheses, references, strict=True))
     bleu = _bleu_of(tuple(references), score_tokenizer.name, score_tokenizer.is_tokenised)
     bleu_score = bleu.corpus_score(list(hypotheses), None)
+    shorter = "" if bleu.max_ngram_order == _LONGEST_GRAM else f"|ngrams:{bleu.max_ngram_order}"
     chrf, chrf_signature = None, None
     if with_chrf:
         metric = CHRF()
@@ -83,7 +84,7 @@ def score(
         chrf_signature = str(metric.get_signature())
     return Scores(
         bleu=bleu_score.score,
-        bleu_signature=str(bleu.get_signature()),
+        bleu_signature=f"{bleu.get_signature()}{shorter}",
         bleu_detail=str(bleu_score),
         chrf=chrf,
         chrf_signature=chrf_signature,
@@ -97,12 +98,15 @@ def score(
 @lru_cache(maxsize=2)
 def _bleu_of(references: tuple[str, ...], tokenizer: str, is_tokenised: bool) -> BLEU:
     words_of = BLEU(tokenize=tokenizer, force=is_tokenised).tokenizer
-    # Else the best translations of shorter sentences would score 0; "eff:yes" in the signature says it.
-    is_short = not any(len(words_of(line).split()) >= _LONGEST_GRAM for line in references)
+    longest = 1
+    for line in references:
+        if longest == _LONGEST_GRAM:
+            break
+        longest = min(_LONGEST_GRAM, max(longest, len(words_of(line).split())))
     return BLEU(
         tokenize=tokenizer,
         force=is_tokenised,
-        effective_order=is_short,
+        max_ngram_order=longest,
         references=[list(references)],
     )
 
