@@ -1,4 +1,4 @@
-"""The translation trainer: `Translator`, and names that other trainers know, such as `StreamManager`.
+"""The translation trainer: `Translator`, `write_pairs`, and names that other trainers know, as `StreamManager`.
 
 `data` makes batches from parallel text, `model` is the Transformer, `settings` says what a run is asked to
 do, `run_folder` is what it writes and reads again, `run` trains and translates.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gapless.loop.train_loop import run_epoch as run_epoch
     from gapless.nmt.data.batch import Batch as Batch
+    from gapless.nmt.data.written_pairs import write_pairs as write_pairs
     from gapless.nmt.model.loss import LossCompute as LossCompute
     from gapless.nmt.run.translator import Translator as Translator
     from gapless.nmt.stream_manager import StreamManager as StreamManager
@@ -25,6 +26,7 @@ _HOME = {
     "StreamManager": "gapless.nmt.stream_manager",
     "Translator": "gapless.nmt.run.translator",
     "run_epoch": "gapless.loop.train_loop",
+    "write_pairs": "gapless.nmt.data.written_pairs",
 }
 
 __all__ = sorted(_HOME)

@@ -14,22 +14,20 @@ import os
 import re
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gapless.checkpoint.files import (
     DISK,
-    naming,
     remove_tree,
     sync_folder,
     temporary_path,
     write_file,
 )
+from gapless.checkpoint.growing_file import GrowingFile
 from gapless.checkpoint.lock import FolderLock
 from gapless.checkpoint.manifest import (
-    HASH_BYTES,
     MANIFEST,
     Content,
     Manifest,
@@ -45,8 +43,6 @@ from gapless.nmt.data.token_pairs import SIDES, Sentences, TokenPairs
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
     from gapless.checkpoint.files import Disk
 
@@ -182,54 +178,21 @@ def _write_arrays(
     counts: list[int] = []
     with ExitStack() as stack:
         files = {
-            f"{side}.{part}": stack.enter_context(_Growing(folder / f"{side}.{part}", disk))
+            f"{side}.{part}": stack.enter_context(GrowingFile(folder / f"{side}.{part}", disk))
             for side in SIDES
             for part in ("ids", "starts")
         }
         ends = dict.fromkeys(SIDES, 0)
         for side in SIDES:
-            files[f"{side}.starts"].add(np.zeros(1, dtype=np.int64))
+            files[f"{side}.starts"].add(np.zeros(1, dtype=np.int64).tobytes())
         for text, pairs in parts:
             counts += [0] * (text + 1 - len(counts))
             counts[text] += len(pairs)
             for side, sentences in zip(SIDES, (pairs.src, pairs.tgt), strict=True):
-                files[f"{side}.ids"].add(sentences.ids.astype(dtype))
-                files[f"{side}.starts"].add(ends[side] + sentences.starts[1:])
+                files[f"{side}.ids"].add(sentences.ids.astype(dtype).tobytes())
+                files[f"{side}.starts"].add((ends[side] + sentences.starts[1:]).tobytes())
                 ends[side] += int(sentences.starts[-1])
         return {name: file.sync() for name, file in files.items()}, counts
-
-
-class _Growing:
-    """A file that arrays are appended to.
-
-    Args:
-        path: of the file.
-        disk: through which it is written.
-    """
-
-    def __init__(self, path: Path, disk: Disk) -> None:
-        self._path, self._disk = path, disk
-        self._digest, self._size = blake2b(digest_size=HASH_BYTES), 0
-
-    def __enter__(self) -> Self:
-        with naming(self._path):
-            self._file = self._disk.create(self._path)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._disk.close(self._file)
-
-    def add(self, array: NDArray[np.generic]) -> None:
-        data = memoryview(array.tobytes())
-        self._digest.update(data)
-        self._size += len(data)
-        with naming(self._path):
-            self._disk.write(self._file, data)
-
-    def sync(self) -> Content:
-        with naming(self._path):
-            self._disk.sync(self._file)
-        return Content(size=self._size, blake2b=self._digest.hexdigest())
 
 
 def _remove_leftovers(folder: Path, disk: Disk) -> None:

@@ -1,5 +1,7 @@
 """Read sentence pairs from one file: TSV, CSV, JSON or JSON lines, each also packed by gzip; parquet or arrow.
 
+Or from records in memory, as JSON lines would hold them.
+
 A header, the keys of objects or `columns` say which column is which side. What they do not say is refused,
 with the first rows and what to give.
 """
@@ -19,7 +21,7 @@ from gapless.nmt.data.text_files import check_text, is_blank, lines_of, read_tex
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 
@@ -69,72 +71,110 @@ def table_pairs(
             f"{path} ends in {path.suffix or 'nothing known'}, expected {', '.join(ENDINGS)} (text also with "
             ".gz), or a folder with train.* files; rename or convert it"
         )
-    rows = _ROWS[ending](path)
+    return _pairs_of(path, _ROWS[ending](path), src=src, tgt=tgt, columns=columns)
+
+
+def record_pairs(records: Iterable[Any], *, src: str, tgt: str) -> Iterator[tuple[str, str]]:
+    """Yield the source and target of each record; the first ones are read at once.
+
+    Args:
+        records: dicts as `table_pairs` finds them in JSON lines, or pairs of source and target.
+        src: name of the source side.
+        tgt: name of the target side.
+
+    Raises:
+        DataError: anything about the records that cannot be used.
+    """
+    return _pairs_of("`records`", _record_rows(records, sides=(src, tgt)), src=src, tgt=tgt)
+
+
+def check_sides(src: str, tgt: str) -> None:
+    """Check that the sides have two names.
+
+    Raises:
+        DataError: they have one.
+    """
+    if src == tgt:
+        raise DataError(
+            f"source and target are both {src!r}; give both `src` and `tgt`, with two names"
+        )
+
+
+def _pairs_of(
+    name: Path | str,
+    rows: Iterator[_Row],
+    *,
+    src: str,
+    tgt: str,
+    columns: tuple[str, ...] | None = None,
+) -> Iterator[tuple[str, str]]:
     begin = list(islice(rows, _ROWS_SHOWN))
     if not begin:
-        raise DataError(f"{path} holds no pair")
-    sides = _Sides(path, begin, src=src, tgt=tgt, columns=columns)
+        raise DataError(f"{name} holds no pair")
+    sides = _Sides(name, begin, src=src, tgt=tgt, columns=columns)
     first = begin[0][1]
     if isinstance(first, dict):
         keys = list(first)
         one, other = sides.named(keys, "keys")
-        return _of_objects(path, chain(begin, rows), keys[one], keys[other])
+        return _of_objects(name, chain(begin, rows), keys[one], keys[other])
     at, has_header = sides.in_columns([str(cell).strip() for cell in first])
-    return _of_lists(path, chain(begin[has_header:], rows), at)
+    return _of_lists(name, chain(begin[has_header:], rows), at)
 
 
-def _of_lists(path: Path, rows: Iterator[_Row], at: tuple[int, int]) -> Iterator[tuple[str, str]]:
+def _of_lists(
+    name: Path | str, rows: Iterator[_Row], at: tuple[int, int]
+) -> Iterator[tuple[str, str]]:
     one, other = at
     num_columns = max(at) + 1
     is_empty = True
     for place, cells in rows:
         if not isinstance(cells, list):
-            raise _other_kind(path, place, cells)
+            raise _other_kind(name, place, cells)
         if len(cells) < num_columns:
             found = f"{len(cells)} column{'s' if len(cells) > 1 else ''}"
             raise DataError(
-                f"{path} {place} has {found}, expected {num_columns} or more: {_shown_row(cells)}"
+                f"{name} {place} has {found}, expected {num_columns} or more: {_shown_row(cells)}"
             )
-        yield _text(path, place, cells[one]), _text(path, place, cells[other])
+        yield _text(name, place, cells[one]), _text(name, place, cells[other])
         is_empty = False
     if is_empty:
-        raise DataError(f"{path} holds no pair under its header")
+        raise DataError(f"{name} holds no pair under its header")
 
 
 def _of_objects(
-    path: Path, rows: Iterator[_Row], one: str, other: str
+    name: Path | str, rows: Iterator[_Row], one: str, other: str
 ) -> Iterator[tuple[str, str]]:
     for place, cells in rows:
         if not isinstance(cells, dict):
-            raise _other_kind(path, place, cells)
+            raise _other_kind(name, place, cells)
         for key in (one, other):
             if key not in cells:
                 raise DataError(
-                    f"{path} {place} has no {key!r}, as the first one has, but {', '.join(map(repr, cells))}"
+                    f"{name} {place} has no {key!r}, as the first one has, but {', '.join(map(repr, cells))}"
                 )
-        yield _text(path, place, cells[one]), _text(path, place, cells[other])
+        yield _text(name, place, cells[one]), _text(name, place, cells[other])
 
 
-def _other_kind(path: Path, place: str, cells: object) -> DataError:
-    return DataError(f"{path} {place} is not a pair as the first one is: {_shown(cells)}")
+def _other_kind(name: Path | str, place: str, cells: object) -> DataError:
+    return DataError(f"{name} {place} is not a pair as the first one is: {_shown(cells)}")
 
 
-def _text(path: Path, place: str, cell: Any) -> str:
+def _text(name: Path | str, place: str, cell: Any) -> str:
     """Return the text of a cell; what is null in JSON is empty."""
     if cell is None:
         return ""
     if not isinstance(cell, str):
-        raise DataError(f"{path} {place} holds {_shown(cell)}, expected text")
+        raise DataError(f"{name} {place} holds {_shown(cell)}, expected text")
     # Nearly all text ends here; half a surrogate pair, as JSON can write it, is not printable.
-    return cell if cell.isprintable() else check_text(cell, where=f"{path} {place}")
+    return cell if cell.isprintable() else check_text(cell, where=f"{name} {place}")
 
 
 class _Sides:
-    """Finds both sides of a file, or says what is to be given.
+    """Finds both sides of rows, or says what is to be given.
 
     Args:
-        path: of the file.
-        begin: its first rows.
+        name: of what holds the rows, such as the path of a file.
+        begin: the first rows.
         src: name of the source side.
         tgt: name of the target side.
         columns: names of the first columns, in order; None: not given.
@@ -142,14 +182,14 @@ class _Sides:
 
     def __init__(
         self,
-        path: Path,
+        name: Path | str,
         begin: Sequence[_Row],
         *,
         src: str,
         tgt: str,
         columns: tuple[str, ...] | None,
     ) -> None:
-        self._path, self._begin = path, begin
+        self._name, self._begin = name, begin
         self._sides, self._columns = (src, tgt), columns
 
     def in_columns(self, header: Sequence[str]) -> tuple[tuple[int, int], bool]:
@@ -218,7 +258,7 @@ class _Sides:
         src, tgt = self._sides
         rows = "; ".join(f"{place}: {_shown_row(cells)}" for place, cells in self._begin)
         return DataError(
-            f"{self._path} does not say which column is {src!r} and which is {tgt!r}: {why}. It begins with "
+            f"{self._name} does not say which column is {src!r} and which is {tgt!r}: {why}. It begins with "
             f"{rows}. {advice or self._advice(names)}"
         )
 
@@ -232,7 +272,7 @@ class _Sides:
         if isinstance(self._begin[0][1], dict):
             return f"Name two of the keys {', '.join(map(repr, names))} with `src` and `tgt`"
         if len(self._begin[0][1]) == 1:
-            between = "comma" if ending_of(self._path.name) == ".csv" else "tab"
+            between = "comma" if ending_of(str(self._name)) == ".csv" else "tab"
             return f"Its first row is one column; write a {between} between two"
         return (
             f"Name its columns in their order with `columns={','.join(self._sides)}` ({UNNAMED} for one that is "
@@ -251,7 +291,7 @@ def _shown_row(cells: list[Any] | dict[str, Any]) -> str:
 
 
 def _shown(cell: object) -> str:
-    text = repr(cell)
+    text = repr(cell).replace("\n", " ")
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
 
 
@@ -318,6 +358,19 @@ def _json_line_rows(path: Path) -> Iterator[_Row]:
         if not is_blank(line):
             place = f"line {number}"
             yield place, _cells(path, place, _parsed(path, line, place=place))
+
+
+def _record_rows(records: Iterable[Any], *, sides: tuple[str, str]) -> Iterator[_Row]:
+    """Give the records; a pair becomes a dict of its sides."""
+    for number, record in enumerate(records, start=1):
+        place = f"number {number}"
+        if isinstance(record, (list, tuple)):
+            if len(record) != len(sides):
+                raise DataError(
+                    f"`records` {place} holds {len(record)} items, expected source and target: {_shown(record)}"
+                )
+            record = dict(zip(sides, record, strict=True))
+        yield place, _cells("`records`", place, record)
 
 
 def _arrow_rows(path: Path) -> Iterator[_Row]:
@@ -389,7 +442,7 @@ def _parsed(path: Path, text: str, *, place: str | None) -> Any:
         raise DataError(f"{path} {place or ''} is no JSON of pairs: {error}") from error
 
 
-def _cells(path: Path, place: str, item: Any) -> list[Any] | dict[str, Any]:
+def _cells(name: Path | str, place: str, item: Any) -> list[Any] | dict[str, Any]:
     """Return the sides and what stands beside them; data sets may keep them under `translation`."""
     if isinstance(item, dict):
         inner = item.get("translation")
@@ -397,5 +450,5 @@ def _cells(path: Path, place: str, item: Any) -> list[Any] | dict[str, Any]:
     if isinstance(item, list):
         return item
     raise DataError(
-        f'{path} {place} is {_shown(item)}, expected a pair such as {{"en": "...", "zh": "..."}}'
+        f'{name} {place} is {_shown(item)}, expected a pair such as {{"en": "...", "zh": "..."}}'
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gapless.errors import DataError
 from gapless.nmt.data.languages import matching_names
 from gapless.nmt.data.sentences import CHUNK, Pairs
-from gapless.nmt.data.tables import ENDINGS, ending_of, table_pairs
+from gapless.nmt.data.tables import ENDINGS, check_sides, ending_of, table_pairs
 from gapless.nmt.data.text_files import lines_of, why_no_file
 
 
@@ -180,10 +180,7 @@ def find_split(
     Raises:
         DataError: the files do not say what is what.
     """
-    if src == tgt:
-        raise DataError(
-            f"source and target are both {src!r}; give both `src` and `tgt`, with two names"
-        )
+    check_sides(src, tgt)
     if _is_one_text(path):
         return Text(files=_saved_parts(path) or (path,), src=src, tgt=tgt, columns=columns)
     if not path.is_dir() and not _named(path):
