@@ -13,6 +13,8 @@ from torch import nn
 import gapless
 from gapless.graphs import account, call_windows
 from gapless.graphs.entries import Entries
+from gapless.graphs.in_place.module_calls import ModuleCalls
+from gapless.graphs.modules.forward_runs import Runs
 from gapless.graphs.proof.proof_verdict import Verdict
 from gapless.pipeline.tree.call_tree import CallTrees
 from gapless.records.replay_times import NUM_PAIRS
@@ -428,7 +430,7 @@ def test_calls_that_wait_for_room_are_looked_at_now_and_then(device, monkeypatch
     """What that takes stays below a hundredth or so; the account counts them all the same."""
     monkeypatch.setattr(account, "ALLOWANCE_S", 0.0)
     monkeypatch.setattr(account, "SHARE", 0.0)
-    monkeypatch.setattr(call_windows, "_MANY_PLAIN", 10)
+    monkeypatch.setattr(call_windows, "_MANY", 10)
     loop = Loop(device, Slow(device, 1.0))
 
     loop.run(400)
@@ -436,6 +438,46 @@ def test_calls_that_wait_for_room_are_looked_at_now_and_then(device, monkeypatch
     assert loop.report.num_steps == 400
     assert 10 < len(looks) < 80
     assert account.account_of(device).as_written_s > 0.25
+
+
+@pytest.fixture
+def cell(device, monkeypatch):
+    """Return the loop of a cell whose calls as written take a millisecond of the host."""
+
+    def slow(as_written):
+        def call(calls, args, kwargs):
+            device.timeline.pass_until(device.timeline.now_ms + 1.0, "call")
+            return as_written(calls, args, kwargs)
+
+        return call
+
+    monkeypatch.setattr(Runs, "as_written", slow(Runs.as_written))
+    monkeypatch.setattr(ModuleCalls, "_call_as_written", slow(ModuleCalls._call_as_written))
+    return Loop(device, model_on(device))
+
+
+@pytest.mark.parametrize(("num_calls", "most_looks"), [(50, 0.25), (4, 1.0)])
+def test_calls_beside_their_graph_are_left_alone_unless_replays_make_up_for_the_looks(
+    device, looks, cell, num_calls, most_looks
+):
+    """A cell that is called many times before the backward pass has graphs for the first two of them."""
+    num = 1200 // num_calls
+
+    for _ in range(num):
+        sum(cell.model(x_of(device)) for _ in range(num_calls)).sum().backward()
+
+    assert len(looks) <= most_looks * cell.report.num_steps
+    assert cell.report.num_replays >= num * (1.7 if num_calls == 4 else 0.1)
+
+
+def test_what_calls_beside_their_graph_take_is_in_the_account(device, monkeypatch, looks, cell):
+    """They run as written, and nothing more is learnt of them."""
+    monkeypatch.setattr(call_windows, "_MANY", 10**6)
+
+    for _ in range(20):
+        sum(cell.model(x_of(device)) for _ in range(10)).sum().backward()
+
+    assert cell.report.spent.beside_s == pytest.approx(0.0001 * cell.report.num_eager, rel=0.2)
 
 
 def test_what_comes_before_a_call_is_known_is_no_time_as_written(device, monkeypatch):

@@ -9,8 +9,9 @@ the next one of the same object, and the larger of both. What replays save goes 
 
 What does not pay is left alone, and measured again after ever more calls: others may have used the device, or the
 host, for a while. If it has never paid it is left alone for good; and if an object has no other calls any more, it is
-let go of. Calls that run as written since there is no room for more, or since they are refused, are left alone for a
-while, if it takes more than `_SHARE` of them to look at each.
+let go of. Calls that run as written since there is no room for more, since they are refused, or since a backward pass
+still needs what a replay would overwrite, are left alone for a while, if it takes more than `_SHARE` of their time to
+look at each, beyond what replays between them save.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ NUM_BEFORE = 50
 # Calls of a window.
 NUM_IN_WINDOW = 8
 
-# Calls as written in a row, after which it is asked what it takes to look at them, and the share of their time
-# that it may take.
-_MANY_PLAIN = 100
+# Calls after which it is asked what it takes to look at those that run as written, beyond what the others save,
+# and the share of their time that it may take.
+_MANY = 100
 _SHARE = 0.01
 _MOST_LEFT = 5_000
 
@@ -133,12 +134,12 @@ class CallWindows:
         report = self._report
         before = report.num_replays
         out = self._captured(args, kwargs)
-        if report.num_replays > before:
+        is_replay = report.num_replays > before
+        if is_replay:
             self._note_replay(kind)
-        else:
-            if windows is not None:
-                windows.counts = False
-            self._note_plain(kind)
+        elif windows is not None:
+            windows.counts = False
+        self._note_call(kind, is_replay=is_replay)
         return out
 
     def forget(self) -> None:
@@ -170,21 +171,24 @@ class CallWindows:
                 kind.take_up()
         return self._run_as_written(args, kwargs)
 
-    def _note_plain(self, kind: _Kind) -> None:
-        """Leave calls alone for a while, if many have run as written and it takes long to look at them."""
-        kind.num_plain += 1
-        entry = None if kind.num_plain % _MANY_PLAIN > 1 else self._entry()
+    def _note_call(self, kind: _Kind, *, is_replay: bool) -> None:
+        """Leave calls alone for a while, if it takes longer to look at them than replays save."""
+        entry = self._entry()
         if entry is None:
             return
-        times = entry.times
-        beside_s, kind.beside_s = times.beside_s - kind.beside_s, times.beside_s
-        if kind.num_plain % _MANY_PLAIN or not times.as_written_s or is_distributed():
+        some = kind.calls
+        some.add(entry.times, is_replay=is_replay)
+        if some.num < _MANY:
             return
-        share = beside_s / (_MANY_PLAIN * times.as_written_s)
-        if share > _SHARE:
-            num = min(round(_MANY_PLAIN * share / _SHARE), _MOST_LEFT)
-            kind.times, kind.num_rest = times, num
-            kind.num_left = inf if entry.is_refused_for_good else num
+        kind.calls = _Calls()
+        share = some.share()
+        if share > _SHARE and entry.times.as_written_s and not is_distributed():
+            num = min(round(some.num * share / _SHARE), _MOST_LEFT)
+            kind.times, kind.num_rest = entry.times, num
+            is_final = entry.is_refused_for_good and not some.num_replays
+            kind.num_left = inf if is_final else num
+            if kind.windows is not None:
+                kind.windows.counts = False
 
     def _entry(self) -> Entry | None:
         """Return the record of the last call that was captured, None if there is none."""
@@ -194,7 +198,6 @@ class CallWindows:
     # --- times ---
 
     def _note_replay(self, kind: _Kind) -> None:
-        kind.num_plain = 0
         if kind.is_settled or kind.windows is not None:
             return
         kind.num_replays += 1
@@ -244,17 +247,16 @@ class _Kind:
         times: of the calls that these are like, None if there were none.
         num_given_up: how often its replays have not paid.
         num_replays: before they are timed.
-        num_plain: calls in a row that were no replays.
-        beside_s: what it had taken to look at them.
+        calls: the last ones, of which none was left alone.
         windows: if its calls are timed.
         is_settled: whether nothing is to be timed any more.
     """
 
     def __init__(self) -> None:
         self.num_left: float = 0
-        self.num_rest = self.num_replays = self.num_plain = self.num_given_up = 0
+        self.num_rest = self.num_replays = self.num_given_up = 0
         self.times: CallTimes | None = None
-        self.beside_s = 0.0
+        self.calls = _Calls()
         self.windows: _Windows | None = None
         self.is_settled = False
         self._take_up: Callable[[], None] | None = None
@@ -273,6 +275,35 @@ class _Kind:
         if self._take_up is not None:
             self._take_up()
             self._take_up = None
+
+
+class _Calls:
+    """Some calls of one kind.
+
+    Attributes:
+        num: of them.
+        num_replays: among them.
+    """
+
+    def __init__(self) -> None:
+        self.num = self.num_replays = 0
+        self._as_written_s = 0.0
+        # Of the times that they belong to: what looking had taken and replays had saved before.
+        self._before: dict[CallTimes, tuple[float, float]] = {}
+
+    def add(self, times: CallTimes, *, is_replay: bool) -> None:
+        """Add a call, whose own time is known at the next one."""
+        self.num += 1
+        self.num_replays += is_replay
+        self._as_written_s += times.as_written_s or 0.0
+        if times not in self._before:
+            self._before[times] = times.beside_s, times.saved_s
+
+    def share(self) -> float:
+        """Return how much of their time as written it takes to look at them, less what replays save."""
+        beside_s = sum(times.beside_s - before for times, (before, _) in self._before.items())
+        saved_s = sum(times.saved_s - before for times, (_, before) in self._before.items())
+        return (beside_s - saved_s) / self._as_written_s if self._as_written_s else 0.0
 
 
 class _Windows:

@@ -130,7 +130,8 @@ class CapturedStep:
 
     def take(self, entry: Entry, tree: Tree) -> StepRun:
         """Run a call of a kind, without other ranks: by its graph, or one state further."""
-        variant = None if self.callee.order.is_open else self.find(entry, tree)
+        known = None if self.callee.order.is_open else entry.find()
+        variant = None if known is None else self._taking(known, tree)
         if variant is not None and self.audited.may_replay(entry, variant):
             return self.replay(entry, variant, tree)
         self.fast_path.forget()
@@ -141,7 +142,8 @@ class CapturedStep:
         if objection is not None:
             return StepRun(self.run_refused(tree.value, objection), "plain", None)
         with self.callee.on_side_stream():
-            return self._learn(entry, tree)
+            # Its graph cannot take this call: there is nothing to learn.
+            return self._learn(entry, tree) if known is None else self.learning.run_plain(tree)
 
     def _learn(self, entry: Entry, tree: Tree) -> StepRun:
         """Run a call as written, and bring its kind one state further: see `gapless.graphs.states`."""
@@ -166,8 +168,11 @@ class CapturedStep:
     def find(self, entry: Entry, tree: Tree) -> Variant | None:
         """Return a variant whose graph can take a call, None if there is none."""
         variant = entry.find()
-        if variant is None or variant.graph is None:
-            return None
+        return None if variant is None else self._taking(variant, tree)
+
+    def _taking(self, variant: Variant, tree: Tree) -> Variant | None:
+        """Return a variant whose guards hold if its graph can take a call, else None."""
+        assert variant.graph is not None
         why_not = variant.graph.why_not(tree)
         if why_not is None:
             return variant
