@@ -22,6 +22,9 @@ _SMALLEST_BYTES = 1 << 20
 _MAX_REFUSALS = 100
 _MAX_CHANGES = 20
 
+# Parts of a module that are named.
+_MOST_PARTS = 3
+
 # A step that changes too much runs as written for so many calls, and twice as many each time.
 _FIRST_REST = 50
 
@@ -112,6 +115,8 @@ class CaptureReport:
         num_compiled: pieces of code that `compile=True` has compiled, for each class of layers, shape and mode.
         compile_seconds: time that this took; in a capture's account it is a time of the loop as written.
         not_compiled: what could not be compiled and runs eagerly, each in one line.
+        in_its_place: names of the parts of a module that are captured, as the module as a whole cannot be; what
+            is said of them is said here.
         note: what else is worth knowing, None if there is nothing.
     """
 
@@ -132,6 +137,7 @@ class CaptureReport:
     num_compiled: int = 0
     compile_seconds: float = 0.0
     not_compiled: list[str] = field(default_factory=list)
+    in_its_place: list[str] = field(default_factory=list)
     note: str | None = None
     _rest: _Rest = field(default_factory=_Rest, compare=False, repr=False)
     _told: set[tuple[str, ...]] = field(default_factory=set, compare=False, repr=False)
@@ -194,6 +200,16 @@ class CaptureReport:
         """Whether there is a reason whose steps are over."""
         return self._rest.until is not None and self.num_steps >= self._rest.until
 
+    @property
+    def parts_text(self) -> str:
+        """What is captured in the place of a module, in one line; "" if nothing is."""
+        names = [f"`{name}`" for name in self.in_its_place]
+        if len(names) > _MOST_PARTS:
+            names[_MOST_PARTS:] = [f"{len(names) - _MOST_PARTS} more"]
+        *but_last, last = names or [""]
+        shown = f"{', '.join(but_last)} and {last}" if but_last else last
+        return f"in its place {'are' if but_last else 'is'} captured: {shown}" if last else ""
+
     def lift_refusals(self) -> None:
         """Forget reasons that may be gone."""
         self.refusals[:] = [refusal for refusal in self.refusals if refusal.is_final]
@@ -224,6 +240,7 @@ class CaptureReport:
             (self.audits.num, str(self.audits)),
             (self.num_compiled, f"compiled {code} of layers in {self.compile_seconds:.1f} s"),
             (texts, f"no further graph: {''.join(texts[:1])}"),
+            (self.in_its_place, self.parts_text),
             (self.note, self.note or ""),
         ):
             parts += [text] if is_said else []
@@ -274,6 +291,7 @@ class CaptureReport:
             "num_compiled": self.num_compiled,
             "compile_seconds": self.compile_seconds,
             "not_compiled": list(self.not_compiled),
+            "in_its_place": list(self.in_its_place),
             "note": self.note,
         }
 
@@ -293,6 +311,7 @@ def summed(reports: Iterable[CaptureReport]) -> CaptureReport:
         found.note_batch_reads(report.batch_reads)
         found.note_updates_as_written(report.updates_as_written)
         found.not_compiled += [one for one in report.not_compiled if one not in found.not_compiled]
+        found.in_its_place += report.in_its_place
         found.spent.add_all(report.spent)
         found.audits.add_all(report.audits)
         found.note = report.note or found.note

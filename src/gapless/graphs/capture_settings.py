@@ -18,7 +18,6 @@ from gapless.pipeline.host_waits import HostWaits
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
     from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
@@ -40,6 +39,7 @@ class CaptureSettings:
     Attributes:
         is_off: whether everything runs as written, by the environment.
         is_told: whether warnings say what is not captured; if not, reports alone do.
+        gives_way: whether parts of a module are captured where the whole cannot be.
         others: as of `gapless.capture`.
     """
 
@@ -53,6 +53,7 @@ class CaptureSettings:
     audit_every: int | None = None
     compile: bool | Literal["dynamic"] = False
     is_told: bool = True
+    gives_way: bool = True
 
     def __post_init__(self) -> None:
         per_launch, every = self.steps_per_launch, self.audit_every
@@ -124,19 +125,12 @@ class CaptureSettings:
         report.refuse(refusal)
         self.tell(report, name)
 
-    def tell(
-        self,
-        report: CaptureReport,
-        name: str,
-        *,
-        advice: Callable[[Sequence[Refusal]], str] | None = None,
-    ) -> None:
+    def tell(self, report: CaptureReport, name: str) -> None:
         """Say once of each reason why not all is captured, at the line of the user's call.
 
         Args:
             report: with the reasons.
             name: of what is not captured.
-            advice: returns what to add where nothing of it is captured.
 
         Raises:
             CaptureRefused: `on_refusal` is "raise", and there is a reason.
@@ -149,6 +143,7 @@ class CaptureSettings:
             raise CaptureRefused(f"<captured {name}> is not captured: {text}", kind=found[0].kind)
         for text in report.audits.untold():
             warn(f"{name}: {text}")
+        more = f"; {report.parts_text}" if report.in_its_place else ""
         for text in report.untold():
             is_left_out = report.forbids_all or not report.num_graphs
             what = (
@@ -156,8 +151,8 @@ class CaptureSettings:
                 if is_left_out
                 else f"some calls of {name} run as written"
             )
-            more = advice(found) if advice is not None and is_left_out else ""
             warn(f"{what}: {text}{more}")
+            more = ""
 
 
 def warn(text: str) -> None:

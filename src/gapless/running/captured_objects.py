@@ -86,6 +86,8 @@ class CapturedObjects:
         for name, report in self.reports:
             for refusal in report.refusals:
                 yield f"as written, {name}: {refusal.text}"
+            if report.in_its_place:
+                yield f"{name}: {report.parts_text}"
             if report.note:
                 yield f"{name}: {report.note}"
             elif report.num_eager and not report.num_graphs and not report.refusals:

@@ -245,7 +245,8 @@ class Capturing:
             target = reference()
             report = self._renew_report(target, place)
             has_graphs = report.num_graphs > 0
-            is_refused = report.forbids_all_for_good and not has_graphs
+            has_parts = bool(report.in_its_place)
+            is_refused = report.forbids_all_for_good and not (has_graphs or has_parts)
             if target is None or (is_refused and report.num_eager >= _NUM_REFUSED):
                 del self._captured[reference]
                 if target is not None:

@@ -161,7 +161,7 @@ class _Part:
         names = (*_ATTRIBUTES, *(methods_of(target) if isinstance(target, nn.Module) else ()))
         self._of_eager = _own_attributes(target, names)
         # The trial shows refusals itself: a warning would appear among the script's own output.
-        capture_untold(target, device)
+        capture_untold(target, device, gives_way=False)
         self._is_in = True
         self._is_over = False
         self._of_notices = Patches()

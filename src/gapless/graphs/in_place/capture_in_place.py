@@ -61,12 +61,19 @@ def capture_in_place(target: _T, settings: CaptureSettings) -> _T:
     return target
 
 
-def capture_untold(target: _T, device: Device) -> _T:
+def capture_untold(target: _T, device: Device, *, gives_way: bool = True) -> _T:
     """Let the calls of an object be graphs from now on; its report alone says what is refused.
+
+    Args:
+        target: the object.
+        device: where it is.
+        gives_way: whether parts of a module are captured where the whole cannot be.
 
     Sync: Does not block the host.
     """
-    settings = CaptureSettings(device=device, is_off=is_switched_off(), is_told=False)
+    settings = CaptureSettings(
+        device=device, is_off=is_switched_off(), is_told=False, gives_way=gives_way
+    )
     return capture_in_place(target, settings)
 
 

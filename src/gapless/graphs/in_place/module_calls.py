@@ -18,7 +18,6 @@ from gapless.graphs.account import account_of
 from gapless.graphs.call_windows import CallWindows
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.in_place.first_calls import FIRST_CALLS
-from gapless.graphs.in_place.parts_to_capture import part_to_capture
 from gapless.graphs.in_place.shared_casts import AutocastBlocks
 from gapless.graphs.modules.create_graph import SecondOrder
 from gapless.graphs.modules.forward_runs import Runs
@@ -53,6 +52,7 @@ class ModuleCalls:
         function: the method, bound to the module.
         name: of it, for people.
         let_go: puts the method back as it was, as no calls are captured any more.
+        give_way: lets parts of the module be captured, as no call of it can be.
 
     Attributes:
         is_never_captured: whether all calls run as written.
@@ -67,8 +67,10 @@ class ModuleCalls:
         name: str,
         *,
         let_go: Callable[[], None],
+        give_way: Callable[[], None] | None = None,
     ) -> None:
         self.captor, self.name = captor, name
+        self._give_way = give_way
         self.settings = captor.settings
         self.is_traced = self.is_never_captured = self.is_refused = False
         self._report = CaptureReport()
@@ -142,8 +144,7 @@ class ModuleCalls:
         self._tell()
 
     def _tell(self) -> None:
-        of_parts = partial(part_to_capture, self.captor.target)
-        self.settings.tell(self.report, self.name, advice=of_parts)
+        self.settings.tell(self.report, self.name)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module, by a graph if there is or can be one; return what it returns.
@@ -204,6 +205,8 @@ class ModuleCalls:
                 self.is_never_captured = True
                 self.report.refuse(_SETS_GRAD_MODE)
             self.is_refused = all(step.is_refused for step in self._steps.values())
+            if self.is_refused and self._give_way is not None:
+                self._give_way()
             self._tell()
         return done.out
 

@@ -22,6 +22,7 @@ from gapless.graphs.in_place.captor import ATTRIBUTE, captor_of, left_out, set_c
 from gapless.graphs.in_place.first_calls import FIRST_CALLS
 from gapless.graphs.in_place.method_in_place import MethodInPlace, methods_of
 from gapless.graphs.in_place.module_calls import ModuleCalls
+from gapless.graphs.in_place.parts_to_capture import parts_to_capture
 from gapless.graphs.modules.module_refusals import COPIED, SCRIPTED
 from gapless.graphs.sharded import refusal_of_module
 from gapless.graphs.side_stream import SideStream
@@ -54,7 +55,7 @@ class ModuleInPlace:
         limits: of all graphs together: of training and evaluation, of all methods.
         kind_of_call: what an integration knows of the call of now. Calls of different kinds share
             no graph, and one kind is no change of another.
-        parts: children that the loop calls in the place of the module.
+        parts: captured in the place of the module, as the loop calls them, or as it cannot be captured.
         is_awaited: whether the next call is to be known: see `FirstCalls`.
         is_listener: whether calls run as written, and only `was_called` is to be known.
         num_steps_before: steps of optimizers before the first call.
@@ -71,7 +72,11 @@ class ModuleInPlace:
         self.is_awaited = self.is_listener = self.was_called = False
         self.num_steps_before = 0
         self._calls = ModuleCalls(
-            self, module.forward, type(module).__name__, let_go=self._leave_alone
+            self,
+            module.forward,
+            type(module).__name__,
+            let_go=self._leave_alone,
+            give_way=self._give_way,
         )
         self._own: Any = None
         self._of_class: Any = None
@@ -209,6 +214,27 @@ class ModuleInPlace:
             if one.is_listener:
                 one.let_go()
         self._listeners = []
+
+    def _give_way(self) -> None:
+        """Capture parts of the module in its place, if no other method of it is captured."""
+        settings, report = self.settings, self._calls.report
+        is_alone = all(method.calls is None for method in self._methods.values())
+        if not (settings.gives_way and settings.on_refusal == "eager" and is_alone):
+            return
+        found = parts_to_capture(self.target, report.refusals)
+        free = {name: part for name, part in found.items() if captor_of(part) is None}
+        if not free or self._layers is not None:
+            return
+        # Within a call of the module its parts would run as written.
+        self._leave_alone()
+        report.in_its_place = list(free)
+        for part in free.values():
+            captor = ModuleInPlace(part, settings)
+            captor.kind_of_call = lambda: self.kind_of_call()
+            captor.autocast.may_be_captured = self.autocast.may_be_captured
+            captor.attach()
+            set_captor(part, captor)
+            self.parts.append(captor)
 
     def let_go(self) -> None:
         """Leave the module as it was, unless something else has captured it."""

@@ -1,4 +1,8 @@
-"""Which part of a module could be captured where the module as a whole cannot."""
+"""Which parts of a module are captured in its place, where the module as a whole cannot be.
+
+A line of its own code may draw random numbers on the host, read the device or print, as the loss of a diffusion
+model does around its network. What it calls can be captured all the same.
+"""
 
 from __future__ import annotations
 
@@ -24,29 +28,33 @@ _OF_ALL = ("weights", "framework", "update")
 _ONLY_HOLD = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
-def part_to_capture(module: nn.Module, refusals: Sequence[Refusal]) -> str:
-    """Return what to capture instead of a module, "" if no part of it can be named.
+def parts_to_capture(module: nn.Module, refusals: Sequence[Refusal]) -> dict[str, nn.Module]:
+    """Return the largest parts of a refused module that can be captured, by name; none is within another.
 
-    It is the largest child that has no hooks within and not the line of a refusal.
+    They have weights and parts of their own, no hooks within, and not the line of a refusal. A graph of one
+    layer alone is of no use.
     """
     refusals = [one for one in refusals if one.kind not in _OF_ALL]
     if not any(KINDS[one.kind] == "the code" for one in refusals):
-        return ""
-    sites = {one.site for one in refusals}
-    sizes = {
-        name: sum(weight.numel() for weight in child.parameters())
-        for name, child in module.named_children()
-        if not (
+        return {}
+    return dict(_parts_of(module, "", {one.site for one in refusals}))
+
+
+def _parts_of(
+    module: nn.Module, prefix: str, sites: set[str | None]
+) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module.named_children():
+        if next(child.parameters(), None) is None or next(child.children(), None) is None:
+            continue
+        is_apart = (
             isinstance(child, _ONLY_HOLD)
             or hooks_within(child)
-            or sites.intersection(_lines_of(child))
+            or not sites.isdisjoint(_lines_of(child))
         )
-    }
-    name = max(sizes, key=sizes.__getitem__, default="")
-    if not sizes.get(name):
-        return ""
-    shown = f"model[{name}]" if name.isdecimal() else f"model.{name}"
-    return f"; its part `{name}` could be captured: gapless.capture({shown})"
+        if is_apart:
+            yield from _parts_of(child, f"{prefix}{name}.", sites)
+        else:
+            yield f"{prefix}{name}", child
 
 
 def _lines_of(module: nn.Module) -> Iterator[str]:
