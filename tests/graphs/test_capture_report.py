@@ -153,6 +153,7 @@ def test_json_has_the_texts_of_refusals():
         "num_compiled": 0,
         "compile_seconds": 0.0,
         "not_compiled": [],
+        "in_its_place": [],
         "note": None,
     }
     assert CaptureReport().as_dict()["refusal"] is None

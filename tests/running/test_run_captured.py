@@ -121,7 +121,8 @@ def test_a_script_leaves_what_it_leaves_under_python(tmp_path, counts, end):
     assert ("as written, Net: train.py" in after) == counts
     objects = {one["name"]: one for one in json.loads(report.read_text())["objects"]}
     assert objects["SGD"]["num_replays"] > 30
-    assert (objects["Net"]["num_replays"] > 30) is not counts
+    assert objects["Net"]["num_replays"] > 30
+    assert ("Net: in its place is captured: `inner`" in after) == counts
 
 
 def test_a_script_that_uses_no_gpu_is_left_alone(tmp_path):

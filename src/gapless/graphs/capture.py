@@ -98,7 +98,8 @@ def capture(
 
     There is a graph for each kind of call, by the structure, plain values and shapes of its arguments.
     Each kind runs as written at first, is watched, and then captured; its graph has to give the same
-    bits. What is not captured runs as written, and a `CaptureWarning` says why, once for each reason.
+    bits. What is not captured runs as written, and a `CaptureWarning` says why, once for each reason; of a
+    module that cannot be captured for a line of its own, parts are captured in its place.
     On a CPU, and with `GAPLESS_CAPTURE=off` in the environment, which is read here, everything does.
 
     What a step does on the host (printing, counting, Python's random numbers) belongs in a method

@@ -18,7 +18,6 @@ from gapless.pipeline.host_waits import HostWaits
 
 
 if TYPE_CHECKING:
-
     from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.side_stream import SideStream

@@ -27,8 +27,12 @@ def named_parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         seen.add(id(part))
         yield name, part
         prefix = f"{name}." if name else ""
-        children = [(prefix + key, one) for key, one in part._modules.items() if one is not None]
-        waiting.extend(reversed(children))
+        waiting.extend([(prefix + key, one) for key, one in reversed(children_of(part))])
+
+
+def children_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the parts that a module itself names."""
+    return [(name, part) for name, part in module._modules.items() if part is not None]
 
 
 def weights_within(module: nn.Module) -> Iterator[torch.nn.Parameter]:
