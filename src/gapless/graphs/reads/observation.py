@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from gapless.graphs.reads.weight_guards import KnownWeights
 
 
-# What is replaced below calls on behalf of the step.
-hide_folder(Path(__file__).parent)
+# Code of `graphs` calls on behalf of the step.
+hide_folder(Path(__file__).parents[1])
 
 
 @dataclass
