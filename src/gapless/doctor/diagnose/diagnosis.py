@@ -89,8 +89,8 @@ def _data_ms(steps: StepTimes | None) -> float:
 def _timeline(
     known: KnownWaits, times: MeasuredTimes, findings: Sequence[tuple[Finding, Group]]
 ) -> Timeline | None:
-    trace = known.trace
-    if trace is None or times.recording is None:
+    trace, recording = known.trace, times.recording
+    if trace is None or recording is None:
         return None
     groups = [group for _, group in findings]
     codes = [finding.code for finding, _ in findings]
@@ -99,8 +99,8 @@ def _timeline(
         trace,
         known.joined.waits,
         known.intervals,
-        begin_us=trace.steps[min(1, len(trace.steps) - 2)],
-        end_us=trace.steps[-1],
+        begin_us=recording.begin_us,
+        end_us=recording.end_us,
         finding_of_wait={
             wait: number for number, group in enumerate(groups) for wait in group.waits
         },

@@ -1,4 +1,4 @@
-"""The timeline of recorded steps, small enough for a file that a browser opens. No torch."""
+"""The timeline of the steps that are played again: what each thread and stream did, and why the device was idle. No torch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from gapless.doctor.trace.chrome_trace import Call, Trace, Wait, Work
     from gapless.records.timeline import SpanKind
 
-# So many spans of all lanes together, and gaps, are drawn.
-_MAX_SPANS = 12_000
-_MAX_GAPS = 6_000
 _MAX_NAME = 80
 
 # From the end of a launch to the beginning of its work on an idle device, at most.
@@ -50,9 +47,6 @@ def draw(
 ) -> Timeline:
     """Return the timeline of a stretch of a trace.
 
-    Neighbours of one lane that a screen could not show apart become one span; waits, and the gaps that
-    they expose, stay as they are.
-
     Args:
         trace: what was recorded.
         waits: of the trace.
@@ -64,10 +58,10 @@ def draw(
         finding_of_launches: place of the finding that the host queues too slowly; None without it.
     """
     window = _Window(begin_us, end_us)
-    exact: dict[int, list[Span]] = defaultdict(list)
+    host = _launches(trace, waits, window)
     for place, wait in enumerate(waits):
         window.add(
-            exact[wait.thread],
+            host[wait.thread],
             wait.name,
             "wait",
             wait.start_us,
@@ -78,16 +72,14 @@ def draw(
         for one in intervals:
             name, kind = _NAMES.get(one.kind, (one.kind, "host code"))
             finding = None if one.owner is None else finding_of_owner.get(one.owner)
-            window.add(exact[trace.main], name, kind, one.start_us, one.end_us, finding)
-    host, device = _launches(trace, waits, window), _streams(trace, window)
-    left = max(1000, _MAX_SPANS - sum(len(spans) for spans in exact.values()))
-    host, device = _merged_to(left, host, device, whole_us=end_us - begin_us)
-    threads = sorted({*exact, *host}, key=lambda thread: (thread != trace.main, thread))
+            window.add(host[trace.main], name, kind, one.start_us, one.end_us, finding)
+    device = _streams(trace, window)
+    threads = sorted(host, key=lambda thread: (thread != trace.main, thread))
     lanes = [
         Lane(
             name=_lane_name(trace, thread),
             is_device=False,
-            spans=_in_order([*exact.get(thread, ()), *host.get(thread, ())]),
+            spans=_in_order(host[thread]),
         )
         for thread in threads
     ]
@@ -97,11 +89,9 @@ def draw(
     ]
     return Timeline(
         lanes=tuple(lane for lane in lanes if lane.spans),
-        gaps=_few(
-            [
-                _gap(gap, window, finding_of_wait, finding_of_owner, finding_of_launches)
-                for gap in _charged(trace, waits, intervals, window)
-            ]
+        gaps=tuple(
+            _gap(gap, window, finding_of_wait, finding_of_owner, finding_of_launches)
+            for gap in _charged(trace, waits, intervals, window)
         ),
         step_starts_us=tuple(
             start - begin_us for start in trace.steps if begin_us <= start < end_us
@@ -170,40 +160,6 @@ def _streams(trace: Trace, window: _Window) -> dict[int, list[Span]]:
     return found
 
 
-def _merged_to(
-    most: int,
-    host: dict[int, list[Span]],
-    device: dict[int, list[Span]],
-    *,
-    whole_us: float,
-) -> tuple[dict[int, list[Span]], dict[int, list[Span]]]:
-    """Merge neighbours, those farther apart if need be, until few enough are left."""
-    apart = whole_us / 50_000
-    while sum(len(spans) for lanes in (host, device) for spans in lanes.values()) > most:
-        host = {lane: _merge(spans, apart) for lane, spans in host.items()}
-        device = {lane: _merge(spans, apart) for lane, spans in device.items()}
-        apart *= 2
-    return host, device
-
-
-def _merge(spans: Sequence[Span], apart_us: float) -> list[Span]:
-    merged: list[Span] = []
-    for span in _in_order(spans):
-        last = merged[-1] if merged else None
-        if last and last.kind == span.kind and span.start_us - last.end_us <= apart_us:
-            merged[-1] = Span(
-                name=last.name
-                if last.name == span.name
-                else f"{last.name.split(', ...')[0]}, ...",
-                kind=span.kind,
-                start_us=last.start_us,
-                end_us=max(last.end_us, span.end_us),
-            )
-        else:
-            merged.append(span)
-    return merged
-
-
 def _in_order(spans: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(sorted(spans, key=lambda span: (span.start_us, span.end_us)))
 
@@ -262,11 +218,3 @@ def _gap(
         cause=_GAP_CAUSES[most.cause],
         finding=finding,
     )
-
-
-def _few(gaps: list[Gap]) -> tuple[Gap, ...]:
-    """Leave out short gaps if there are many, but none of a wait."""
-    if len(gaps) <= _MAX_GAPS:
-        return tuple(gaps)
-    longest = sorted(gaps, key=lambda gap: (gap.cause != "host wait", gap.start_us - gap.end_us))
-    return tuple(sorted(longest[:_MAX_GAPS], key=lambda gap: gap.start_us))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gapless.doctor.replay.work_queue import HostAct, Queued
     from gapless.doctor.trace.chrome_trace import Trace, Wait
 
-# Recordings are cut to their last steps so that playing them stays quick.
+# Recordings are cut to their last steps so that playing them stays quick, and files of their timeline small.
 _MAX_WORKS = 15_000
 
 
@@ -84,8 +84,6 @@ def record(
     trace: Trace,
     waits: Sequence[Wait],
     intervals: Sequence[HostInterval] = (),
-    *,
-    skip_steps: int = 1,
 ) -> Recording | None:
     """Return the steps of a trace as they can be played; None where the device did nothing in them.
 
@@ -93,12 +91,12 @@ def record(
         trace: with marks of steps.
         waits: of the trace.
         intervals: named host time.
-        skip_steps: first ones that are left out, because the profiler warms up in them.
     """
     steps = trace.steps
     if len(steps) < 2 or not trace.works:
         return None
-    first = min(skip_steps, len(steps) - 2)
+    # Without the first if there are more: the profiler warms up in it.
+    first = min(1, len(steps) - 2)
     while len(steps) - first > 2 and _num_works(trace, steps[first]) > _MAX_WORKS:
         first += 1
     return _Recorder(trace, waits, intervals, first=first).recording()
