@@ -171,23 +171,18 @@ def _is_test(path: Path) -> bool:
         return True
 
 
-def findings_of(source: str, path: str, *, names_a_device: bool | None = None) -> list[Finding]:
-    """Return what would make the host wait in one source text.
+def findings_of(source: str, path: str) -> list[Finding]:
+    """Return what would make the host wait in one source text, if it computes on a device.
 
     Args:
         source: the text of a file.
         path: that the findings give.
-        names_a_device: whether a device is named, in this file or in another; None: in this one.
 
     Raises:
         SyntaxError: the text is not Python, or has a null byte.
         RecursionError: its expressions are nested too deep.
     """
-    if names_a_device is None:
-        names_a_device = bool(_NAMES_A_DEVICE.search(source))
     tree = _parsed(source)
-    if not names_a_device and ".backward()" in source:
-        return []  # a script that trains on the host
     makes_on_host = not _MAKES_ON_DEVICE.search(source)
     waits = waits_of(tree, makes_on_host=makes_on_host, log_level=_log_level(source))
     if not waits:
@@ -252,7 +247,7 @@ def _look_at_file(path: Path) -> _FileLook:
         if not _holds_tensors(source, path):
             _parsed(source)  # a file that does not parse is named, whatever it holds
             return _FileLook(path=shown)
-        findings = findings_of(source, shown, names_a_device=True)
+        findings = findings_of(source, shown)
         matters = findings or "backward" in source
         outlines = outlines_of(_parsed(source)) if matters else []
         return _FileLook(
