@@ -2,12 +2,11 @@
 
 simulated_device    the device that users enter: every method of the Device protocol
 simulation          the engine: launches, waits, captures; calls everything below
-dispatch            turns each torch operation into queued work
+dispatch            turns each torch operation into queued work, with what a GPU takes on the host
 operator_call       one torch operation: what it reads, writes and returns
 places              where a tensor is, and how users move it: `to`, `cuda`, `cpu`, `device=`
 patches             what no mode of torch sees
 host_reads          methods of tensors that read on the host, such as `tolist`
-decompositions      operators that take some of their arguments on the host
 queues              streams as queues of tasks, and the three schedulers
 allocator           device and page-locked memory, reused as torch's allocator reuses it
 races               vector clocks that find unordered accesses
