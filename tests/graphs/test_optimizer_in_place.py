@@ -695,6 +695,7 @@ def test_where_nothing_is_captured(device, monkeypatch):
     ("make", "options", "words"),
     [
         (lambda: torch.ones(3), {}, "got a Tensor, expected a step"),
+        (lambda: None, {}, "got a NoneType, expected a step"),
         (lambda: SGD([torch.ones(2)], lr=0.1), {"steps_per_launch": 2}, "which is for steps"),
     ],
 )

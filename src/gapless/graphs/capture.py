@@ -36,6 +36,9 @@ _InPlaceT = TypeVar("_InPlaceT", bound="torch.nn.Module | torch.optim.Optimizer"
 
 _Step: TypeAlias = "Callable[..., Any] | SplitStep"
 
+# In the place of a step where `capture` decorates one.
+_NOTHING_YET: Any = object()
+
 
 class _Options(TypedDict, total=False):
     device: str | torch.device | Device
@@ -70,13 +73,11 @@ def capture(step: _Step, /, **options: Unpack[_Options]) -> CapturedFunction: ..
 
 
 @overload
-def capture(
-    step: None = None, /, **options: Unpack[_Options]
-) -> Callable[[_Step], CapturedFunction]: ...
+def capture(**options: Unpack[_Options]) -> Callable[[_Step], CapturedFunction]: ...
 
 
 def capture(
-    step: Any = None,
+    step: Any = _NOTHING_YET,
     /,
     *others: Any,
     device: str | torch.device | Device = "auto",
@@ -181,11 +182,11 @@ def capture(
         wait_for_calls(captured)
         return captured if others else step
 
-    if step is None:
+    if step is _NOTHING_YET:
         return lambda step: CapturedFunction(step, settings)
     if not (callable(step) or isinstance(step, SplitStep) or hasattr(step, "__get__")):
         raise UserError(
-            f"capture got a {type(step).__qualname__}, expected a step, which can be called, or an "
-            "optimizer"
+            f"capture got a {type(step).__qualname__}, expected a step, which can be called, a "
+            "module or an optimizer"
         )
     return CapturedFunction(step, settings)
