@@ -210,4 +210,4 @@ def test_a_watched_body_is_a_page_in_a_notebook():
 
     page = watched._repr_html_()
     assert page.startswith('<iframe srcdoc="&lt;!doctype html')
-    assert "DEVICE-BOUND" in page
+    assert "CPU-BOUND" in page

@@ -162,7 +162,7 @@ def test_another_tracer_is_left_alone():
 
 CPU = {"has_device": False, "step_ms": 10.0}
 VERDICTS = {
-    "DEVICE-BOUND: no accelerator": Figures(**CPU),
+    "CPU-BOUND: no accelerator": Figures(**CPU),
     "HOST WAITS: on a GPU 2 lines would surely wait in each step": Figures(
         **CPU, num_would_wait=2
     ),

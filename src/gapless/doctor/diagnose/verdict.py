@@ -19,6 +19,9 @@ _BUSY_SHARE = 0.90
 # Gains below this share of the step are noise.
 _LEAST_SHARE = 0.02
 
+# Without an accelerator the processor is what a step waits for, unless batches take this share of it.
+_LOADERS_SHARE = 0.2
+
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
@@ -62,9 +65,11 @@ def verdict_of(figures: Figures, findings: Sequence[Finding]) -> str:
 
 def _without_times(figures: Figures, findings: Sequence[Finding]) -> str:
     step, data_ms = figures.step_ms or 0.0, figures.data_ms
+    share = min(1.0, data_ms / step) if step else 0.0
     # What is too little for a finding is too little for the verdict.
     late = [finding for finding in findings if finding.code == CODE_OF["loader"]]
-    if any(finding.waited_ms and finding.thread == "main" for finding in late):
+    is_waited_for = any(finding.waited_ms and finding.thread == "main" for finding in late)
+    if is_waited_for and (figures.has_device or share >= _LOADERS_SHARE):
         begins = (
             f"LOADER-BOUND: batches take {_ms(data_ms)} of {_ms(step)} a step in which the script does "
             "nothing else"
@@ -79,12 +84,13 @@ def _without_times(figures: Figures, findings: Sequence[Finding]) -> str:
         return "DEVICE-BOUND, as far as is known: no wait was seen."
     loader = "the loader keeps up" if figures.has_loader else "no loader was seen"
     if late:
-        loader = "a loader of another thread is late"
-    share = _percent(min(1.0, data_ms / step) if step else 0.0)
-    batches = f"batches take {share} of a step, and {loader}"
+        loader = (
+            "the script waits for them" if is_waited_for else "a loader of another thread is late"
+        )
+    batches = f"batches take {_percent(share)} of a step, and {loader}"
     if figures.num_would_wait:
         return f"HOST WAITS{_would_wait(figures, ': on a GPU')}; on this CPU {batches}."
-    return f"DEVICE-BOUND: no accelerator was used, so there is no wait for one; {batches}."
+    return f"CPU-BOUND: no accelerator was used, so there is no wait for one; {batches}."
 
 
 def _would_wait(figures: Figures, begins: str) -> str:
