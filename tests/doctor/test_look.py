@@ -152,6 +152,19 @@ def test_values_may_come_from_a_module_beside(tmp_path):
     assert len(beside.findings) == 1
 
 
+def test_a_script_trains_on_the_host_where_no_file_names_a_device(tmp_path):
+    """Its losses wait for nothing; a file beside it that names one may have moved its model there."""
+    loop = "import torch\nfor loss in losses:\n    loss.backward()\n    print(loss.item())\n"
+    write(tmp_path, train=loop)
+    alone = look_at([tmp_path])
+    write(tmp_path, model="import torch\nmodel = torch.nn.Linear(2, 2).cuda()\n")
+
+    beside = look_at([tmp_path])
+
+    assert alone.findings == ()
+    assert [(one.code, one.site.line) for one in beside.findings] == [("GAP001", 4)]
+
+
 def test_several_processes_find_what_one_does(tmp_path, monkeypatch):
     """In the same order."""
     write(tmp_path, **{f"m{i}": WAITS for i in range(20)})
