@@ -143,6 +143,72 @@ def test_release_lets_go_of_parts(device):
         assert vars(part).keys() == vars(its).keys()
 
 
+def test_parts_run_as_written_in_autocast(device):
+    """A weight of a part may be used in the same block by code of the module, first in a later call."""
+
+    class Late(Noisy):
+        num = 0
+
+        def forward(self, x):
+            self.num += 1
+            with torch.autocast(x.device.type, dtype=torch.bfloat16):
+                early = self.blocks[0].first(x) if self.num > NUM // 2 else x.new_zeros(())
+                return super().forward(x) + early.float().square().mean()
+
+    model, said = as_eager(device, Late)
+
+    report = gapless.capture_report(model)
+    assert report.in_its_place == ["net", "blocks.0", "blocks.1"]
+    assert report.num_replays == 0
+    assert any("within a block of autocast" in text for text in said)
+
+
+def test_parts_share_the_limits_of_the_module(device):
+    """`max_graphs` is of all graphs together."""
+    model, _ = as_eager(device, Noisy, max_graphs=2)
+
+    assert gapless.capture_report(model).num_graphs == 2
+
+
+def test_of_a_part_that_is_not_called_itself_its_layers_are_captured(device):
+    """A Sequential may be iterated over."""
+
+    class Iterates(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(Block(), Block())
+
+        def forward(self, x):
+            x = x + torch.rand(x.shape[0], 1).to(x.device)
+            for layer in self.layers:
+                x = layer(x)
+            return x.square().mean()
+
+    model, _ = as_eager(device, Iterates)
+
+    report = gapless.capture_report(model)
+    assert report.in_its_place == ["layers"]
+    assert report.num_replays > 0
+
+
+def test_parts_are_told_where_the_reason_was_told_before(device):
+    """A loop that evaluates from the beginning has a second kind of calls, which is refused later."""
+    torch.manual_seed(0)
+    model = Noisy().to(device.torch_device)
+    gapless.capture(model, device=device)
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(NUM):
+            x = torch.randn(3, 4).to(device.torch_device)
+            model(x).backward()
+            with torch.no_grad():
+                model(x)
+
+    assert gapless.capture_report(model).in_its_place
+    assert sum("in its place are captured" in str(one.message) for one in said) == 1
+
+
 def test_whoever_asks_for_an_error_gets_it(device):
     """Nothing is captured then."""
     with pytest.raises(CaptureRefused, match="random numbers on the host"):

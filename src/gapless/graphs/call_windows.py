@@ -189,6 +189,7 @@ class CallWindows:
             kind.num_left = inf if is_final else num
             if kind.windows is not None:
                 kind.windows.counts = False
+                self._timed = None if self._timed is kind.windows else self._timed
 
     def _entry(self) -> Entry | None:
         """Return the record of the last call that was captured, None if there is none."""

@@ -210,6 +210,13 @@ class CaptureReport:
         shown = f"{', '.join(but_last)} and {last}" if but_last else last
         return f"in its place {'are' if but_last else 'is'} captured: {shown}" if last else ""
 
+    def untold_parts(self) -> str:
+        """Return `parts_text` the first time that there is any, then ""."""
+        name = ("in its place",)
+        text = "" if name in self._told else self.parts_text
+        self._told.update([name] * bool(text))
+        return text
+
     def lift_refusals(self) -> None:
         """Forget reasons that may be gone."""
         self.refusals[:] = [refusal for refusal in self.refusals if refusal.is_final]

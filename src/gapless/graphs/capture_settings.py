@@ -142,7 +142,7 @@ class CaptureSettings:
             raise CaptureRefused(f"<captured {name}> is not captured: {text}", kind=found[0].kind)
         for text in report.audits.untold():
             warn(f"{name}: {text}")
-        more = f"; {report.parts_text}" if report.in_its_place else ""
+        more = f"; {text}" if (text := report.untold_parts()) else ""
         for text in report.untold():
             is_left_out = report.forbids_all or not report.num_graphs
             what = (
@@ -152,6 +152,8 @@ class CaptureSettings:
             )
             warn(f"{what}: {text}{more}")
             more = ""
+        if more:
+            warn(f"{name} is not captured as a whole{more}")
 
 
 def warn(text: str) -> None:

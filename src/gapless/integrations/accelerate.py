@@ -123,7 +123,7 @@ def capture_model(model: torch.nn.Module, device: Device) -> None:
     """
     answer_before_calls(model)
     captor: Any = captor_of(model)
-    if captor is not None and not captor.is_called:
+    if captor is not None and not (captor.is_called or captor.parts):
         gapless.release(model)  # it was prepared again, and stands in another block of autocast
     gapless.capture(model, device=device)
     captor = captor_of(model)

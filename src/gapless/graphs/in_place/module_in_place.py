@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.capture_settings import CaptureSettings
+    from gapless.graphs.graph_limits import GraphLimits
     from gapless.graphs.in_place.shared_casts import AutocastBlocks
 
 
@@ -61,11 +62,13 @@ class ModuleInPlace:
         num_steps_before: steps of optimizers before the first call.
     """
 
-    def __init__(self, module: nn.Module, settings: CaptureSettings) -> None:
+    def __init__(
+        self, module: nn.Module, settings: CaptureSettings, *, limits: GraphLimits | None = None
+    ) -> None:
         self.target = module
         self.settings = settings
         self.side = SideStream(settings.device)
-        self.limits = settings.limits()
+        self.limits = settings.limits() if limits is None else limits
         self.kind_of_call: Callable[[], Hashable] = lambda: None
         self.parts: list[ModuleInPlace] = []
         self._listeners: list[ModuleInPlace] = []
@@ -182,7 +185,8 @@ class ModuleInPlace:
     def tell_not_called(self, text: str) -> None:
         """Warn the user that nothing of the module is called."""
         self._calls.report.note = text
-        warn(f"{self._calls.name} is not captured: {text}")
+        if self.settings.is_told:
+            warn(f"{self._calls.name} is not captured: {text}")
 
     # --- children that are called in its place ---
 
@@ -223,18 +227,21 @@ class ModuleInPlace:
             return
         found = parts_to_capture(self.target, report.refusals)
         free = {name: part for name, part in found.items() if captor_of(part) is None}
-        if not free or self._layers is not None:
+        in_autocast = torch.is_autocast_enabled(settings.device.torch_device.type)
+        if not free or self._layers is not None or in_autocast:
             return
-        # Within a call of the module its parts would run as written.
+        # The module's own capture goes first: within its calls parts run as written.
         self._leave_alone()
         report.in_its_place = list(free)
         for part in free.values():
-            captor = ModuleInPlace(part, settings)
+            captor = ModuleInPlace(part, settings, limits=self.limits)
             captor.kind_of_call = lambda: self.kind_of_call()
-            captor.autocast.may_be_captured = self.autocast.may_be_captured
+            # The module's own code may use weights of a part in the same block, now or later.
+            captor.autocast.may_be_captured = False
             captor.attach()
             set_captor(part, captor)
             self.parts.append(captor)
+        FIRST_CALLS.wait_for(self.parts, has_optimizer=False)
 
     def let_go(self) -> None:
         """Leave the module as it was, unless something else has captured it."""

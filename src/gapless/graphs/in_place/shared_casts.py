@@ -227,7 +227,7 @@ _EVALUATED_IN_AUTOCAST = Refusal(
 _WITHIN_AUTOCAST = Refusal(
     "inside_autocast",
     "a call within a block of autocast, whose casts of weights the rest of the block may share, runs "
-    "as written; let the framework enter autocast, by its setting for mixed precision",
+    "as written; capture the whole step, or let a framework enter autocast, by its setting for mixed precision",
     name="autocast",
 )
 _SHARES_CASTS = Refusal(
