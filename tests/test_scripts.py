@@ -101,6 +101,20 @@ def test_what_is_no_source_is_refused(tmp_path, name):
         check_runs(Program(target=str(tmp_path / name)))
 
 
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["python3", "x.py"], "leave python3 out, and name x.py itself"),
+        (["accelerate", "launch", "x.py"], "accelerate launch -m gapless run SCRIPT"),
+        (["absent.py"], "name a script, or a module by -m"),
+    ],
+)
+def test_a_command_in_the_place_of_a_script_is_refused_with_what_works(words, advice):
+    """What runs a script is no script."""
+    with pytest.raises(UserError, match=advice):
+        check_runs(Program.of(words))
+
+
 def test_modules_run_as_by_dash_m(both):
     """A module of a package, which is imported first; and what is missing is said in Python's words."""
     (both.folder / "pack").mkdir()

@@ -111,7 +111,7 @@ def check_runs(program: Program) -> None:
         return
     if not path.exists():
         raise UserError(
-            f"cannot run {program.target}: there is no such file; name a script, or a module by -m"
+            f"cannot run {program.target}: there is no such file; {_what_to_name(program)}"
         )
     if not os.access(path, os.R_OK):
         raise UserError(f"cannot run {program.target}: reading it is not permitted")
@@ -119,6 +119,15 @@ def check_runs(program: Program) -> None:
         raise UserError(
             f"cannot run {program.target}: expected a file of source code; name one, or a package by -m"
         )
+
+
+def _what_to_name(program: Program) -> str:
+    name = program.target
+    if name.startswith("python") and program.arguments:
+        return f"leave {name} out, and name {program.arguments[0]} itself"
+    if name == "accelerate":
+        return "let it start gapless: accelerate launch -m gapless run SCRIPT, or doctor SCRIPT"
+    return "name a script, or a module by -m"
 
 
 def run_program(
