@@ -34,6 +34,15 @@ def test_a_cause_is_one_sentence_with_the_call_and_what_was_found(cause):
     assert "(" not in cause_text(cause, "call")
 
 
+@pytest.mark.parametrize("detail", ["", "has 2 workers"])
+def test_advice_to_read_ahead_says_when_it_changes_results(detail):
+    """A loader that is read ahead draws from a generator before the loop does."""
+    text = mend_text("loader", "DataLoader", detail)
+
+    assert "depth=2" in text
+    assert "changes results where loader and loop draw from one random generator" in text
+
+
 CALLS = [
     (cause, call)
     for cause in get_args(Cause)

@@ -276,9 +276,10 @@ if event.query():  # once a step
     ),
     "loader": (
         "Let worker processes make batches ahead of time, as many as there are cores to spare; "
-        "gapless.prefetch(loader, device, depth=2) also copies them ahead. persistent_workers=True "
-        "saves their start in each epoch, but from the second on the batches are others: torch then "
-        "draws the workers' seed once, not in each epoch.",
+        "gapless.prefetch(loader, device, depth=2) also copies them ahead, which changes results where "
+        "loader and loop draw from one random generator. persistent_workers=True saves their start in "
+        "each epoch, but from the second on the batches are others: torch then draws the workers' seed "
+        "once, not in each epoch.",
         _EXAMPLE,
     ),
     "launch": (
@@ -405,7 +406,8 @@ if step % 10 == 0:
         ),
         "has ": (
             "Give the loader more of the cores, or its rows less to do: what does not change is made once, "
-            "before training. gapless.prefetch(loader, device, depth=2) also copies batches ahead.",
+            "before training. gapless.prefetch(loader, device, depth=2) also copies batches ahead, which "
+            "changes results where loader and loop draw from one random generator.",
             "",
         ),
     },
