@@ -119,3 +119,23 @@ def test_a_script_that_fails_before_its_loop_has_one_line_of_report(tmp_path):
     assert first == "gapless doctor: the script failed before a step was seen"
     assert others[0] == "Traceback (most recent call last):"
     assert done.stderr.endswith(LAST_LINE)
+
+
+@pytest.mark.parametrize("end", ["", "raise ValueError('no such corpus')"])
+def test_a_step_that_the_script_has_not_is_told_with_those_that_it_has(end, tmp_path):
+    """Whether the script fails or not, its steps are not said to be missing for that."""
+    done = run(tmp_path, "--step", "nosuch", end=f"def train_step(): ...\n{end}", steps=9)
+
+    said = " ".join(done.stderr.split())
+    assert "No step was seen: train.py has no function nosuch; it has train_step." in said
+    assert "failed before a step" not in said
+
+
+def test_a_step_that_is_defined_after_a_failure_is_not_said_to_be_missing(tmp_path):
+    """A script that fails has not run all of its file."""
+    end = "raise ValueError('no such corpus')\ndef train_step(): ..."
+
+    done = run(tmp_path, "--step", "train_step", end=end)
+
+    assert "train_step was not called" in done.stderr
+    assert "has no function" not in done.stderr

@@ -98,6 +98,10 @@ class Reports:
             problem = f"{type(error).__name__}: {error}"
         if self._text and is_failure and session is not None and _has_seen_nothing(session):
             self._text = f"{HEADING}: the script failed before a step was seen\n"
+            if self._options.step is not None:
+                # First is why no step was seen.
+                first = for_reports(session, self._options).notes[:1]
+                self._text = f"{HEADING}: the script failed. {''.join(first)}\n"
         self._text += "".join(f"gapless: warning: {reason}\n" for reason in self._unwritten)
         if problem:
             self._text += f"gapless: warning: the doctor failed, the script did not: {problem}\n"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import platform
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from gapless import __version__
@@ -18,7 +20,6 @@ from gapless.records.finding import Session, by_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from gapless.doctor.advice.own_mends import Places
     from gapless.doctor.watching.watch import Watch
@@ -164,7 +165,7 @@ def _shortage(watch: Watch) -> list[str]:
     """Return what there was too little of."""
     if watch.source.chosen is None:
         asked = watch.source.asked
-        missing = _MISSING.get(asked, f"{asked} was not called")
+        missing = _MISSING.get(asked) or _no_function(asked) or f"{asked} was not called"
         note = (
             f"No step was seen: {missing}. `gapless.doctor.step()` in the loop or `gapless doctor --step NAME` "
             "says what a step is."
@@ -178,6 +179,24 @@ def _shortage(watch: Watch) -> list[str]:
         f"The script ended after {num_steps} steps, before all windows were over, so that the figures "
         "are less certain; `gapless doctor --warm-up 2` begins to watch earlier."
     ]
+
+
+def _no_function(asked: str) -> str:
+    """Return that the script has no function of this name, and which it has; empty if it has, or may have."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if not asked.isidentifier() or hasattr(main, asked) or file is None:
+        return ""
+    try:
+        body = ast.parse(Path(file).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    # A script that failed has not defined what comes later.
+    names = [one.name for one in body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    if asked in names:
+        return ""
+    there = f"it has {', '.join(names)}" if names else "it has none"
+    return f"{Path(file).name} has no function {asked}; {there}"
 
 
 def _has_started_processes() -> bool:
