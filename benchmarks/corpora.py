@@ -20,6 +20,7 @@ import resource
 import shutil
 import sys
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -233,7 +234,14 @@ class Trials:
 
 
 def _total(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*.ids")) if folder.exists() else 0
+    """Return the bytes of all sentences in a folder; files and folders may be renamed or removed meanwhile."""
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith(".ids"):
+                with suppress(FileNotFoundError):
+                    size += Path(parent, name).stat().st_size
+    return size
 
 
 def _content(folder: Path) -> dict[str, bytes]:

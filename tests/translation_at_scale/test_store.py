@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -153,13 +156,12 @@ def test_a_run_that_is_killed_while_it_stores_can_be_started_again(gapless, tmp_
 
 
 def total(folder):
-    """Return the bytes of all files in a folder, which may change meanwhile."""
+    """Return the bytes of all files in a folder; files and folders may be renamed or removed meanwhile."""
     size = 0
-    for path in folder.rglob("*") if folder.exists() else []:
-        try:
-            size += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:
-            continue
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += Path(parent, name).stat().st_size
     return size
 
 
