@@ -112,6 +112,17 @@ def test_stores_that_were_used_least_lately_make_room(tmp_path):
     assert (tmp_path / "mine").is_dir()
 
 
+def test_a_store_that_another_process_removes_meanwhile_is_left_out(tmp_path):
+    """A name whose folder is gone is no error, for a list and for the run that makes room."""
+    stores = StoreFolder(path=tmp_path / "stores")
+    first = save(stores, random_pairs(20))
+    (stores.path / "0123456789abcdef").symlink_to(tmp_path / "gone")
+
+    second = save(stores, random_pairs(20), name="b")
+
+    assert {item.path for item in stores.list()} == {first.path, second.path}
+
+
 def test_what_a_killed_writer_left_is_removed_and_a_living_one_is_left_alone(tmp_path):
     """A living writer holds a lock on what it writes."""
     from gapless.checkpoint.lock import FolderLock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -126,7 +127,12 @@ class StoreFolder:
 
     def list(self) -> Sequence[Listed]:
         """Return all stores, the one that was used last first; their arrays are not verified."""
-        return [_listed(path) for path in self._paths()]
+        found = []
+        for path in self._paths():
+            # Another process may remove it meanwhile.
+            with suppress(FileNotFoundError):
+                found.append(_listed(path))
+        return found
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove stores.
@@ -150,8 +156,12 @@ class StoreFolder:
         """Return the folders of all stores, the one that was used last first."""
         if not self.path.is_dir():
             return []
-        found = [path for path in self.path.iterdir() if _NAME.fullmatch(path.name)]
-        return sorted(found, key=lambda path: (-path.stat().st_mtime_ns, path.name))
+        used = {}
+        for path in self.path.iterdir():
+            if _NAME.fullmatch(path.name):
+                with suppress(FileNotFoundError):
+                    used[path] = path.stat().st_mtime_ns
+        return sorted(used, key=lambda path: (-used[path], path.name))
 
 
 def _listed(path: Path) -> Listed:
