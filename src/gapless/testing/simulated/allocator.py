@@ -312,6 +312,9 @@ def spans_of(tensor: torch.Tensor, start: int = 0) -> list[Span]:
     if not tensor.numel():
         return []
     width = tensor.element_size()
+    first = start + int(tensor.storage_offset()) * width
+    if tensor.is_contiguous():
+        return [(first, first + tensor.numel() * width)]
     run, count = 1, 1
     dims: list[tuple[int, int]] = []
     for size, stride in sorted(
@@ -324,7 +327,6 @@ def spans_of(tensor: torch.Tensor, start: int = 0) -> list[Span]:
         else:
             dims.append((size, stride))
             count *= size
-    first = start + int(tensor.storage_offset()) * width
     if count > _MAX_RUNS:
         return [Grid(first, run * width, tuple((size, step * width) for size, step in dims))]
     starts = [first]

@@ -19,7 +19,6 @@ from gapless.device.torch_private import (
     pack_padded_sequence,
     pack_padded_sequence_backward,
     pin_memory,
-    schema_of,
     to_copy,
 )
 from gapless.device.waiting_operations import is_direct
@@ -38,7 +37,6 @@ from gapless.testing.simulated.simulation import Touch, Work
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gapless.testing.simulated.allocator import Block
     from gapless.testing.simulated.history import Kind
     from gapless.testing.simulated.simulation import Simulation
 
@@ -214,8 +212,7 @@ class QueueOperations(TorchDispatchMode):
     def _queue(self, call: Call, outputs: Any) -> None:
         late, touches = self._by_address(call)
         fresh = [tensor for tensor in tensors_in([outputs]) if not is_any(tensor, call.written)]
-        targets = [self._alias(tensor) for tensor in fresh]
-        touches += [self._touch("write", tensor) for tensor in fresh]
+        targets = [self._taken("write", tensor, touches) for tensor in fresh]
 
         def keep(result: Any) -> None:
             values = [value for value in tensors_in([result]) if not is_any(value, late.written)]
@@ -235,22 +232,22 @@ class QueueOperations(TorchDispatchMode):
         Raises:
             UnpredictableError: their shapes depend on values.
         """
-        returns, outputs = schema_of(call.func).returns, call.signature.outputs
+        aliased, outputs = call.signature.aliased, call.signature.outputs
         if call.draws_by_value:
             raise UnpredictableError(call.name)
-        if not outputs and all(result.alias_info is not None for result in returns):
+        if not outputs and all(aliased):
             return _written_results(call)
         shapes, sizes = self._predict(call)
         if outputs:
             for tensor, size in zip(call.written, sizes, strict=True):
                 self._resize_output(tensor, size)
             return _written_results(call)
-        if len(returns) == 1:
+        if len(aliased) == 1:
             return replace(shapes, self._allocate_like)
-        aliased = iter(call.written)
+        written = iter(call.written)
         return tuple(
-            next(aliased) if result.alias_info else replace(part, self._allocate_like)
-            for part, result in zip(shapes, returns, strict=True)
+            next(written) if is_aliased else replace(part, self._allocate_like)
+            for part, is_aliased in zip(shapes, aliased, strict=True)
         )
 
     def _predict(self, call: Call) -> tuple[Any, list[torch.Tensor]]:
@@ -295,7 +292,7 @@ class QueueOperations(TorchDispatchMode):
 
     def _by_address(self, call: Call) -> tuple[Call, list[Touch]]:
         """Return the call by address, as a kernel runs it, holding no memory; and its accesses."""
-        touches = []
+        touches: list[Touch] = []
 
         def change(tensor: torch.Tensor) -> torch.Tensor:
             if is_zero_tensor(tensor):
@@ -305,21 +302,17 @@ class QueueOperations(TorchDispatchMode):
                     tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu"
                 )
             is_written = is_any(tensor, call.written)
-            if self._memory.find(tensor) is None and not tensor.dim() and not is_written:
+            if not tensor.dim() and not is_written and self._memory.find(tensor) is None:
                 return tensor.clone()  # the value of a host scalar is an argument of the kernel
-            touches.append(self._touch("write" if is_written else "read", tensor))
-            return self._alias(tensor)
+            return self._taken("write" if is_written else "read", tensor, touches)
 
         return call.with_tensors(change), touches
 
-    def _block(self, tensor: torch.Tensor) -> Block:
-        return self._memory.find(tensor) or self._memory.adopt(tensor)
-
-    def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
-        return alias(tensor, self._block(tensor))
-
-    def _touch(self, kind: Kind, tensor: torch.Tensor) -> Touch:
-        return Touch.of(kind, tensor, self._block(tensor))
+    def _taken(self, kind: Kind, tensor: torch.Tensor, touches: list[Touch]) -> torch.Tensor:
+        """Return a tensor by address, and note the access to it."""
+        block = self._memory.find(tensor) or self._memory.adopt(tensor)
+        touches.append(Touch.of(kind, tensor, block))
+        return alias(tensor, block)
 
     def _run_now(self, call: Call, *, is_wait: bool) -> Any:
         """Run once everything queued on the stream is done, and return values."""
@@ -335,9 +328,8 @@ class QueueOperations(TorchDispatchMode):
         return replace(results[0], lambda value: self._to_device(value, call.name))
 
     def _to_device(self, value: torch.Tensor, what: str) -> torch.Tensor:
-        tensor = self._allocate_like(value)
-        target = self._alias(tensor)
-        touches = [self._touch("write", tensor)]
+        tensor, touches = self._allocate_like(value), list[Touch]()
+        target = self._taken("write", tensor, touches)
         self._simulation.launch(Work(what, lambda _: _copy_values(target, value), touches))
         return tensor
 
@@ -363,11 +355,11 @@ class QueueOperations(TorchDispatchMode):
         by_engine = self._memory.find(host) is not None and is_direct(
             source, target, to_device=to_device
         )
-        touches = [self._touch("write" if to_device else "read", device)]
+        touches = list[Touch]()
+        there = self._taken("write" if to_device else "read", device, touches)
         name = "copy H2D" if to_device else "copy D2H"
         if by_engine:
-            touches.append(self._touch("read" if to_device else "write", host))
-            moved = self._alias(host)
+            moved = self._taken("read" if to_device else "write", host, touches)
         elif to_device:
             self._host_access("read", host, name)
             moved = host.clone()  # the host reads pageable memory before the call returns
@@ -377,7 +369,7 @@ class QueueOperations(TorchDispatchMode):
                 simulation.wait(simulation.mark(simulation.current), f"pageable {name}")
         else:
             moved, is_blocking = torch.empty_like(host), True
-        ends = (self._alias(device), moved) if to_device else (moved, self._alias(device))
+        ends = (there, moved) if to_device else (moved, there)
         simulation.launch(
             Work(name, lambda _: _copy_values(*ends), touches, lane="h2d" if to_device else "d2h")
         )
@@ -414,11 +406,10 @@ def _copy_values(target: torch.Tensor, source: torch.Tensor) -> None:
 
 def _written_results(call: Call) -> Any:
     """Return the results of a call that only writes to its arguments: those arguments."""
-    found = call.written_arguments()
-    returns = schema_of(call.func).returns
-    if not returns:
+    found, count = call.written_arguments(), len(call.signature.aliased)
+    if not count:
         return None
-    return found[0] if len(returns) == 1 else tuple(found[: len(returns)])
+    return found[0] if count == 1 else tuple(found[:count])
 
 
 # --- operators that take some of their arguments on the host, as a GPU's do: packed sequences ---

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +46,11 @@ class Signature:
     """What an operator's schema and tags say about its arguments and results.
 
     Attributes:
+        name: the operator and its overload, as reports print it.
+        operator: its name without the overload, such as `aten::index`.
         written: arguments that it writes, as (position, name).
         outputs: names of `out` arguments.
+        aliased: of each result, whether it is an argument, or a view of one.
         changes_metadata: it returns a view, or changes what a tensor is a view of.
         returns_no_tensors: its results are plain values.
         is_random: it draws random numbers.
@@ -58,8 +61,11 @@ class Signature:
         reads_shapes_only: its result depends on the shapes of tensors, not on their values.
     """
 
+    name: str
+    operator: str
     written: tuple[tuple[int, str], ...]
     outputs: tuple[str, ...]
+    aliased: tuple[bool, ...]
     changes_metadata: bool
     returns_no_tensors: bool
     is_random: bool
@@ -81,11 +87,14 @@ def signature_of(func: OpOverload) -> Signature:
         for at, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
-    is_view = not written and any(result.alias_info is not None for result in schema.returns)
+    aliased = tuple(result.alias_info is not None for result in schema.returns)
     return Signature(
+        name=str(func),
+        operator=name,
         written=written,
         outputs=tuple(argument.name for argument in schema.arguments if argument.is_out),
-        changes_metadata=is_view or torch.Tag.inplace_view in tags,
+        aliased=aliased,
+        changes_metadata=(not written and any(aliased)) or torch.Tag.inplace_view in tags,
         returns_no_tensors=bool(schema.returns)
         and not any("Tensor" in str(result.type) for result in schema.returns),
         is_random=torch.Tag.nondeterministic_seeded in tags,
@@ -110,8 +119,8 @@ def replace(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     """Return nested lists and tuples with every tensor changed."""
     if isinstance(value, torch.Tensor):
         return change(value)
-    if isinstance(value, list | tuple):
-        return type(value)(replace(part, change) for part in value)
+    if isinstance(value, (list, tuple)):
+        return type(value)([replace(part, change) for part in value])
     return value
 
 
@@ -127,19 +136,18 @@ class Call:
     func: OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    signature: Signature = field(init=False)
     # Computed on first use; not by `cached_property`, whose lock costs time on every call.
     _tensors: list[torch.Tensor] | None = None
     _written: list[torch.Tensor] | None = None
 
+    def __post_init__(self) -> None:
+        self.signature = signature_of(self.func)
+
     @property
     def name(self) -> str:
         """The operator and its overload, as reports print it."""
-        return str(self.func)
-
-    @property
-    def signature(self) -> Signature:
-        """What the operator's schema and tags say."""
-        return signature_of(self.func)
+        return self.signature.name
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -157,8 +165,8 @@ class Call:
 
     def _find_written(self) -> list[torch.Tensor]:
         found = list(tensors_in(self.written_arguments()))
-        if schema_of(self.func).name in _ALSO_WRITTEN:
-            flag, places = _ALSO_WRITTEN[schema_of(self.func).name]
+        if self.signature.operator in _ALSO_WRITTEN:
+            flag, places = _ALSO_WRITTEN[self.signature.operator]
             found += tensors_in([self.args[at] for at in places if self.args[flag]])
         return found
 
@@ -185,18 +193,18 @@ class Call:
     @property
     def indices(self) -> list[torch.Tensor]:
         """The tensors that it indexes with."""
-        is_indexing = schema_of(self.func).name in _INDEXING
+        is_indexing = self.signature.operator in _INDEXING
         return list(tensors_in(self.args[1])) if is_indexing else []
 
     @property
     def draws_by_value(self) -> bool:
         """Whether the count of random numbers that it takes depends on values."""
-        return bool(schema_of(self.func).name.startswith(_DRAWS_BY_VALUE))
+        return self.signature.operator.startswith(_DRAWS_BY_VALUE)
 
     @property
     def waits(self) -> bool:
         """Whether the host waits for values, either to return them or to learn a size."""
-        if schema_of(self.func).name == "aten::index":
+        if self.signature.operator == "aten::index":
             return self._has_mask()
         if self.signature.has_size_by_values:
             return self.kwargs.get("output_size") is None
@@ -290,8 +298,8 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         bits = (value.is_conj(), value.is_neg())
         return ("tensor", value.dtype, value.size(), value.stride(), bits)
-    if isinstance(value, list | tuple):
-        return tuple(_hashable(part) for part in value)
+    if isinstance(value, (list, tuple)):
+        return tuple([_hashable(part) for part in value])
     return (type(value), value)
 
 
