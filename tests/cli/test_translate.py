@@ -139,6 +139,23 @@ def test_samples_of_a_line_are_the_same_in_any_part_of_a_file(
     assert len(set(whole.out.splitlines())) == 12
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--seed", "3"), "--seed is of samples; give --sample too"),
+        (("--sample", "--beam", "4"), "--beam is of a search; leave it out, or --sample"),
+        (("--sample", "--no-early-stopping"), "--early-stopping is of a search"),
+    ],
+)
+def test_options_of_samples_and_of_a_search_do_not_go_together(gapless, tiny_run, options, said):
+    """One that would have no effect is named."""
+    done = gapless("translate", tiny_run, "a", *options)
+
+    assert done.code == 2
+    assert done.out == ""
+    assert said in done.err
+
+
 @pytest.mark.parametrize("command", ["translate", "evaluate"])
 def test_a_terminal_shows_how_many_sentences_are_translated(
     process, terminal, tiny_run, file_of_lines, command

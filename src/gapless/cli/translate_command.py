@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from gapless.cli.output import fitting, print_result, warn, write, write_utf8
-from gapless.cli.parser import UsageError, file_or_folder
+from gapless.cli.parser import UsageError, file_or_folder, flag
 from gapless.cli.progress import Translating
 from gapless.cli.requirements import require_extra
 from gapless.cli.shared_options import add_decode_options, decode_settings, make_translator
@@ -135,13 +135,20 @@ def _sampling(options: Namespace) -> Sampling | None:
     """Return how translations are drawn; None: they are searched."""
     from gapless.nmt.model.decode_settings import Sampling
 
-    names = ("temperature", "top_k", "top_p", "seed")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    if given and not options.sample:
+    drawing = _given(options, "temperature", "top_k", "top_p", "seed")
+    searching = _given(options, "beam", "early_stopping")
+    if drawing and not options.sample:
+        raise UsageError(f"{flag(next(iter(drawing)))} is of samples; give --sample too")
+    if searching and options.sample:
         raise UsageError(
-            f"--{next(iter(given)).replace('_', '-')} is of samples; give --sample too"
+            f"{flag(next(iter(searching)))} is of a search; leave it out, or --sample"
         )
-    return Sampling(**given) if options.sample else None
+    return Sampling(**drawing) if options.sample else None
+
+
+def _given(options: Namespace, *names: str) -> dict[str, Any]:
+    """Return those of some options that the command line gives."""
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
 def _lines(text: list[str], of_file: list[str] | None) -> Iterator[list[str]]:
