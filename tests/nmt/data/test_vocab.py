@@ -16,8 +16,8 @@ from gapless.nmt.data.vocab import (
     SubwordVocab,
     WordVocab,
     join_subwords,
-    load_vocab,
     train_subwords,
+    vocab_in,
 )
 
 
@@ -182,22 +182,20 @@ def test_the_most_frequent_words_are_kept():
 # --- files ---
 
 
-def test_a_saved_subword_vocabulary_is_the_same(subwords, tmp_path):
-    """Ids and text are equal after saving and loading."""
-    subwords.save(tmp_path / "vocab.src")
-    loaded = load_vocab(tmp_path / "vocab.src")
+def test_a_subword_vocabulary_in_a_file_is_the_same(subwords, tmp_path):
+    """Ids and text are equal when it is read again."""
+    loaded = vocab_in(dict([subwords.file("vocab.src")]), "vocab.src", where=tmp_path)
 
     assert isinstance(loaded, SubwordVocab)
     assert len(subwords) == len(loaded)
     assert subwords.encode(TEXT) == loaded.encode(TEXT)
 
 
-def test_a_saved_word_vocabulary_is_the_same(tmp_path):
-    """Ids and text are equal after saving and loading, whatever characters a word has."""
+def test_a_word_vocabulary_in_a_file_is_the_same(tmp_path):
+    """Ids and text are equal when it is read again, whatever characters a word has."""
     sentences = ["a b b", "词 <unk> \ufeffx x\u200b <s> @@", "\u0341 'quoted'"]
     vocab = WordVocab.of(sentences, size=None)
-    vocab.save(tmp_path / "vocab")
-    loaded = load_vocab(tmp_path / "vocab")
+    loaded = vocab_in(dict([vocab.file("vocab")]), "vocab", where=tmp_path)
 
     assert isinstance(loaded, WordVocab)
     assert len(vocab) == len(loaded)
@@ -211,4 +209,4 @@ def test_a_missing_vocabulary_is_named(tmp_path):
     """A run without its vocabulary cannot be used, and the message names it."""
     message = f"{re.escape(str(tmp_path))} holds no vocabulary vocab.tgt"
     with pytest.raises(RunFolderError, match=message):
-        load_vocab(tmp_path / "vocab.tgt")
+        vocab_in({}, "vocab.tgt", where=tmp_path)

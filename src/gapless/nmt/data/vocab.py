@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import sentencepiece
 
-from gapless.checkpoint.files import replace_file
 from gapless.errors import DataError, RunFolderError
 
 
@@ -55,9 +54,6 @@ class Vocab(Protocol):
 
     def file(self, name: str) -> tuple[str, bytes]:
         """Return the name and content of the vocabulary's file; `vocab_in` finds it by `name`."""
-
-    def save(self, stem: Path) -> None:
-        """Write the vocabulary to a run's folder; `load_vocab` reads it with the same stem."""
 
 
 class SubwordVocab:
@@ -113,10 +109,6 @@ class SubwordVocab:
     def file(self, name: str) -> tuple[str, bytes]:
         """Return the name and content of its file."""
         return name + self.suffix, self._model
-
-    def save(self, stem: Path) -> None:
-        """Write the sentencepiece model, which its own tools can read too."""
-        _save(self, stem)
 
 
 # Of sentencepiece's file format.
@@ -224,26 +216,10 @@ class WordVocab:
         text = "".join(f"{word}\n" for word in self._words[EOS + 1 :])
         return name + self.suffix, text.encode()
 
-    def save(self, stem: Path) -> None:
-        """Write one word a line, in the order of their ids."""
-        _save(self, stem)
-
 
 def join_subwords(sentence: str) -> str:
     """Join what subword-nmt split with `@@ `."""
     return (sentence + " ").replace("@@ ", "").rstrip(" ")
-
-
-def load_vocab(stem: Path) -> Vocab:
-    """Read a vocabulary from a run's folder.
-
-    Raises:
-        RunFolderError: the folder has none of that name.
-    """
-    names = [stem.name + suffix for suffix in (SubwordVocab.suffix, WordVocab.suffix)]
-    paths = [stem.with_name(name) for name in names]
-    files = {path.name: path.read_bytes() for path in paths if path.is_file()}
-    return vocab_in(files, stem.name, where=stem.parent)
 
 
 def vocab_in(files: Mapping[str, bytes], name: str, *, where: Path) -> Vocab:
@@ -251,7 +227,7 @@ def vocab_in(files: Mapping[str, bytes], name: str, *, where: Path) -> Vocab:
 
     Args:
         files: their content, by name.
-        name: under which `Vocab.file` or `Vocab.save` wrote it.
+        name: under which `Vocab.file` gave it.
         where: they were.
 
     Raises:
@@ -264,11 +240,6 @@ def vocab_in(files: Mapping[str, bytes], name: str, *, where: Path) -> Vocab:
     if words is not None:
         return WordVocab(words.decode().split("\n")[:-1])
     raise RunFolderError(f"{where} holds no vocabulary {name}; train again")
-
-
-def _save(vocab: Vocab, stem: Path) -> None:
-    name, content = vocab.file(stem.name)
-    replace_file(stem.with_name(name), content)
 
 
 def train_subwords(
