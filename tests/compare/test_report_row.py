@@ -69,7 +69,6 @@ def test_figures_of_a_trace_are_a_step_and_the_gap_is_the_rest():
         busy_ms=2.0 * wall_ms,
         kernel_ms=2.5 * wall_ms,
         ms_of_streams=(1.5 * wall_ms, 1.0 * wall_ms),
-        span_ms=4.0,
     )
 
     row = with_kernels(plain, trace, steps=8)

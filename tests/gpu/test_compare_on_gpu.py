@@ -74,9 +74,8 @@ def test_a_trace_counts_the_kernels_that_ran():
     found = DEVICE.trace_kernels(work)
 
     assert found.num_kernels == 5
-    assert 0 < found.busy_ms <= found.span_ms
     # Torch's times are multiples of about a nanosecond.
-    assert found.busy_ms <= found.kernel_ms + 2e-6 * found.num_kernels
+    assert 0 < found.busy_ms <= found.kernel_ms + 2e-6 * found.num_kernels
 
 
 def test_a_trace_sees_kernels_inside_a_graph():

@@ -39,7 +39,6 @@ class KernelTrace:
             from and to the host do not count: they use copy engines.
         kernel_ms: sum of the kernels' times; more than `busy_ms` if some ran side by side.
         ms_of_streams: sum of the kernels' times on each stream that ran some, largest first.
-        span_ms: from the start of the first to the end of the last.
         lanes: streams with all of their work, copies from and to the host included; times are
             microseconds of `perf_counter`.
     """
@@ -48,7 +47,6 @@ class KernelTrace:
     busy_ms: float
     kernel_ms: float
     ms_of_streams: tuple[float, ...]
-    span_ms: float
     lanes: tuple[Lane, ...] = ()
 
 
@@ -125,7 +123,6 @@ def summarise(events: Iterable[dict[str, Any]]) -> KernelTrace | None:
         busy_ms=_covered(spans) / 1000.0,
         kernel_ms=sum(event["dur"] for event in found) / 1000.0,
         ms_of_streams=_by_stream(found),
-        span_ms=(max(end for _, end in spans) - spans[0][0]) / 1000.0,
     )
 
 
