@@ -15,7 +15,6 @@ from gapless.errors import RunLockedError
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
 
 # Errors of a lock that another process holds.
@@ -119,12 +118,7 @@ class RunLock:
         self.acquire()
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
 

@@ -21,7 +21,6 @@ from gapless.records.bottleneck import ON_A_CPU
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
-    from types import TracebackType
 
     import torch
 
@@ -251,12 +250,7 @@ class TrainLoop:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

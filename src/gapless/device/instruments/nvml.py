@@ -21,7 +21,6 @@ from gapless.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 
 WINDOW_SECONDS = 1.0
@@ -127,11 +126,6 @@ class Sampler:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._is_over.set()
         self._thread.join()

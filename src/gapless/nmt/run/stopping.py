@@ -13,7 +13,7 @@ from gapless.pipeline.loaders import end_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from types import FrameType, TracebackType
+    from types import FrameType
 
     from gapless.nmt.data.batch import AnyBatch
 
@@ -103,12 +103,7 @@ class StopRequest:
                     self._former[number] = signal.signal(number, self._ask)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         while self._former:
             number, handler = self._former.popitem()
             ends = self.number is not None and not self._second_raises
