@@ -173,6 +173,7 @@ REFUSED = {
     "an object in JSON": ({"p.json": '{"data": []}'}, "p.json", {}, "no JSON list of pairs"),
     "lines in JSON": ({"p.json": lines(OBJECTS)}, "p.json", {}, "line 2 is not JSON.*ending .jsonl"),
     "a list in JSON lines": ({"p.jsonl": "[\n1]\n"}, "p.jsonl", {}, "line 1 is not JSON.*ending .json if"),
+    "half a line of JSON": ({"p.jsonl": '{"en":"a","zh":"b"}\n{"en":"c\n'}, "p.jsonl", {}, "line 2 is not JSON: Unterminated string starting at column 7"),
     "deep JSON": ({"p.json": "[" * 100_000}, "p.json", {}, "is no JSON of pairs"),
     "an empty list": ({"p.json": "[]"}, "p.json", {}, "holds no pair"),
     "an empty file": ({"p.tsv": ""}, "p.tsv", {}, "is empty, expected one sentence a line"),
@@ -372,6 +373,27 @@ def test_of_several_test_sets_the_plain_one_is_read_and_told(tmp_path):
     assert found.notes == (
         "test.tsv is read as the test text, and test_2016.tsv, test_2017.tsv, test_2018.tsv is not",
     )
+
+
+def test_of_several_corpora_the_first_one_is_scored_and_the_others_are_told(tmp_path):
+    """Whoever adds a corpus sees that its validation pairs are not read."""
+    for name in "ab":
+        folder = tmp_path / name
+        folder.mkdir()
+        write(folder, {f"{split}.tsv": TSV for split in ("train", "val", "test")})
+
+    folders = (tmp_path / "a", tmp_path / "b")
+    found = find_corpus(*folders, src="en", tgt="zh", columns=("en", "zh"))
+
+    assert [text.files for text in found.train] == [
+        (tmp_path / name / "train.tsv",) for name in "ab"
+    ]
+    for split, text in found.scored.items():
+        assert text.files == (tmp_path / "a" / f"{split}.tsv",)
+        assert text.notes == (
+            f"{tmp_path}/a/{split}.tsv is read as the {split} text, and {tmp_path}/b/{split}.tsv is not",
+        )
+        assert set(text.notes) <= set(load_corpus(found).notes)
 
 
 def test_files_of_text_are_those_of_splits(tmp_path):

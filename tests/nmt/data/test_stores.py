@@ -149,6 +149,13 @@ def test_a_store_that_cannot_be_written_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_in_the_place_of_the_stores_is_named(tmp_path):
+    """It may be that of the text itself, given to the wrong option."""
+    (tmp_path / "p.tsv").write_text("")
+    with pytest.raises(UserError, match=r"kept in .*p\.tsv, as .*p\.tsv is a file.*`store`$"):
+        save(StoreFolder(path=tmp_path / "p.tsv"), random_pairs(1))
+
+
 def test_a_place_that_cannot_be_written_is_named_with_the_way_out(tmp_path, monkeypatch):
     """As a home in a container: the folder of the stores is not there yet."""
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)

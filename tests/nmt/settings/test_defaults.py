@@ -281,6 +281,21 @@ def test_text_that_is_too_long_to_train_on_decides_nothing(tmp_path):
     assert "qwertz" not in chosen.task.vocabs.src.decode(list(range(sizes[1])))
 
 
+def test_pairs_count_as_often_as_they_are_seen(tmp_path):
+    """A small corpus of long sentences with a large weight makes more updates than its share of the text."""
+    for name, rows in (("short", ["a b\tx y"] * 90), ("long", ["a b c d e f g h i j\tx"] * 10)):
+        text = "".join(f"{n} {row}\n" for n, row in enumerate(rows))
+        (tmp_path / f"{name}.tsv").write_text(text)
+    data = f"{tmp_path}/short.tsv\n{tmp_path}/long.tsv"
+    given = {"columns": "en,de", "tgt": "de", "device": "cpu", "d_model": 32, "data": data}
+    warmups = [
+        choose_run({**given, "weights": weights, "batch_tokens": 40, "epochs": 40}).config.warmup
+        for weights in (None, "1,9")
+    ]
+
+    assert warmups[1] > 1.5 * warmups[0] > 0
+
+
 @pytest.mark.parametrize(
     ("facts", "given", "patience"),
     [

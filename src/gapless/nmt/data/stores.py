@@ -112,6 +112,10 @@ class StoreFolder:
         there = next(
             place for place in (self.path, *self.path.absolute().parents) if place.exists()
         )
+        if not there.is_dir():
+            raise UserError(
+                f"tokenised text cannot be kept in {self.path}, as {there} is a file; name a folder as `store`"
+            )
         if not os.access(there, os.W_OK):
             raise UserError(
                 f"tokenised text is kept in {self.path}, where nothing can be written; "

@@ -436,7 +436,7 @@ def _parsed(path: Path, text: str, *, place: str | None) -> Any:
         where = place or f"line {error.lineno}"
         other = ".json if it is one list" if place else ".jsonl if it has one pair a line"
         raise DataError(
-            f"{path} {where} is not JSON: {error.msg} at column {error.colno}; give it the ending {other}"
+            f"{path} {where} is not JSON: {error.msg.removesuffix(' at')} at column {error.colno}; give it the ending {other}"
         ) from error
     except (RecursionError, ValueError) as error:  # the latter of a number of thousands of digits
         raise DataError(f"{path} {place or ''} is no JSON of pairs: {error}") from error

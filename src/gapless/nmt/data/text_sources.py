@@ -8,7 +8,7 @@ So is a folder that `save_to_disk` of the library `datasets` has written.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b, file_digest
 from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Any
@@ -88,6 +88,12 @@ class Text:
         """
         return Pairs.of(list(self.pairs()), notes=self.notes)
 
+    def instead_of(self, other: Text, *, split: str) -> Text:
+        """Return the same text, which notes that another one is not read."""
+        read, left = (", ".join(map(str, text.files)) for text in (self, other))
+        note = f"{read} is read as the {split} text, and {left} is not"
+        return replace(self, notes=(*self.notes, note))
+
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusFiles:
@@ -138,8 +144,10 @@ def find_corpus(
             text = find_split(path, split=split, src=src, tgt=tgt, columns=columns)
             if text is not None and split == "train":
                 train.append(text)
+            elif text is not None and split not in scored:
+                scored[split] = text
             elif text is not None:
-                scored.setdefault(split, text)
+                scored[split] = scored[split].instead_of(text, split=split)
     name = ", ".join(map(str, paths))
     return CorpusFiles(name=name, train=tuple(train), scored=scored)
 

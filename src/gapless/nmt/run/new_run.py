@@ -12,6 +12,7 @@ import torch
 
 from gapless.device.find import find_device
 from gapless.errors import RunFolderError, RunLockedError, UserError
+from gapless.nmt.data.sampler import weighted
 from gapless.nmt.run.initial_weights import InitialWeights, read_initial_weights
 from gapless.nmt.run.out_of_memory import OF_MODELS, naming_phase
 from gapless.nmt.run.stopping import WallClock
@@ -121,8 +122,9 @@ def choose_run(given: Mapping[str, Any], *, world: int = 1) -> ChosenRun:
     else:
         vocabs = initial.vocabs
     known = {**given, **chosen_settings(choices)}
-    task = prepare(_so_far(choices, given), vocabs=vocabs, corpus=corpus)
-    facts = _facts(task, device, is_trained=initial is not None)
+    config = _so_far(choices, given)
+    task = prepare(config, vocabs=vocabs, corpus=corpus)
+    facts = _facts(task, config, device, is_trained=initial is not None)
     choices += choose(replace(facts, world=world, holds_update=holds_update), known)
     return ChosenRun(
         config=_with(choices, given),
@@ -140,7 +142,7 @@ def _embedded(
     config, choices = make_config(given), list[Choice]()
     task = prepare(config)
     if holds_update:
-        facts = _facts(task, find_device(config.device), is_trained=False)
+        facts = _facts(task, config, find_device(config.device), is_trained=False)
         known = {**asdict(config), "batch_tokens": given.get("batch_tokens")}
         tokens = DEMO["batch_tokens"]
         choices = [choose_update(replace(facts, world=world), known, update_tokens=tokens)]
@@ -190,8 +192,10 @@ def _with_real_size(choices: list[Choice], vocabs: Vocabs) -> list[Choice]:
     return [real(choice) for choice in choices]
 
 
-def _facts(task: Task, device: Device, *, is_trained: bool) -> Facts:
+def _facts(task: Task, config: TrainConfig, device: Device, *, is_trained: bool) -> Facts:
     longer = np.maximum(task.train.src_lengths, task.train.tgt_lengths)
+    if (weights := config.weight_numbers()) is not None:
+        longer = longer[weighted(task.counts, weights, np.random.default_rng(0))]
     return Facts(
         pairs=len(task.train),
         tokens=int(longer.sum()),
