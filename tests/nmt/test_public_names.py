@@ -26,8 +26,16 @@ def printed_by(code):
 
 
 def test_every_public_name_of_nmt_can_be_loaded():
-    """`dir(gapless.nmt)` lists six names; each can be loaded, and no other."""
-    names = ["Batch", "LossCompute", "StreamManager", "Translator", "run_epoch", "write_pairs"]
+    """`dir(gapless.nmt)` lists them; each can be loaded, and no other."""
+    names = [
+        "Batch",
+        "LossCompute",
+        "Sampling",
+        "StreamManager",
+        "Translator",
+        "run_epoch",
+        "write_pairs",
+    ]
     assert dir(gapless.nmt) == names
     assert all(getattr(gapless.nmt, name) is not None for name in dir(gapless.nmt))
     with pytest.raises(AttributeError, match="'nothing'"):

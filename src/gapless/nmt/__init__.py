@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gapless.loop.train_loop import run_epoch as run_epoch
     from gapless.nmt.data.batch import Batch as Batch
     from gapless.nmt.data.written_pairs import write_pairs as write_pairs
+    from gapless.nmt.model.decode_settings import Sampling as Sampling
     from gapless.nmt.model.loss import LossCompute as LossCompute
     from gapless.nmt.run.translator import Translator as Translator
     from gapless.nmt.stream_manager import StreamManager as StreamManager
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Batch": "gapless.nmt.data.batch",
     "LossCompute": "gapless.nmt.model.loss",
+    "Sampling": "gapless.nmt.model.decode_settings",
     "StreamManager": "gapless.nmt.stream_manager",
     "Translator": "gapless.nmt.run.translator",
     "run_epoch": "gapless.loop.train_loop",

@@ -135,7 +135,7 @@ class Translator:
             beam: hypotheses of the search, 1 is greedy; None: as the run was trained.
             batch: most sentences on the device at once; None: as many as suit their lengths.
             max_length: most tokens of a translation; None: as the run was trained.
-            sampling: draw a translation instead of searching the best; None: search.
+            sampling: `gapless.nmt.Sampling`: draw a translation instead of searching the best; None: search.
 
         Raises:
             TypeError: the sentences are one string, or hold something else than strings.
