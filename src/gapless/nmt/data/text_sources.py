@@ -88,12 +88,6 @@ class Text:
         """
         return Pairs.of(list(self.pairs()), notes=self.notes)
 
-    def instead_of(self, other: Text, *, split: str) -> Text:
-        """Return the same text, which notes that another one is not read."""
-        read, left = (", ".join(map(str, text.files)) for text in (self, other))
-        note = f"{read} is read as the {split} text, and {left} is not"
-        return replace(self, notes=(*self.notes, note))
-
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusFiles:
@@ -142,12 +136,17 @@ def find_corpus(
     for path in paths:
         for split in ("train",) if _is_one_text(path) else ("train", "val", "test"):
             text = find_split(path, split=split, src=src, tgt=tgt, columns=columns)
-            if text is not None and split == "train":
+            if text is None:
+                continue
+            if split == "train":
                 train.append(text)
-            elif text is not None and split not in scored:
+            elif split not in scored:
                 scored[split] = text
-            elif text is not None:
-                scored[split] = scored[split].instead_of(text, split=split)
+            else:
+                first = scored[split]
+                read, left = (", ".join(map(str, one.files)) for one in (first, text))
+                notes = (*first.notes, _note_of_left(split, read=read, left=left))
+                scored[split] = replace(first, notes=notes)
     name = ", ".join(map(str, paths))
     return CorpusFiles(name=name, train=tuple(train), scored=scored)
 
@@ -207,7 +206,7 @@ def find_split(
                 f"{path} has several training texts: {_names_of(first)}, {named}; join them to one, move the others "
                 "out, or name one file, or the begin of its name, with `data`"
             )
-        notes = (f"{_names_of(first)} is read as the {split} text, and {named} is not",)
+        notes = (_note_of_left(split, read=_names_of(first), left=named),)
     return Text(files=first, src=src, tgt=tgt, columns=columns, notes=notes)
 
 
@@ -323,6 +322,10 @@ def _is_form_of(base: str, plain_base: str) -> bool:
 def _is_odd(base: str) -> bool:
     """Return whether a name says more than which split it is."""
     return _BEGINS.fullmatch(base) is None
+
+
+def _note_of_left(split: str, *, read: str, left: str) -> str:
+    return f"{read} is read as the {split} text, and {left} is not"
 
 
 def _names_of(files: tuple[Path, ...]) -> str:

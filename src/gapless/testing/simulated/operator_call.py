@@ -80,8 +80,8 @@ class Signature:
 def signature_of(func: OpOverload) -> Signature:
     """Return what is known about an operator."""
     schema, tags = schema_of(func), func.tags
-    name = schema.name
-    plain_name = name.partition("::")[2]
+    operator = schema.name
+    plain_name = operator.partition("::")[2]
     written = tuple(
         (at, argument.name)
         for at, argument in enumerate(schema.arguments)
@@ -90,7 +90,7 @@ def signature_of(func: OpOverload) -> Signature:
     aliased = tuple(result.alias_info is not None for result in schema.returns)
     return Signature(
         name=str(func),
-        operator=name,
+        operator=operator,
         written=written,
         outputs=tuple(argument.name for argument in schema.arguments if argument.is_out),
         aliased=aliased,
@@ -98,7 +98,7 @@ def signature_of(func: OpOverload) -> Signature:
         returns_no_tensors=bool(schema.returns)
         and not any("Tensor" in str(result.type) for result in schema.returns),
         is_random=torch.Tag.nondeterministic_seeded in tags,
-        reads_values=torch.Tag.data_dependent_output in tags or name in _HOST_READERS,
+        reads_values=torch.Tag.data_dependent_output in tags or operator in _HOST_READERS,
         has_size_by_values=torch.Tag.dynamic_output_shape in tags,
         is_allocation=plain_name.startswith(("empty", "new_empty")),
         is_factory=any(argument.name == "device" for argument in schema.arguments),
